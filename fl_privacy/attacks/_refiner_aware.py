@@ -114,7 +114,7 @@ def solve_gradient(
     scaled: bool = False,
     spread: float = 1.0,
 ) -> Tensors:
-    """Return a gradient g' with ``|w (g* - g')|^2 = squared``, found by descent from random values (Appendix M).
+    """Return a gradient g' with ``|w (g* - g')|^2 = squared``, nearest to a random start (Appendix M).
 
     Each element's distance d decays as d exp(-w^2 s), with s by bisection, without a learning rate. A start below
     ``squared`` stays.

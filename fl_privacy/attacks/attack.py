@@ -19,12 +19,12 @@ Report = Callable[[float], None]  # takes the share, in [0, 1], of a group's wor
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Return a callback that scales a part's progress in [0, 1] to [``begin``, ``end``]."""
+    """Return a callback that reports a part's progress in [0, 1] as ``begin`` to ``end`` of the whole."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Return a callback that scales a part's progress to [``begin``, ``end``] of the whole."""
+    """Return a callback that reports a part's (done, total) as ``begin`` to ``end`` of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
@@ -118,7 +118,7 @@ def seconds_left() -> float:
 
 
 def timely(items: Iterable[T]) -> Iterator[T]:
-    """Yield ``items`` until the time limit, but at least the first."""
+    """Yield ``items`` until the time limit, at least the first item."""
     for number, item in enumerate(items):
         if number and not seconds_left():
             limit = _limit.get()

@@ -102,7 +102,7 @@ def reconstruct(
     device: str | None = None,
     **options: Any,
 ) -> Reconstruction | list[Reconstruction]:
-    """Attack one observation or a sequence of them, and return the reconstructions, in order and on the CPU.
+    """Attack one or several observations, and return their reconstructions in order, on the CPU.
 
     Float64 weights and updates are attacked in float64, unless ``dtype`` says otherwise. After a failure ``batch`` is
     ``None`` and ``failure`` gives the reason.

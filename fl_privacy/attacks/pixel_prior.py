@@ -1,4 +1,4 @@
-"""Normal distributions of images, learned from public images or of photographs in general."""
+"""Normal distributions of images: learned from public images, or of photographs in general."""
 
 import hashlib
 import math

@@ -34,7 +34,7 @@ _FEW_IMAGES = 4  # images behind a deep network or vision transformer that may b
 
 @dataclass(frozen=True)
 class LayerEquations:
-    """Equations for the inputs of one layer in the update of a batch."""
+    """Number of equations that a batch's update gives for the inputs of one layer."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""Options that every preset shares, declared once."""
+"""Options that all presets share, and a decorator that adds them to a signature."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -80,10 +80,7 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
         space = chosen.pop("space")
         one_of("attack.space", space, get_args(ImageSpace))
         if space == "network" and chosen.get("start", published.start) != published.start:
-            raise UserError(
-                "attack.start is expected to be left out with attack.space=network, whose images start from the"
-                " weights of a network; leave one of them out."
-            )
+            raise UserError("attack.start is expected without attack.space=network, but got both; leave one out.")
         chosen |= {"source": Untrained(), "projection": "none"} if space == "network" else {}
     if layers := chosen.pop("layers", None):
         objective = chosen.get("objective", published.objective) if isinstance(published, GradientInversion) else None

@@ -84,7 +84,7 @@ _THRESHOLD = 3.0
 
 
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
-    """Bound dropped elements (zeros, or the known share of smallest values) by the smallest kept magnitude."""
+    """Return bounds of dropped elements: minus to plus the smallest magnitude that was kept."""
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
         part = {name: update[name] for name in layers}
@@ -100,7 +100,7 @@ AT_BOUND = 1e-4
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Bound truncated elements on one side only, by the truncation bound."""
+    """Return bounds of truncated elements: from the truncation bound to infinity."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -128,7 +128,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Bound elements to the values that round to the observed level, unless the noise is larger than the bins."""
+    """Return as bounds the values that round to the observed level, unless noise exceeds the bins."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -147,7 +147,7 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Leave the zero columns of ``weight`` (under noise: those of least norm) unconstrained, as after Soteria."""
+    """Return infinite bounds for zero columns of ``weight`` (the known share of least norm), as after Soteria."""
     if weight not in update:
         return {}
     t = update[weight]
@@ -160,13 +160,13 @@ def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_st
 
 
 def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
-    """Leave all tensors but those of ``layer`` unconstrained."""
+    """Return infinite bounds for all tensors but those of ``layer``."""
     others = {name: torch.full_like(t, torch.inf) for name, t in update.items() if name.rpartition(".")[0] != layer}
     return {name: (-most, most) for name, most in others.items()}
 
 
 def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
-    """Bound noised layers to within ``reach`` of the observed values; the other layers are exact."""
+    """Return bounds of noised layers: within ``reach`` of the observed values; other layers are exact."""
     noised = effect.noised(update)
     if len(noised) == len(update):
         return {}
@@ -193,7 +193,7 @@ Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiab
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Transforms assumed to have been applied to each guessed image; ``chosen`` (V, B) holds their indices."""
+    """Applies to each guessed image the client's assumed transform, with index ``chosen`` (V, B)."""
 
     transforms: Sequence[Transform]
     chosen: Tensor
@@ -229,7 +229,7 @@ _FEWEST = 64  # least number of elements for which a median estimates a spread
 
 
 def estimate_noise_std(update: Tensors) -> float:
-    """Estimate the noise's standard deviation: the least median magnitude of a tensor, divided by 0.6745.
+    """Estimate the noise's standard deviation from the tensor with the least median magnitude.
 
     The tensor is assumed to hold mostly noise; anything else makes the estimate too large. Tensors of fewer than 64
     elements count only if none is larger.
@@ -268,7 +268,7 @@ class HiddenGradient:
     layers: int = 1
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
-        """Return the unknowns for a layer with ``weight`` (K, F)."""
+        """Return the variables to guess behind a layer with ``weight`` (K, F)."""
         rms = self.weight_rms or float(weight.square().mean().sqrt())
         return Unknowns(weight.shape[1], self.strength * rms**self.layers)
 

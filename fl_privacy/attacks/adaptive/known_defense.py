@@ -36,7 +36,7 @@ class Countermeasure:
     """One change that an attack makes against a known defense.
 
     Attributes:
-        hidden: gradient that a private loss sends back, which is guessed as well.
+        hidden: gradient of a private loss at the features, which is guessed, too.
         transforms: image transforms that the client may have used; every one is tried.
     """
 
@@ -156,7 +156,7 @@ def _against_ats(effect: effects.Transformed, setting: AttackSetting) -> Sequenc
 
 @countermeasures_against.register
 def _against_noise(effect: effects.Noise, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Counter noise on the update or on the local steps' gradients, after clipping it."""
+    """Counter noise on the update or on local steps' gradients, after the client's clipping."""
     unit, clips = setting.matched_per_uploaded, setting.unrolls or not setting.plan.weight_decay
     if effect.at == "gradient":
         unit, clips = 1.0, not setting.unrolls
@@ -252,7 +252,7 @@ def _prefer_smooth(setting: AttackSetting, share: float) -> list[Countermeasure]
 
 
 def _smooth_away(setting: AttackSetting) -> list[Countermeasure]:
-    """Counter noise by smoothness whose likeliest weight follows from it."""
+    """Counter noise by smoothness, with a weight that follows from the noise."""
     if not setting.pixels:
         return []
     sentence = "Among the images that fit it prefers those as smooth as the noise calls for (total variation)."
@@ -301,7 +301,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient; it alone is guessed, since those of the same features add up."""
+        """Return the strongest hidden gradient; only one is guessed, since those at the same features add up."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property

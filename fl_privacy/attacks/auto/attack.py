@@ -107,7 +107,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Separate a batch's images by their statistical independence."""
+    """Reconstruct a batch's images by their statistical independence."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -126,7 +126,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Solve for images; unproven solutions become starts of descents."""
+    """Solve equations for images; unproven solutions become starts of descents."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -179,7 +179,7 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
-    """Match the update at an intermediate model, for starts or, after many steps, for results."""
+    """Match the update at an intermediate model; many steps give results, fewer only starts."""
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
     if known.defense or known.private is not None or known.features is not None or plan.shares == "gradient":
@@ -241,7 +241,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Set up the race, and return it with each victim's evaluations, given or affordable."""
+    """Return a race of descents, and its evaluations per victim: given, or affordable in the time."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -303,7 +303,7 @@ _MEMBERS: Mapping[Modality, type[TextMembers] | type[TableMembers]] = {TEXTS: Te
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack:
-    """The strongest attacker without a setting, like AutoAttack (Croce and Hein 2020) for gradient inversion.
+    """Combine the strongest attacks without any setting, like AutoAttack (Croce and Hein 2020).
 
     Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Descents from several
     starts compete for the victims left, under successive halving: L-BFGS on angle and distance of the updates of smooth

@@ -245,7 +245,7 @@ def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
 
 
 def _rows_apart(observation: Observation, rows: Batch) -> float:
-    """Return the distance of the rows' gradient from the update; infinite if that is no gradient."""
+    """Return the distance of the rows' gradient from the update, infinite if the update is no gradient."""
     if targets.needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
         return math.inf
     distance = Reproduction(observation, model_as_sent(observation)).distance(rows)

@@ -103,7 +103,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return by how much free pixels alone lower the widest tensor's log mismatch.
+    """Return by how much overfitting by free pixels lowers the widest tensor's log mismatch.
 
     It is twice the number of pixels over the number of the tensor's elements (Akaike 1974).
     """
@@ -165,7 +165,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; those with a worse widest mismatch come after given images."""
+    """Sort attempts, best first; given images precede attempts that fit the widest tensor worse."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -247,7 +247,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Return attempts at ``victim``; late ones take other likely labels if labels are inferred."""
+        """Return the attempts at ``victim``; if labels are inferred, later attempts take other likely labels."""
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
@@ -383,7 +383,7 @@ class Race:
         return replace(problem, constraints=known)
 
     def _known_features(self, prepared: Prepared, jobs: Sequence[Attempt], zero: Tensor) -> KnownFeatures | None:
-        """Return known features with weights in units of ``zero`` (V,), 0 for attempts without."""
+        """Return known features, with weights in units of ``zero`` (V,), for the attempts that match them."""
         own = [self._features[attempt.position] if attempt.held else None for attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:
@@ -397,7 +397,7 @@ class Race:
         (attempt,) = self.attempts[position]
         victim, prepared = self._victim(attempt), self._prepared[attempt.member]
         if attempt.variables is None or not math.isfinite(attempt.score):
-            return failed(victim.observation, "The objective is not finite at any start; check the update.")
+            return failed(victim.observation, "A finite objective is expected, but no start has one; check the update.")
         size, pixels = prepared.shape[0], torch.Size(prepared.shape).numel()
         images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
         labels, loss = victim.labels, prepared.rounds[0].victim_model.loss

@@ -93,7 +93,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Log and return the evaluations of each victim that fit in the time; ``work`` runs a number of them."""
+    """Log and return how many evaluations of each victim fit in the time, by timing ``work(number)``."""
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -136,7 +136,7 @@ _MOVES = 20  # steps in an iteration of L-BFGS
 
 @dataclass(frozen=True, kw_only=True)
 class GrayStart:
-    """Start near gray, within ``spread`` around 0.5, from which descents end with less loss than from noise."""
+    """Start from pixels within ``spread`` around gray (0.5), which ends with less loss than noise."""
 
     spread: float = 0.2
 

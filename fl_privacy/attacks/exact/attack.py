@@ -62,7 +62,7 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
 
 def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
-    """Return a function from images (V, C, H, W) to their mismatch (V,) with the nearest known values."""
+    """Return the loss: a function from images (V, C, H, W) to their mismatch (V,) with known values."""
     graph = network.graph
     order = {node: number for number, node in enumerate(graph.nodes)}
     nearest = sorted(known.values, key=order.__getitem__)[: 2 * _NEAREST - 1]
@@ -164,7 +164,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight's gradient (M, N), behind batch norm in training mode with the bias's as a column.
+    """Return the weight's gradient (M, N); behind batch norm in training mode, with the bias's as a column.
 
     Centered examples lower the rank of the weight's gradient by one.
     """
@@ -243,7 +243,9 @@ class ExactInversion(GroupAttack):
 
         def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
             if not as_gradient(observation)[source.names[-1]].any():
-                return failed(observation, f"A gradient of {source.names[-1]} is expected, but all of it is zero.")
+                return failed(
+                    observation, f"{source.names[-1]} is expected, but its gradient is zero; check the upload."
+                )
             victim = certificate.Reproduction(observation, model)
             if isinstance(source, first_layer.PatchEmbedding):
                 return certificate.certified(victim, first_layer.solve(source, as_gradient(observation)))

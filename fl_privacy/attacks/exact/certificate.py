@@ -205,7 +205,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
 
 
 def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
-    """Return a note if the update shows that the client changed its examples first."""
+    """Return notes if the update shows that the client may have changed its examples before training."""
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in observation.model.modules())
     if DRAWS in observation.notes or (drops and observation.plan.mode == "train"):
         return (
@@ -299,7 +299,7 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return the function that counts occurrences of each distinct input (R, ...) in a batch.
+    """Return a function from a batch's size to the occurrences of each distinct input (R, ...).
 
     Under losses of classes, a slope's length is proportional to the occurrences. Under others, slopes are linear in
     targets, whose sums are whole.
@@ -354,7 +354,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return the observation of the one example that a batch repeats; ``None`` for other batches.
+    """Return ``observation`` as that of one example if the batch repeats a single one, else ``None``.
 
     The output layer's gradient then has rank 1; with two outputs it always has.
     """

@@ -1,4 +1,4 @@
-"""Reconstruct the images that a fully connected first layer mixed, as independent components (V victims at once).
+"""Reconstruct a batch's images from a fully connected first layer, by independent component analysis.
 
 The layer's gradients are G = D X^T and g = D 1, with X^T = A R for an orthonormal basis R (B, N) of the rows of G and
 an unknown mixing A (B, B).
@@ -104,7 +104,7 @@ _SURE = (0.8, 0.95)
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
-    """Refine A (B, B) near ``start`` by neurons that are zero for some images; ``None`` if this breaks down.
+    """Refine the mixing A (B, B) from ``start`` by neurons that are silent for some images, or return ``None``.
 
     As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at the outputs that image i leaves silent; C
     A^-1 1 = g gives sign and scale. ``columns`` are C = G R^T (M, B), ``bias`` g (M,), ``projected`` P = R W^T (B, M),
@@ -172,12 +172,14 @@ class CocktailParty(GroupAttack):
             raise NotFullyConnectedError(f"{min(missing)} is expected, but was withheld; use attack=auto.")
         (outputs, pixels), count = first.upload.tensors[layer.weight].shape, first.upload.num_examples
         if outputs < count:
-            raise NotAttackableError(f"At least {count} outputs of the first layer are expected, but it has {outputs}.")
+            raise NotAttackableError(f"At least {count} outputs are expected, but got {outputs}; use smaller batches.")
         if pixels < count:
-            raise NotAttackableError(f"Images of at least {count} values are expected, but they have {pixels}.")
+            raise NotAttackableError(f"At least {count} pixels are expected, but got {pixels}; use smaller batches.")
         channels, height, width = first.input_shape
         if (pairs := (channels + (channels > 1)) * (height * (width - 1) + (height - 1) * width)) <= count:
-            raise NotAttackableError(f"More than {count} pairs of neighboring pixels are expected, but got {pairs}.")
+            raise NotAttackableError(
+                f"More than {count} pixel pairs are expected, but got {pairs}; use smaller batches."
+            )
         model = model_as_sent(first)
 
         def attacked(chunk: dict[int, Observation], shown: Report) -> dict[int, Reconstruction]:
@@ -209,7 +211,7 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return R (V, B, N), a basis of the gradient's rows, inputs (V, B, N), and whether its rank is B (V,)."""
+        """Return a basis R (V, B, N) of the gradient's rows, inputs (V, B, N), and ``True`` (V,) if its rank is B."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -270,7 +272,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only images (B, N) that fit the gradient's zeros; ``None`` without zeros."""
+        """Return the only inputs (B, N) that explain the zeros of the layer's gradient; ``None`` without zeros."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None
@@ -279,9 +281,9 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Descend from ``inputs`` to images (B, N) that explain the whole gradient, with labels that may change.
+        """Improve ``inputs`` (B, N) by descent until the network explains the whole gradient; labels may change.
 
-        Of start and end, the likelier by misfit and independence is returned.
+        Return the start if it is likelier by misfit and independence.
         """
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]

@@ -54,7 +54,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Shift ``deltas`` (V, O, P, Q) to the inputs that each kernel tap sees: (V, O taps, H W)."""
+        """Return ``deltas`` (V, O, P, Q) shifted to the inputs of each kernel tap, (V, O taps, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -76,7 +76,7 @@ def above_noise(outputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Solved inputs of a convolution."""
+    """Solution for a convolution's inputs, with its quality."""
 
     values: Tensor  # (V, C, H, W)
     left: Tensor  # (V,) residual share of the right-hand sides
@@ -311,12 +311,12 @@ class Equations:
 
     @property
     def right(self) -> Tensor:
-        """Return the right sides (V, O K, C)."""
+        """Return the right sides (V, O K, C) as matrices."""
         return self.gradient.flatten(3).transpose(2, 3).flatten(1, 2)
 
     @property
     def left(self) -> Tensor:
-        """Return the matrices (V, O K, H W)."""
+        """Return the coefficients (V, O K, H W) of the inputs."""
         return self.layer.moved(self.slopes.values)
 
     def of(self, rows: Tensor) -> "Equations":
@@ -332,7 +332,7 @@ Shown = tuple[Tensor, Tensor]
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve for inputs (V, C, H, W), and return them with the residual share (V,).
 
-    Gates that rounding may have opened or closed are turned in place while the residual falls.
+    Gates that rounding may have opened or closed are changed in place while the residual falls.
     """
     for own in equations:
         if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):
@@ -341,7 +341,7 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
 
 
 def _turn_gates(own: Equations, gates: Tensor) -> None:
-    """Turn, in place, the ``gates`` (V, O, P, Q) that reduce the residual most."""
+    """Open or close, in place, the ``gates`` (V, O, P, Q) whose change reduces the residual most."""
     found, left = _solved([own], None)
     flat, going = gates.flatten(1), left > 0
     for _ in range(_FLIPS):
@@ -380,7 +380,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return the gain of turning each gate (V, O, P, Q), in the squared residual."""
+    """Return by how much changing each gate (V, O, P, Q) reduces the squared residual."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

@@ -54,7 +54,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer, and its inputs for images of zeros, ones and noise (``random``, (C, H, W))."""
+    """The first layer, and its inputs for three images: zeros, ones and noise (``random``, (C, H, W))."""
 
     name: str
     module: nn.Module
@@ -89,9 +89,9 @@ def find_first_layer(
         )
     if seen.black.shape != (seen.random.numel(),):
         taken = (3, *seen.black.shape)
-        raise NotFullyConnectedError(f"The layer {name} is expected to take all pixels, but takes {taken}.")
+        raise NotFullyConnectedError(f"{name} is expected to take all pixels, but takes {taken}; use attack=dlg.")
     if not seen.one_by_one:
-        raise NotFullyConnectedError(f"The pixels are expected to enter {name} one by one, but they are mixed before.")
+        raise NotFullyConnectedError(f"Unmixed pixels are expected to enter {name}, but are mixed; use attack=dlg.")
     return FirstLayer(f"{name}.weight", f"{name}.bias", seen.black, seen.white - seen.black)
 
 
@@ -112,10 +112,10 @@ def probe_first_layer(
     with torch.no_grad(), entering(watched) as calls:
         frozen(torch.stack([torch.zeros_like(random), torch.ones_like(random), random]))
     if not calls:
-        raise NotFullyConnectedError("The model is expected to call a layer with parameters, but calls none.")
+        raise NotFullyConnectedError("The model is expected to call a layer with parameters, but calls none; add one.")
     first = calls[0]
     if len(first.inputs) != 3:
-        raise NotFullyConnectedError(f"The layer {first.name} is expected to take image by image, but mixes them.")
+        raise NotFullyConnectedError(f"{first.name} is expected to take images alone, but mixes them; use attack=dlg.")
     black, white, mixed = first.inputs
     return Probed(first.name, first.module, black, white, mixed, random)
 
@@ -167,7 +167,7 @@ def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
-    """Return ||W - b x^T|| / ||W|| (V,), with the best x of ``inputs`` (V, B, N) for each row."""
+    """Return the residual ||W - b x^T|| / ||W|| (V,), with the best x of ``inputs`` (V, B, N) for each row."""
     w, b, x = weights.double(), biases.double(), inputs.double()
     squared = w.square().sum(2)[..., None] + b.square()[..., None] * x.square().sum(2)[:, None]
     left = squared - 2 * b[..., None] * torch.einsum("vmn,vbn->vmb", w, x)
@@ -294,7 +294,7 @@ class AnalyticInversion(GroupAttack):
 
     def _solve(self, members: Sequence[tuple[int, Observation]], layer: FirstLayer) -> dict[int, Reconstruction]:
         gradients = {position: as_gradient(observation) for position, observation in members}
-        reason = f"A gradient of {layer.bias} is expected, but all of it is zero."
+        reason = f"{layer.bias} is expected, but its gradient is zero; check the upload."
         failures = {p: failed(o, reason) for p, o in members if not gradients[p][layer.bias].any()}
         members = [(p, o) for p, o in members if p not in failures]
         if not members:
@@ -401,7 +401,7 @@ def find_patch_embedding(
 
 
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
-    """Solve an update of one image for that image (1, C, H, W), float64, by least squares.
+    """Solve for the single image (1, C, H, W) behind an update, float64, by least squares.
 
     The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4): dL/dW = sum_t
     dL/dp_t x_t^T has D equations for N unknowns at each place in a patch. The image is unique if the error estimated

@@ -158,7 +158,7 @@ def find_chain(observation: Observation) -> LayerChain | None:
 
 
 def _is_start(call: ModuleCall, told: Collection[str]) -> bool:
-    """Return ``True`` if the layer's gradients give its inputs and the loss's slope by its outputs."""
+    """Return ``True`` if the layer's gradients give its inputs and the loss's gradient by its outputs."""
     return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
 
 
@@ -168,7 +168,7 @@ def _layer(call: ModuleCall, activation: Activation) -> ChainLayer:
 
 
 def _is_plain(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Return ``True`` for a convolution with not too many equations, linear in all of its input (C, H, W)."""
+    """Return ``True`` for a convolution on inputs (C, H, W) whose equations are linear and not too many."""
     if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
         return False
     spans = [step * (taps - 1) for step, taps in zip(module.dilation, module.kernel_size, strict=True)]
@@ -214,7 +214,7 @@ def recursed(chain: LayerChain, gradients: Tensors) -> tuple[Tensor, Tensor]:
 
 
 def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a fully connected layer's inputs, and the loss's slope by them."""
+    """Return a fully connected layer's inputs, and the loss's gradient by these inputs."""
     weight, bias = gradients[f"{layer.name}.weight"].double(), gradients.get(f"{layer.name}.bias")
     delta = delta if bias is None else bias.double()
     squared = delta.square().sum(1, keepdim=True).clamp_min(torch.finfo(delta.dtype).tiny)

@@ -1,7 +1,4 @@
-"""Solve for one image behind a residual network with fixed batch norms, block by block.
-
-Follows R-GAP (Zhu and Blaschko 2021).
-"""
+"""Solve for an image behind a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -59,7 +56,7 @@ class FxGraph:
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def kind(self, node: fx.Node) -> str:
-        """Return ``conv``, ``norm``, ``linear``, ``relu``, ``add``, ``same``, ``chooses`` or ``other``."""
+        """Return the kind: ``conv``, ``norm``, ``linear``, ``relu``, ``add``, ``same``, ``chooses`` or ``other``."""
         layer = self.layer(node)
         for name, kind in _KINDS.items():
             if isinstance(layer, kind):
@@ -141,7 +138,7 @@ _MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solve
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Known activations and gradients between the layers, for V images."""
+    """Activations known between the layers, and remaining equations, for V images."""
 
     values: Mapping[fx.Node, Tensor]  # (V, C, H, W) of nodes behind a ReLU, those nearest to the image last
     equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values) that were too few to solve

@@ -47,9 +47,9 @@ _SPARE = 8  # combinations of columns beyond the expected rank, to notice a high
 
 @dataclass(frozen=True, eq=False)
 class SparseFactors:
-    """The factorization G = D X^T with a sparse D, and ``inputs`` X^T (B, N), float64, in any order.
+    """Result of factoring G = D X^T with a sparse D: ``inputs`` X^T (B, N), float64, in any order.
 
-    ``agreement`` is the share of elements that are zero in D exactly if W X + b is negative, for the worst example.
+    ``agreement``: share of elements that are zero in D if and only if W X + b is negative, for the worst example.
     """
 
     inputs: Tensor
@@ -57,7 +57,7 @@ class SparseFactors:
 
 
 def column_space(weight: Tensor, count: int) -> Tensor | None:
-    """Return :func:`columns_of` (M, B); ``None`` unless the numerical rank is ``count`` (B)."""
+    """Return an orthonormal basis (M, B) of the columns; ``None`` unless the rank is ``count`` (B)."""
     found = columns_of(weight, count)
     return found if found is not None and found.shape[1] == count else None
 
@@ -110,7 +110,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Refine a guess at D (M, B) like :func:`sparse_factors`; ``None`` if its columns become dependent."""
+    """Return sparse factors near a guess at D (M, B); ``None`` if its columns become dependent."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -148,7 +148,7 @@ class _Gradient:
         before = self._weight @ values.T
 
         def agreement(chosen: Tensor) -> Tensor:
-            """Return the mean share (S,) of signs that agree with zeros, for directions (S, B, B)."""
+            """Return the mean share (S,) of signs that agree with zeros, for sets of directions (S, B, B)."""
             scales, failed = torch.linalg.solve_ex(chosen, self._bias.expand(len(chosen), -1))
             found, _ = torch.linalg.solve_ex(chosen * scales[:, None], before.expand(len(chosen), -1, -1))
             right = (found + shift > 0) == ~zeros(rows @ chosen, self.zero).mT

@@ -35,7 +35,7 @@ class Behind:
     loss: Loss = CROSS_ENTROPY
 
     def signal(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return D (B, M), differentiable, for z (B, M) and classes (B,)."""
+        """Return the loss's gradient D (B, M) by outputs z (B, M), for classes (B,); differentiable."""
         layer, black = self.model.get_submodule(self.path), outputs.new_zeros(len(outputs), *self.image_shape)
         with torch.enable_grad(), leaving({self.path: layer}, lambda *_: outputs):
             loss = self.loss(self.model(black), labels)
@@ -45,7 +45,7 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient in the basis of its row space."""
+    """A layer's gradient G in the basis R of its row space, and what is known of the layer."""
 
     behind: Behind
     projected: Tensor  # P (B, M)
@@ -54,13 +54,13 @@ class Mixture:
     noise: float  # variance of an element of G
 
     def signal(self, mixing: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z and D (B, M) for A (B, B) and classes (B,); D is differentiable."""
+        """Return outputs z and gradient D (B, M) at the mixing A (B, B), for classes (B,); D is differentiable."""
         outputs = (mixing @ self.projected + self.bias).detach().requires_grad_()
         return outputs, self.behind.signal(outputs, labels)
 
 
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
-    """Build the mixture of G (M, N), g (M,), ``layer`` (W, b) and basis R (B, N), with noise from the rest of G."""
+    """Build the mixture of gradients G (M, N), g (M,), ``layer`` (W, b) and basis R (B, N)."""
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
     rest = float(gradient.square().sum() - on_basis.square().sum())
@@ -75,7 +75,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """Fit A (B, B) to the network from ``start``, for classes (B,), in at most ``steps`` damped Gauss-Newton steps.
+    """Fit the mixing A (B, B) from ``start`` to the network by up to ``steps`` damped Gauss-Newton steps.
 
     Under noise, ``start`` serves as a prior; without finite values no step is taken.
     """
@@ -100,12 +100,12 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Return the squared distance of the network's gradient at A (B, B) and classes (B,) from the observed one."""
+    """Return the squared distance of the gradient at the mixing A (B, B), for classes (B,), from the observed one."""
     return _Point.at(mixture, mixing, None, labels).misfit(torch.zeros_like(mixing), mixing)
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return the metric (B, B) that gives changes E A_0 of A_0 (B, B) the length of E."""
+    """Return the metric (B, B) in which a change E A_0 of A_0 (B, B) is as long as E."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 
@@ -137,7 +137,7 @@ class _Point:
         ones, made, projected = _with_ones(self.mixing), self.made, self.mixture.projected
 
         def down(values: Tensor) -> Tensor:
-            """Apply the transposed derivative to (M, B + 1)."""
+            """Apply the transposed derivative to ``values`` (M, B + 1)."""
             by_signal = self._bent(ones @ values.T) @ projected.T + signal @ values[:, :size]
             return _joined(scale * by_signal, (made * values).sum())
 

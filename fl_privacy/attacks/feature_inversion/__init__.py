@@ -57,7 +57,7 @@ _ROOM = 2.0  # range, around 0, in which features are searched, as a multiple of
 
 
 class _Stretched(nn.Module):
-    """``rest`` with inputs in [0, 1], which are scaled to [low, low + width], the range of features."""
+    """Scales inputs in [0, 1] to [low, low + width], the range of features, and runs ``rest``."""
 
     def __init__(self, rest: Rest, low: float, width: float) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Recovery:
 
 @torch.no_grad()
 def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
-    """Return the shape of one example at the end of ``front``."""
+    """Return the shape of one example's output of ``front``."""
     return tuple(front(next(front.parameters()).new_zeros(1, *observation.input_shape)).shape[1:])
 
 
@@ -191,10 +191,10 @@ def best_reconstruction(
     films: Mapping[int, tuple[Snapshot, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
-    """Return the best of the attempts ``rows`` at ``observation``; ``images`` (V, B, C, H, W) are those of all."""
+    """Return the best of the attempts ``rows`` at ``observation``, among ``images`` (V, B, C, H, W)."""
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
-        return failed(observation, "The objective is not finite at any start; check the update.")
+        return failed(observation, "A finite objective is expected, but no start has one; check the update.")
     best = rows.start + int(losses.argmin())
     history = found.history[:, best]
     told = observation.knowledge.labels
@@ -238,10 +238,10 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInversion(GroupAttack):
-    """Minimize ``||F(x) - O||^2 / ||O||^2`` + priors (He et al. 2019; Gu et al. 2021, Algorithm 3, does not divide).
+    """Search images x with features O: minimize ``||F(x) - O||^2 / ||O||^2`` + priors (He et al. 2019).
 
-    O is the output of the victim's private layers, which enters the first public layer; F are the private layers of a
-    colluding client or other stand-ins, or the first layer as sent if nothing is private.
+    Gu et al. 2021, Algorithm 3, does not divide. O is the output of the victim's private layers; F are the private
+    layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
 
     With ``front="joint"`` the values of F are found with each image.
 

@@ -12,7 +12,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LogisticOptimum:
-    """``coef_`` (K, F), ``intercept_`` (K,) and ``C``, infinite without a penalty; K is 1 for two classes."""
+    """A fitted ``coef_`` (K, F), ``intercept_`` (K,) and ``C``, infinite without a penalty; K is 1 for two classes."""
 
     weights: np.ndarray
     intercepts: np.ndarray

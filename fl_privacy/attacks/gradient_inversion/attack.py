@@ -145,7 +145,7 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
     in_order = sorted(attempts, key=lambda attempt: attempt.restart)
     chosen = next((a for a in in_order if a.accepted), min(in_order, key=lambda a: a.loss))
     if chosen.loss == float("inf"):
-        return failed(victim.observation, "The objective is not finite at any start; check the update.")
+        return failed(victim.observation, "A finite objective is expected, but no start has one; check the update.")
     images, certain = prepared.search.answer(prepared.settings, in_order, chosen)
     return Reconstruction(
         id=victim.observation.id,

@@ -15,7 +15,7 @@ from fl_privacy.types import Observation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordEmbeddings(ImageSource):
-    """Embeddings of words (V, B, L, d) as inputs of a :class:`TextModel`, in units of the tokens' root mean square.
+    """Makes a :class:`TextModel`'s inputs from variables (V, B, L, d), in units of the tokens' root mean square.
 
     ``table`` holds the embeddings (n, d) of the tokens, and ``norm`` is ``Settings.embedding_norm``.
     """

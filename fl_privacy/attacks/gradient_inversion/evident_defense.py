@@ -258,7 +258,6 @@ def _empty_columns(observation: Observation, update: Tensors) -> float:
 
 
 def _sparse(update: Tensors) -> Sparse:
-    """Return the effect of a defense that zeroed values, by layer."""
     votes = total = 0
     for value in update.values():
         kept = value[value != 0].abs()

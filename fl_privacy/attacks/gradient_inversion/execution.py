@@ -98,7 +98,7 @@ def _two_points(variables: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tensors_of(problem: Problem) -> list[Tensor]:
-    """List the tensors whose first dimension is the victim."""
+    """List the problem's tensors whose first dimension is the victim."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -173,11 +173,13 @@ class CompiledEvaluation(FasterEvaluation):
             reason = str(error).strip().splitlines()[0]
             if self._demanded:
                 raise UserError(f"attack.compile=on is expected to compile, but got: {reason}; use off.") from error
-            warnings.warn(f"The attack goes on without being compiled: {reason}", stacklevel=2)
+            warnings.warn(f"The attack goes on without being compiled: {reason}; set attack.compile=off.", stacklevel=2)
             return None
         if agree(found, problem.evaluate(variables)):
             return program
-        warnings.warn("The attack goes on without being compiled, which gives other numbers.", stacklevel=2)
+        warnings.warn(
+            "The attack goes on uncompiled, as compiling changes numbers; set attack.compile=off.", stacklevel=2
+        )
         return None
 
 

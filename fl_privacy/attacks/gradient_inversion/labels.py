@@ -50,7 +50,7 @@ class Head:
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
     """Solve for labels (B,) or (B, K) that give ``slopes`` (B, K); also return the unexplained share.
 
-    Classes follow from the direction of their slopes, which class weights and clipping keep. Rows solve linear
+    Classes follow from the direction of slopes, which class weights and clipping do not change. Rows solve linear
     equations, since usual losses are linear in targets.
     """
     found: list[tuple[Tensor, float]] = []
@@ -67,7 +67,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
-    """Solve for targets (B, K); those of classes add up to 1."""
+    """Solve for targets (B, K) with gradients ``slopes``; targets of classes add up to 1."""
     size, number = slopes.shape
     zeros = slopes.new_zeros(size, number)
     base = head.slopes(loss, zeros)
@@ -94,7 +94,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Solve for them in the unscaled ``gradient``; ``None`` if it is incomplete or not of one example.
+        """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example.
 
         Weight and bias have the gradients s h^T and s, which give the features h.
         """
@@ -136,7 +136,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return mean slopes (K, K) of an example of each class, in a common unit."""
+    """Return each class's mean gradient (K, K) by the outputs, on noise images, in a common unit."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -184,7 +184,7 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the answer (K,) to features that all examples share, and the share of ``gradient`` they explain."""
+    """Return the softmax (K,) for features common to all examples, and the share of ``gradient`` they explain."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size
@@ -205,7 +205,7 @@ def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tenso
 
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return the softmax of each (..., K), and the mean input (F,)."""
+    """Return the softmax (..., K) of each input, and the output layer's mean input (F,)."""
     owner = layer.rpartition(".")[0]
     with entering({owner: model.get_submodule(owner)}) as calls:
         logits = model(inputs)
@@ -240,14 +240,14 @@ def choose_labels(
         )
     if getattr(model, "next_token", False):
         raise NotAttackableError(
-            "The labels of a language model are its next tokens, which are not inferred; use attack=dager, or"
+            "Known next tokens are expected for a language model, but none are given; use attack=dager, or"
             " threat_model=knows_labels."
         )
     layer, loss = output_layer(model, observation.num_classes), observation.loss or CROSS_ENTROPY
     single = layer is None
     layer = layer or logit_layer(model, observation.num_classes)
     if layer is None:
-        raise NotAttackableError("The model has no linear output layer to infer labels from; use labels=optimize.")
+        raise NotAttackableError("A linear output layer is expected, but the model has none; use labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
     if single:
         gradient = {name: torch.cat([-g, g]) for name, g in gradient.items()}
@@ -265,7 +265,7 @@ def choose_labels(
 
 
 def policy_for(observation: Observation) -> LabelPolicy:
-    """Return ``optimize`` if neither the attacker's knowledge nor the upload says anything of the labels."""
+    """Return ``optimize`` if neither knowledge nor upload reveals labels, else ``auto``."""
     model, number = observation.model, observation.num_classes
     layer = output_layer(model, number) or logit_layer(model, number)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
@@ -291,7 +291,7 @@ def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
     """Return the names of weight (1, F) and bias (1,) of a last linear layer with one output, as before a sigmoid.
 
-    It is the second of two logits of which the first is 0.
+    Its output is the second of two logits, of which the first is 0.
     """
     last = next((module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear)), None)
     return output_layer(model, 1) if num_classes == 2 and last is not None and last.out_features == 1 else None
@@ -319,9 +319,9 @@ def _labels_of(
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
-    """List the ``number`` sorted lists of labels whose counts are nearest to ``expected`` (K,).
+    """Return ``number`` sorted label tensors whose class counts are nearest to ``expected`` (K,).
 
-    All others differ from the first, the nearest, in one label.
+    The first is the nearest; all others differ from it in one label.
     """
     first = torch.bincount(_to_labels(expected, total), minlength=len(expected)).to(expected)
     excess = first - expected
@@ -385,7 +385,7 @@ def _evidence(gradient: Tensors, layer: OutputLayer) -> Tensor | None:
 
 
 def _to_labels(expected: Tensor, total: int) -> Tensor:
-    """Round ``expected`` to sorted labels, ``total`` in all; a surplus is taken from all in turn."""
+    """Round expected class counts to ``total`` sorted labels; a surplus is removed evenly."""
     wanted = expected.double().clamp(0, _MOST_EXPECTED)
     counts = wanted.floor()
     # the largest number that all can lose, down to 0, and still reach ``total``

@@ -92,7 +92,7 @@ class AbsoluteDifferences(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The observed gradient of one layer for V victims.
+    """The observed gradient of one tensor for V victims.
 
     Attributes:
         variance, mean: (V,) of the n elements.
@@ -198,7 +198,7 @@ class Products:
 
     @property
     def _formed(self) -> Tensor:
-        """Return g' - g (V, O, D)."""
+        """Return the difference g' - g (V, O, D) of guessed and observed gradients."""
         return self.deltas @ self.inputs.mT - self.factors.left @ self.factors.core @ self.factors.right.mT
 
     @cached_property

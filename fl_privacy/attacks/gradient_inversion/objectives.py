@@ -207,7 +207,7 @@ class GaussianKernel(OfLayers):
         return torch.stack(terms).sum(0)
 
     def _kernel(self, distance: Tensor, variance: Tensor, size: int) -> Tensor:
-        """Return 1 - exp(-distance / sigma^2), of the shape of ``distance``."""
+        """Return the kernel's loss 1 - exp(-distance / sigma^2), in the shape of ``distance``."""
         sigma = self.bandwidth * variance * (size if self.form == "normalized" else 1)
         return -torch.expm1(-distance / sigma.clamp_min(torch.finfo(sigma.dtype).tiny))
 
@@ -220,7 +220,7 @@ class GaussianKernel(OfLayers):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedL2L1(OfLayers):
-    """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor (TAG, Deng et al. 2021, Eq. 5).
+    """Squared Euclidean plus ``alpha`` times absolute distance of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
     ``last`` is a factor on ``alpha`` at the last tensor, linear between. ``relative`` divides by the loss of a zero
     gradient, so that the size of gradients does not count.

@@ -84,7 +84,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return the gradients (K, N, M) by the layer's outputs for random rows under each class's loss."""
+    """Return the loss's gradients (K, N, M) by the layer's outputs, for random rows of each class."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -246,7 +246,7 @@ class Pooled:
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
     """Return the median of attempts, their rows reordered to match the best attempt (TabLeak, section 4.1).
 
-    ``attempts`` (R, B, F) have ``losses`` (R,); only rows with the same of ``labels`` (R, B) are exchanged.
+    ``attempts`` (R, B, F) have ``losses`` (R,); only rows of equal ``labels`` (R, B) are exchanged.
     """
     order = losses.argsort()
     attempts = attempts[order]

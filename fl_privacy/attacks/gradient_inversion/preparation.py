@@ -138,10 +138,12 @@ def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
             logits = victim_model.model(trial[0])
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise NotAttackableError(f"The model does not take inputs of shape {shape}: {reason}") from error
+        raise NotAttackableError(
+            f"Inputs {shape} are expected, but the model fails: {reason}; set input_shape."
+        ) from error
     expected = (shape[0], first.num_classes)
     if logits.shape[:2] != expected:
-        raise NotAttackableError(f"The model is expected to return {expected}, but got {tuple(logits.shape)}.")
+        raise NotAttackableError(f"Outputs {expected} are expected, but got {tuple(logits.shape)}; set num_classes.")
     return trial
 
 
@@ -156,7 +158,7 @@ def _choose(
         chosen = victim_gradients(victim_model, trial, labels)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise NotAttackableError(f"The model can't be differentiated twice: {reason}") from error
+        raise NotAttackableError(f"Second derivatives are expected, but fail: {reason}; replace that layer.") from error
     if not isinstance(chosen, Layered):
         return chosen, {}, ()
     if not elementwise:
@@ -189,7 +191,7 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Build the setting that countermeasures need, for the group of ``first``."""
+    """Describe the attack on the group of ``first``, for the choice of countermeasures."""
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,
@@ -356,7 +358,9 @@ class Prepared:
     def evaluate(self) -> execution.ValueAndGradient:
         settings, obstacle = self.settings, self._obstacle
         if obstacle and settings.compile == "on":
-            warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
+            warnings.warn(
+                f"The attack goes on without being compiled: {obstacle}; set attack.compile=off.", stacklevel=2
+            )
         if obstacle:
             return Problem.evaluate
         if settings.compile == "on":

@@ -134,7 +134,7 @@ def _length(vectors: Tensor) -> Tensor:
 def batch_statistics(model: nn.Module, images: Tensor, own: Tensors = MappingProxyType({})) -> list[BatchStatistics]:
     """Return the statistics in each batch-norm layer of ``model`` for images (V, B, C, H, W).
 
-    Layers normalize by a client's ``own`` statistics (V, C), by name, if given, as in training mode.
+    If a client's ``own`` statistics (V, C) are given by name, layers normalize by these, as in training mode.
     """
     layers, blocks = _normalizing(model), list(images) if own else [images.flatten(0, 1)]
     calls = list[ModuleCall]()
@@ -182,7 +182,7 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 
 
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
-    """Return mean and variance (C,) of a batch in ``layer`` by buffer name, for ``values`` a channel.
+    """Return mean and variance (C,), by buffer name, of a batch with ``values`` elements a channel in ``layer``.
 
     The result is empty if running statistics change too little or are not finite.
     """

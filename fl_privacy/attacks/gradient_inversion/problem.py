@@ -125,7 +125,7 @@ class Problem:
         return self.settings.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def guessed_labels(self, variables: Tensor) -> Tensor:
-        """Return labels (V, B) or probabilities (V, B, K)."""
+        """Return the known labels (V, B), or the guessed probabilities (V, B, K)."""
         if self.labels is not None:
             return self.labels
         logits = variables[:, self.pixels : self._known]
@@ -144,7 +144,7 @@ class Problem:
         return self.pixels + (self.shape[0] * self.num_classes if self.labels is None else 0)
 
     def loss(self, variables: Tensor) -> Tensor:
-        """Return the mismatch (V,) plus the terms of priors, constraints and source."""
+        """Return the loss (V,): the mismatch plus terms of priors, constraints and source."""
         images, known = self.images(variables), self.constraints
         seen = known.transform(images) if known.transform else images
         loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))

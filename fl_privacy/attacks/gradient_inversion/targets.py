@@ -42,26 +42,26 @@ def _wrong_model(observation: Observation) -> str | None:
         if sent is None:
             return f"The values sent are expected to cover the model, but {name} is missing; stand in for private ones."
         if sent.shape != parameter.shape:
-            return f"{name} is expected to be sent as {tuple(parameter.shape)}, but got {tuple(sent.shape)}."
+            return f"{name} is expected to be sent as {tuple(parameter.shape)}, but got {tuple(sent.shape)}; mend it."
         if not _finite(sent):
-            return f"The values sent are expected to be finite, but {name} is not."
+            return f"The values sent are expected to be finite, but {name} is not; check the model."
     return None
 
 
 def _wrong_tensors(observation: Observation) -> str | None:
     upload = observation.upload
     if upload.num_examples < 1:
-        return f"An update is expected to come from at least 1 example, but got {upload.num_examples}."
+        return f"An update of at least 1 example is expected, but got {upload.num_examples}; set num_examples."
     if not upload.tensors:
         return "The upload is expected to hold tensors, but all were withheld; use defense=none."
     for name, tensor in upload.tensors.items():
         sent = observation.sent.parameters.get(name)
         if sent is None:
-            return f"The upload is expected to hold tensors of the model, but got {name}: it is of another model."
+            return f"The upload is expected to hold tensors of the model, but got {name}; give the model that was sent."
         if tensor.shape != sent.shape:
-            return f"{name} is expected to be uploaded as {tuple(sent.shape)}, but got {tuple(tensor.shape)}."
+            return f"{name} is expected to be uploaded as {tuple(sent.shape)}, but got {tuple(tensor.shape)}; mend it."
         if not _finite(tensor):
-            return f"The upload is expected to be finite, but {name} is not."
+            return f"The upload is expected to be finite, but {name} is not; check the training."
     return None
 
 
@@ -73,7 +73,7 @@ def _nothing_to_learn(observation: Observation) -> str | None:
             " if the client's update leaves in another record, as in bytes, it was not attacked."
         )
     if all(tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()) for tensor in update):
-        return "Every tensor of the update is constant; nothing can be learned from it."
+        return "An update that varies is expected, but every tensor is constant; check the upload."
     return None
 
 
@@ -84,14 +84,14 @@ def _wrong_knowledge(observation: Observation) -> str | None:
     if labels.is_floating_point() and labels.shape == (count, observation.num_classes):
         if labels.min() >= 0 and (labels.sum(1) - 1).abs().max() < 1e-3:
             return None
-        return "The known labels are expected to be probabilities that add up to 1 for each image, but are not."
+        return "Known probabilities are expected to add up to 1 for each example, but do not; scale them."
     if labels.shape != (count,) or labels.dtype not in (torch.int64, torch.int32):
         return (
             f"The known labels are expected to be {count} class indices or rows of {observation.num_classes}"
-            f" probabilities, but got {tuple(labels.shape)} {labels.dtype}."
+            f" probabilities, but got {tuple(labels.shape)} {labels.dtype}; give one for each example."
         )
     if labels.min() < 0 or labels.max() >= observation.num_classes:
-        return f"The known labels are expected in [0, {observation.num_classes}), but reach {int(labels.max())}."
+        return f"Known labels in [0, {observation.num_classes}) are expected, but reach {int(labels.max())}; mend them."
     return None
 
 

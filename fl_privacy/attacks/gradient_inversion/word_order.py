@@ -53,7 +53,7 @@ class LanguageModel:
         return counts / counts.sum()
 
     def beside(self, text: Sequence[int]) -> Tensor:
-        """Return the bigram log probability (L, n) of each word between the neighbors of each place in ``text``."""
+        """Return the bigram log probability (L, n) of each word at each place of ``text``, given its neighbors."""
         pairs, times, known, counts, followers = self._counts[1]
         first, second = pairs // self._base, pairs % self._base
         totals = torch.ones(self.size).index_add(0, known[known < self.size], (counts - 1.0)[known < self.size])

@@ -219,7 +219,7 @@ def by_references(models: str, name: str) -> type[ByReferences]:
 
 @torch.no_grad()
 def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, end: int = END) -> tuple[Tensor, Tensor]:
-    """Test which texts a language model completes from their beginnings (Carlini et al. 2023, Def. 3.1).
+    """Test if a language model completes texts from their beginnings (Carlini et al. 2023, Def. 3.1).
 
     Returns:
         (N,) ``True`` if a long enough text's greedy continuation is its end, and log probabilities (N,) that a

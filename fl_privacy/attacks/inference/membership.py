@@ -51,9 +51,9 @@ def share_below_others(values: Tensor) -> Tensor:
 
 
 def norm_difference(read: ReadRound) -> Tensor:
-    """Return the fall (C, K) of the update's squared norm without the example's gradient, 2 <u, g> - |g|^2.
+    """Return |u|^2 - |u - g|^2 = 2 <u, g> - |g|^2 (C, K) for updates u and examples' gradients g.
 
-    Members' gradients g are short (Nasr et al. 2019) and lie along the update u (Li et al. 2022, eq. 4).
+    Members' gradients are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq. 4).
     """
     products, squares = read.products
     return 2 * products - squares

@@ -48,7 +48,7 @@ class PropertyInference:
 
 @dataclass(eq=False)
 class PropertyWatch:
-    """Sums of the inferred shares of each client."""
+    """Sums each client's inferred shares over rounds."""
 
     settings: PropertyInference
     clients: tuple[int, ...]
@@ -86,7 +86,7 @@ class PropertyWatch:
 
 @dataclass(frozen=True, eq=False)
 class _Shadows:
-    """Shadow clients that train on public examples and upload ``names``."""
+    """Shadow clients that train on public examples and upload the tensors ``names``."""
 
     model: nn.Module
     sent: ModelState

@@ -55,7 +55,7 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train models from the first one sent, with steps like the global model's on all clients' batches."""
+        """Train ``number`` reference models like a federation on public examples; return signals and members."""
         assert self.first is not None
         sent, plan = self.first
         sizes = [max(1, observation.upload.num_examples) for observation in read.observations]
@@ -93,7 +93,7 @@ def _signals(
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the methods; those with reference models share a ``course``."""
+    """Options of the methods, and the ``course`` of reference models that they share."""
 
     shadows: int = 64
     shadow_rounds: int = 1

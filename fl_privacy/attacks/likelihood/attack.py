@@ -1,4 +1,4 @@
-"""Find the likeliest images under the updates, the defense and an image prior."""
+"""Find the likeliest images given the updates, the defense and an image prior."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -263,7 +263,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, its posterior, and its row in that."""
+    """A reconstruction, its posterior, and its row in the posterior."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None

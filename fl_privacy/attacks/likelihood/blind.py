@@ -60,7 +60,7 @@ class PrivateConvolution:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find the private convolution; raise ``NotAttackableError`` if the private part is another."""
+        """Find the private convolution; raise ``NotAttackableError`` if other layers are private."""
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
         try:
@@ -72,7 +72,7 @@ class PrivateConvolution:
         private = layers.index(cut) == 1 and not any(name.startswith(f"{first}.") for name in public)
         weight = dict(convolution.named_parameters()).get("weight")
         if not private or weight is None or weight.dim() != 4:
-            raise NotAttackableError("One private layer, a first convolution, is expected; use attack=auto.")
+            raise NotAttackableError("One private convolution is expected, but more is private; use attack=auto.")
         if cut != behind:
             raise NotAttackableError(
                 "A public layer right behind the private one is expected, but got pooling; use attack=auto."
@@ -100,7 +100,7 @@ def _geometry(convolution: nn.Module) -> Mapping[str, Any]:
         stride, padding, dilation = own[:3]
     groups = getattr(convolution, "groups", 1)
     if not all(isinstance(value, tuple) for value in (stride, padding, dilation)) or groups != 1:
-        raise NotAttackableError("A zero-padded private convolution without groups is expected; use attack=auto.")
+        raise NotAttackableError("A private ungrouped convolution is expected, but got another; use attack=auto.")
     return {"kernel_size": tuple(weight.shape[2:]), "stride": stride, "padding": padding, "dilation": dilation}
 
 

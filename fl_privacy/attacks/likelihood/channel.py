@@ -102,7 +102,7 @@ class Channel:
     uploads: int = 1  # number of updates whose mean is ``observed``
 
     def joined(self, other: "Channel") -> "Channel":
-        """Return the likelihood of both channels' mean update, which is theirs under normal noise of known size."""
+        """Return one channel for both, on the mean update; exact under normal noise of known size."""
         both, share = self.uploads + other.uploads, other.uploads / (self.uploads + other.uploads)
         observed = {name: value.lerp(other.observed[name], share) for name, value in self.observed.items()}
         return replace(self, observed=observed, uploads=both)
@@ -189,7 +189,6 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
 
 
 def _adds_known_noise(effect: effects.Effect) -> bool:
-    """Return ``True`` for known clipping, and for normal noise of known size."""
     if type(effect) is effects.ClippedExamples:
         return effect.norm is not None and bool(effect.noise_multiplier)
     if type(effect) is effects.Gaussian:
@@ -394,7 +393,6 @@ def _of_transforms(effect: effects.Transformed, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_muted(effect: effects.MutedFeatures, setting: Setting) -> Step | None:
-    """Leave the zero columns of the output layer unconstrained."""
     head = setting.clientele.head
     if head is None or head not in setting.observed:
         return None

@@ -1,4 +1,4 @@
-"""Find the likeliest table rows under the updates, the defense and public rows."""
+"""Find the likeliest table rows given the updates, the defense and public rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -249,7 +249,7 @@ class RowSearch:
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Change one or several cells, the class or all of the row at ``place``, at a ``temperature`` in nats."""
+        """Change cells, the class or all of the row at ``place`` in each search, at a ``temperature`` in nats."""
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -357,7 +357,7 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at the likeliest batches of public rows and at ``start``; without a likelihood, fail."""
+    """Begin searches at the likeliest batches of public rows and at ``start``."""
     likelihood, size = likelihood_of_victims(prepared, [victim]), prepared.shape[0]
     if not all(one.informative for _, channels in likelihood.states for one in channels):
         raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=tableak.")

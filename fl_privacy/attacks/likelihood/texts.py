@@ -1,4 +1,4 @@
-"""Find the likeliest texts under the updates, the defense and public texts."""
+"""Find the likeliest texts given the updates, the defense and public texts."""
 
 import itertools
 import math
@@ -164,7 +164,7 @@ class _TextSearch:
         """Anneal a distribution of words at each place, and take the likeliest words; return the losses.
 
         The energy is the loss at the mean embeddings plus the words' surprise next to the likeliest neighbors. The
-        temperature falls with steps, or with time if that allows fewer.
+        temperature falls with the steps, or with the time limit.
         """
         table, there, before = self.likelihood.source.table, self.texts >= 0, self.texts
         place, ends = torch.arange(self.texts.shape[-1], device=table.device), there.sum(-1, keepdim=True)
@@ -239,7 +239,7 @@ class LikeliestText(GroupAttack):
         return undo_evident_defenses(observations)
 
     def prepared(self, group: Group, seed: int) -> Prepared:
-        """Prepare ``group``, with steps' directions as gradients, or raise ``NotAttackableError``."""
+        """Prepare ``group``, with the directions of clients' steps as gradients, or raise ``NotAttackableError``."""
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
         settings = Settings(

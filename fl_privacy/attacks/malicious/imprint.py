@@ -119,7 +119,7 @@ _THINNED = 0.5  # share of zeros in rows above which a defense set them, since r
 class Imprint(ServerAttack):
     """Adds a layer whose rows compare an image's brightness with thresholds (Fowl et al. 2022, Eq. 4).
 
-    A single image between two thresholds is the differences of the rows' weight gradients over those of their bias
+    A single image between two thresholds is the difference of two rows' weight gradients, divided by that of their bias
     gradients; images that share a bin are mixed.
 
     Attributes:

@@ -102,7 +102,7 @@ def leaves_such_a_bias(
 ) -> Tensor:
     """Return ``True`` (N,) for images (N, D), rounded to 255ths, whose gradient explains the bias gradient.
 
-    One of all labels has to fit. All are accepted if an image's own gradient can't be computed: with batch statistics,
+    Any label may fit. All images are accepted if an image's own gradient can't be computed: with batch statistics,
     dropout, several local steps, or too many classes. ``rows`` (N,) are elements of ``bias``, ``measured`` (N,) the
     mean gradients there of that image alone, up to ``error`` (N,).
     """

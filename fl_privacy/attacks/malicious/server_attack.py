@@ -175,7 +175,7 @@ def is_one_image(
     accepted if two or more of the update's ``rows`` (N, D) lie on one grid of few levels, as if quantized.
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
-    second, third, fifth or seventh, count as mixtures. Equal mixtures of two images of even levels alone pass.
+    second, third, fifth or seventh, count as mixtures. An equal mixture of two images with even levels is accepted.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)

@@ -118,7 +118,7 @@ class StrongWolfe(_Rows):
     Attributes:
         searching: (V,) rows whose next evaluation is a trial.
         trials: (V,) evaluations of the row's last search.
-        step, loss: (V,) values of the trial, after the search of the accepted trial.
+        step, loss: (V,) values of the current trial; after the search, of the accepted one.
         gradient: (V, N) at the accepted step.
     """
 
@@ -278,7 +278,7 @@ class LBFGS:
                 f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}; set one."
             )
         if self.sign != "none" and self.line_search != "none":
-            raise UserError("A line search needs the gradient itself, but its sign is asked for; use line_search=none.")
+            raise UserError(f"sign=none is expected with a line search, but got {self.sign}; use line_search=none.")
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "_LBFGSRun":
         return (_LBFGSRun if self.line_search == "none" else _SearchingRun)(self, variables, iterations, images)
@@ -289,7 +289,7 @@ class LBFGS:
 
 
 class _LBFGSRun(_Rows):
-    """State of L-BFGS; rows start an iteration (``moves == 0``) or are inside one, without re-evaluation."""
+    """State of L-BFGS without line search; a row with ``moves == 0`` starts an iteration."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._images, self._iterations = settings, images, iterations

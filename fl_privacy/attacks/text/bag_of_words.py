@@ -55,7 +55,7 @@ def tokens_of_first_block(model: TextModel, observations: Sequence[Observation],
 
 
 _NO_ENTRANCE = "An uploaded layer before any attention is expected, but got none; use attack=tag."
-_FULL = "What the uploaded layers say of tokens has as many directions as there are: too many tokens, or noise."
+_FULL = "Layers with directions to spare are expected, but tokens or noise fill all of them; use attack=tag."
 
 
 def _placed(pairs: Pairs | None, lengths: Lengths) -> Bag | str:
@@ -64,8 +64,8 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Bag | str:
     if not len(pairs.tokens):
         views = " and ".join(f"{k} of {n}" for k, n in zip(pairs.directions, pairs.widths, strict=True))
         return (
-            f"None of {pairs.candidates:,} pairs of token and position has more of itself in {views} directions than"
-            " chance gives."
+            f"Tokens with more in {views} directions than chance gives are expected, but none of"
+            f" {pairs.candidates:,} pairs of token and position has more; use attack=tag."
         )
     expected = "fewer than 0.01" if pairs.expected_false < 0.01 else f"up to {pairs.expected_false:.2g}"
     note = (

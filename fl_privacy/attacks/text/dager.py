@@ -359,6 +359,6 @@ class Peeling:
         return replace(left, texts=[*left.texts, text], gradient=rest, lengths=left.lengths.without(len(text)))
 
     def _attended(self, left: Peeled, gradient: Tensors) -> Tensor | None:
-        """Return the remaining words' parts (V, 2, d); ``None`` if they can't be split."""
+        """Return the gradient's parts (V, 2, d) of the remaining words; ``None`` if it can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended

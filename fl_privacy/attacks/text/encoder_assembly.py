@@ -88,7 +88,7 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Return ``text`` with ``clear`` decided by other candidates at each position, and other lengths if unknown."""
+        """Return ``text`` with ``clear`` set by comparison with other candidates and, if unknown, other lengths."""
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -233,7 +233,7 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
-    """Guessed texts in which most tokens are right.
+    """Texts guessed by their words' positions, in which most tokens are right.
 
     ``texts``: (L,) each, the shortest first; all of the greatest length if lengths are unknown. ``held``: (L,) ``True``
     for words that stood at one position only.

@@ -27,10 +27,10 @@ def next_tokens(tokens: Tensor) -> Tensor:
 
 
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
-    """Return ``tokens`` (B, L) with each text's last label, the token after its last position, appended.
+    """Return ``tokens`` (B, L) with the inferred token after each text's last position appended.
 
-    They solve the head's gradient minus the part of known predictions, which also give the client's scaling, by least
-    squares. A tied head adds the embeddings' gradient only in the texts' own rows.
+    Least squares solve the head's gradient minus the part of known predictions, which also give the client's scaling. A
+    tied head adds the embeddings' gradient only in the texts' own rows.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:

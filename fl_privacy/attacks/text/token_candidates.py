@@ -32,7 +32,7 @@ class Span:
 
     @property
     def scale(self) -> float:
-        """Return the root mean square distance of a random vector of length 1."""
+        """Return the root mean square distance of random unit vectors from the span."""
         return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Span:
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
     """Return the span of the inputs of ``block``'s attention, from its layers' gradients.
 
-    Singular values near the smallest are noise. With an adapter B A x, the gradient of A counts, or while B is zero
+    Singular values near the smallest are noise. With an adapter B A x, the gradient of A is used, or while B is zero
     that of B. ``queries``: ``True`` for only the first layer. ``least``: smaller singular values are rounding.
 
     Raises:
@@ -75,17 +75,17 @@ def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
 
 
 class _EnteredError(Exception):
-    """Ends a forward pass early."""
+    """Ends a forward pass as soon as the wanted layer is entered."""
 
 
 def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
-    """Return the inputs (B, L, d) of the attention of ``block`` for ``inputs``."""
+    """Return the states (B, L, d) that enter the attention of ``block``, for ``inputs``."""
     return entering_layers(model, inputs, [name.rpartition(".")[0] for name in model.attention_weights[block]])
 
 
 @torch.no_grad()
 def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> Tensor:
-    """Return the inputs (B, L, d) of the first of the layers ``names`` that is called for ``inputs``."""
+    """Return the states (B, L, d) that enter the first called layer of ``names``, for ``inputs``."""
 
     def stop(states: Tensor) -> Tensor:
         if states.shape[1] == inputs.shape[1]:  # in a last block the first token alone may have a query

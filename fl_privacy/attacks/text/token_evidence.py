@@ -71,7 +71,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _of_one_token(states: Tensor) -> bool:
-    """Return ``True`` if ``states`` (3, 4, d) are equal at the common token of all texts."""
+    """Return ``True`` if inputs ``states`` (3, 4, d) agree at the token that all probe texts share."""
     if states.dim() != 3 or states.shape[:2] != (3, _LENGTH):
         return False
     one, two, three = states[:, _AT[0]]
@@ -153,7 +153,7 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return the largest k for which few of the first k tokens are ``expected`` (k,) to be false."""
+    """Return how many tokens to accept, given the ``expected`` (k,) number of false ones among the first."""
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
     return int(held[-1]) + 1 if len(held) else 0

@@ -31,7 +31,7 @@ class WordModel:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Expected statistics of words' rows."""
+    """Simulated statistics of words' rows."""
 
     models: tuple[WordModel, ...]  # one model for each class of a text, then an isotropic one
     energy: float  # mean squared length of a token's contribution
@@ -366,7 +366,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
 
 
 def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:
-    """Return the log (V, S) of N(s mean, s^2 spread + variance) over N(0, variance) for each s of ``scales`` (S,)."""
+    """Return log density ratios (V, S) of N(s mean, s^2 spread + variance) to N(0, variance), s in ``scales`` (S,)."""
     spread, mean = (t.double() for t in (model.spread, model.mean))
     wide = scales[:, None] ** 2 * spread + variance
     middle = scales[:, None] * mean

@@ -130,7 +130,7 @@ def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndar
 
 
 def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
-    """Return each leaf's bounds of the features on its path; leaves are from left to right."""
+    """Return each leaf's feature bounds by the splits on its path; leaves are from left to right."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
     held = 0
@@ -140,9 +140,7 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
             found.append(bounds)
             held += len(bounds)
             if held > MOST_BOUNDS:
-                raise UserError(
-                    f"Leaves are expected to have at most {MOST_BOUNDS} thresholds, but got more; omit the tree."
-                )
+                raise UserError(f"Leaves are expected to have at most {MOST_BOUNDS} thresholds, but got more; omit it.")
             continue
         feature, threshold = int(tree.feature[node]), float(tree.threshold[node])
         low, high = bounds.get(feature, (-np.inf, np.inf))
@@ -200,10 +198,10 @@ def count_first_tree(
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
-    """Return each feature's distinct thresholds, ascending; each is a value of one of the client's rows.
+    """Return each feature's distinct thresholds, ascending: values from the client's rows.
 
-    With ``tree_method=hist`` (the default), they are values of rows up to ``max_bin`` distinct values, else of quantile
-    sketches; ``exact`` splits halfway between neighbors.
+    This holds for ``tree_method=hist`` (the default) up to ``max_bin`` distinct values, beyond for quantile sketches;
+    ``exact`` splits halfway between neighbors.
     """
     return list(distinct_thresholds([one.tree for one in own], features))
 

@@ -41,7 +41,7 @@ class Grid:
 
 
 def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> Grid:
-    """Cut features at all thresholds of the trees."""
+    """Build the grid of all thresholds of the trees."""
     return Grid(edges=distinct_thresholds(trees, features), missing=tuple(bool(each) for each in missing))
 
 
@@ -78,7 +78,7 @@ def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
 
 
 def leaf_of(masks: np.ndarray) -> np.ndarray:
-    """Return the leaf (...,) that is the single bit set in words (..., W)."""
+    """Return the leaf (...,): the index of the only bit set in words (..., W)."""
     place = (masks.astype(np.float64).view(np.int64) >> 52) - 1023  # exponent of a power of two; -1023 of zero
     if masks.shape[-1] == 1:
         return place[..., 0]
@@ -105,7 +105,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnTree:
-    """A tree that the client fitted.
+    """A tree that the client fitted, and what it was fitted to.
 
     Attributes:
         before: trees whose outputs are the margins that it was fitted to.

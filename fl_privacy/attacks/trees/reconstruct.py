@@ -117,7 +117,7 @@ class BoxProblem:
         return states, labels, home
 
     def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw (number, F) states within a leaf of the first tree."""
+        """Draw states (number, F) of rows within a leaf of the first tree."""
         possible = np.ones(len(self.masks), dtype=bool)
         if leaf >= 0:
             word, bit = divmod(leaf, 64)

@@ -133,7 +133,7 @@ def test_a_layer_without_gradient_is_named_and_others_go_on(images):
     ]
     silent = {n: t * (not n.startswith("features.0")) for n, t in seen[0].upload.tensors.items()}
     found = AnalyticInversion()([replace(seen[0], upload=replace(seen[0].upload, tensors=silent)), seen[1]], seed=0)
-    assert found[0].failure == "A gradient of features.0.bias is expected, but all of it is zero."
+    assert found[0].failure == "features.0.bias is expected, but its gradient is zero; check the upload."
     assert found[1].batch is not None and found[1].batch.inputs.isfinite().all()
 
 

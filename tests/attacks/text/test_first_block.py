@@ -129,7 +129,7 @@ def test_more_tokens_than_directions_are_still_told_from_chance() -> None:
 
 def test_of_more_tokens_than_the_rank_the_first_step_names_none() -> None:
     found = read(observed(own(begun=False, rank=8), texts([11, 12, 12])))
-    assert found.batch is None and "as many directions as there are" in str(found.failure)
+    assert found.batch is None and "directions to spare" in str(found.failure)
 
 
 def test_tokens_that_are_there_for_being_like_others_are_counted() -> None:
