@@ -233,7 +233,7 @@ def _behind_values_changed(observations: Sequence[Observation]) -> list[Observat
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
     """Return a solution rounded to rows of the schema, marked approximate if these change the update.
 
-    For a linear model, mixtures of rows also explain an update.
+    An update of a linear model is also explained by mixtures of its rows.
     """
     schema = schema_of(observation.model)
     if found.certainty is not Certainty.CONSISTENT or found.batch is None or schema is None:

@@ -60,8 +60,8 @@ class Reproduction:
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """Infer labels (B,) or (B, K) of ``inputs`` of ``network`` or the model; ``None`` without an output layer.
 
-        They solve the output layer's gradient, a sum of inputs times p - y. Labels are classes if p - y is one multiple
-        of p off the label, since clients may scale gradients.
+        They solve the output layer's gradient, a sum of inputs times p - y. Labels are classes if p - y is proportional
+        to p except at the label, since clients may scale gradients.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):

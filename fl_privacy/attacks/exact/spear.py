@@ -110,7 +110,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Return sparse factors near a guess at D (M, B); ``None`` if its columns become dependent."""
+    """Return sparse factors near the guess ``columns`` (M, B) at D; ``None`` if these become dependent."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -171,7 +171,7 @@ class _Gradient:
     def factors(self, chosen: Tensor) -> SparseFactors:
         """Build the sparse factors from the directions ``chosen`` (B, B).
 
-        If nearly all signs agree, they decide which neurons were silent: small gradients may come from active ones.
+        If nearly all signs agree with the zeros, they decide which neurons were silent.
         """
         silent = zeros(self._basis * len(self._basis) ** 0.5 @ chosen, self.zero)
         found = self._behind(silent)

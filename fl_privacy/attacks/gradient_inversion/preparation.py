@@ -96,7 +96,7 @@ class PreparedRound:
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:
-    """Choose how the updates of ``group`` are matched, or raise ``NotAttackableError``."""
+    """Choose how to match the updates of ``group`` in one round, or raise ``NotAttackableError``."""
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
     names = weighted_names(settings.objective.layers, search_of(first.model).matched(uploaded, first.model))

@@ -179,7 +179,7 @@ def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean log probability (N,) of each text's least likely tokens, the share ``LOWEST``."""
+    """Return the mean log probability (N,) of the least likely tokens of each text, a share of ``LOWEST``."""
     told = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)

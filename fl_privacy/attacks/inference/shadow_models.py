@@ -55,7 +55,7 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train ``number`` reference models like a federation on public examples; return signals and members."""
+        """Train ``number`` reference models on public examples; return signals, and ``True`` for members."""
         assert self.first is not None
         sent, plan = self.first
         sizes = [max(1, observation.upload.num_examples) for observation in read.observations]

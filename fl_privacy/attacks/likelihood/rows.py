@@ -298,7 +298,7 @@ class LikeliestRows:
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same rows. Searches start from public rows, or rows drawn by the schema, which also give the
     prior: a tree of dependent columns. They change cells, classes and whole rows, at a falling temperature.
-    ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: ``None``: the sent values'.
+    ``evaluations``: number for each victim, of loss and gradient. ``device``: ``None`` for that of the sent values.
     """
 
     evaluations: int = 4800

@@ -123,7 +123,7 @@ class _TextLikelihood:
         return torch.stack(terms).sum(0), rows
 
     def _of_channel(self, channel: Channel, uploads: Tensors) -> Tensor:
-        """Return the channel's loss (M,); behind Gaussian noise alone, without a constant."""
+        """Return the channel's loss (M,), up to a constant if Gaussian noise is the only defense."""
         if self.white is None:
             return channel.loss(uploads)
         std, norm = self.white
@@ -229,7 +229,7 @@ class LikeliestText(GroupAttack):
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`). Searches
     start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each place
     is annealed (relaxed as in Guo et al. 2021). Clients train one step on up to four texts, with Adam on one.
-    ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: ``None``: the sent values'.
+    ``evaluations``: number for each victim, of loss and gradient. ``device``: ``None`` for that of the sent values.
     """
 
     evaluations: int = 4800

@@ -26,7 +26,7 @@ class ConstantRate:
 
 @dataclass(frozen=True, kw_only=True)
 class StepDecay:
-    """Multiply by ``factor`` at 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
+    """Multiply the rate by ``factor`` at 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
 
     factor: float = 0.1
 
@@ -48,7 +48,7 @@ class CosineRate:
 
 @dataclass(frozen=True, kw_only=True)
 class StairDecay:
-    """Multiply by ``factor`` after each ``every`` iterations (torch.optim.lr_scheduler.StepLR)."""
+    """Multiply the rate by ``factor`` after each ``every`` iterations (torch.optim.lr_scheduler.StepLR)."""
 
     factor: float = 0.89
     every: int = 50
