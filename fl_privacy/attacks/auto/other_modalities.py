@@ -219,10 +219,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return each observation with its evident defense; ``None`` if only zeros suggest one.
-
-    Absent categories and words also leave zeros.
-    """
+    """Return each observation with its evident defense; ``None`` for zeros, which absent words also leave."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense
@@ -231,10 +228,7 @@ def _behind_values_changed(observations: Sequence[Observation]) -> list[Observat
 
 
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
-    """Return a solution rounded to rows of the schema, marked approximate if these change the update.
-
-    An update of a linear model is also explained by mixtures of its rows.
-    """
+    """Return a solution rounded to rows of the schema, marked approximate if these change the update."""
     schema = schema_of(observation.model)
     if found.certainty is not Certainty.CONSISTENT or found.batch is None or schema is None:
         return found
