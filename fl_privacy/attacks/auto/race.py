@@ -37,7 +37,8 @@ added, all attempts fit alike and the smoothest is taken, which is then the like
 EXACT = 1e-12  # mismatch of an update that is reproduced up to rounding in single precision
 
 UNDERDETERMINED = 1e-6
-"""The same if fewer values of the update are known than pixels: the smoothest of many fitting images is likeliest."""
+"""Like ``EXACT``, if fewer values of the update are known than pixels, so that the smoothest fitting image is
+likeliest."""
 
 _LEAST_VARIATION = 0.01  # least total variation of an image
 

@@ -162,7 +162,7 @@ class Reproduction:
 
 
 def least_squares(known: Tensor, sums: Tensor) -> Tensor:
-    """Solve ``known`` (m, n) X = ``sums`` (m, k) for the X (n, k) of least norm by least squares, for any rank.
+    """Return the least squares solution X (n, k) of least norm of ``known`` (m, n) X = ``sums`` (m, k).
 
     It runs on the CPU: on a GPU ``torch.linalg.lstsq`` fails without full rank, as with two equal examples.
     """

@@ -147,7 +147,7 @@ def _number(rows: Tensor) -> Tensor:
 
 
 def _apart(values: Tensor, step: int) -> Tensor:
-    """Group pixels (V, C, H, W) by position modulo ``step``: (V, S, C, H W / S), S = step^2."""
+    """Return pixels (V, C, H, W) grouped by position modulo ``step``: (V, S, C, H W / S), S = step^2."""
     return F.pixel_unshuffle(values, step).reshape(*values.shape[:2], step * step, -1).transpose(1, 2)
 
 

@@ -259,7 +259,7 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyticInversion(GroupAttack):
-    """Solve b x^T = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
+    """Solve b x^T = W for a fully connected first layer (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
     One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
     give that example; the ratios shared by most rows are taken. Several local steps count as one gradient; Adam's are

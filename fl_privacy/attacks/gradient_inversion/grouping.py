@@ -198,7 +198,7 @@ class Group:
 
 
 def group_victims(victims: Sequence[Victim]) -> list[Group]:
-    """Put each victim into one group, in the order of first appearance."""
+    """Return groups of victims that can be attacked together, in the order of first appearance."""
     candidates: dict[tuple[object, ...], list[Group]] = {}
     groups: list[Group] = []
     for victim in victims:

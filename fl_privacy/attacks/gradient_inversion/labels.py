@@ -213,7 +213,7 @@ def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tens
 
 
 _MOST_EXPECTED = 2.0**50
-"""Most examples of one class that an upload may seem to hold, since a client may scale it by anything."""
+"""Most examples that an upload may seem to hold, since a client may scale the upload by any factor."""
 
 
 def choose_labels(

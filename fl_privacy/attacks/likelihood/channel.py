@@ -47,7 +47,7 @@ class Belief:
 
 @dataclass(frozen=True, kw_only=True)
 class Clientele:
-    """How the clients compute uploads."""
+    """Facts about the clients that determine the size and noise of uploads."""
 
     batch_size: int
     uploaded_per_matched: float  # factor from the guessed gradient to the upload

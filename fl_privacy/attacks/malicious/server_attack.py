@@ -24,7 +24,7 @@ Ask = Callable[[ModelState], Upload]  # a client's reply to given values
 
 
 class ThreatLevel(StrEnum):
-    """How a server deviates from the protocol."""
+    """Kinds of deviation of a server from the protocol."""
 
     HONEST = "honest but curious"  # no deviation
     PARAMETERS = "malicious parameters"  # crafted values of the agreed architecture
