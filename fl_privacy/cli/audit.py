@@ -1,4 +1,4 @@
-"""``fl-privacy audit APP`` and ``fl-privacy review APP``: any unmodified Flower app."""
+"""Audit or review any unmodified Flower app: ``fl-privacy audit APP`` and ``fl-privacy review APP``."""
 
 import contextlib
 import json
@@ -149,14 +149,16 @@ def _chosen(
     script: Path | None, server: Path | None, clients: Sequence[Path], server_args: str | None, client_args: str | None
 ) -> dict[str, Any] | None:
     if script is not None and server is not None:
-        raise UserError(f"--script or --server is expected, but got both: {script} and {server}.")
+        raise UserError(f"--script or --server is expected, but got both: {script} and {server}; leave one out.")
     server = script or server
 
     def words(option: str, text: str) -> list[str]:
         try:
             return shlex.split(text)
         except ValueError as error:
-            raise UserError(f"{option} is expected as a command line, but got {text!r}: {error}.") from error
+            raise UserError(
+                f"{option} is expected as a command line, but got {text!r}: {error}; close all quotes."
+            ) from error
 
     told = {
         "server": None if server is None else str(server),

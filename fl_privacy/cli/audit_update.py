@@ -1,4 +1,4 @@
-"""``fl-privacy audit-update BEFORE AFTER``: the change between two files of any framework."""
+"""Audit the change between two files of any framework: ``fl-privacy audit-update BEFORE AFTER``."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -86,7 +86,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _span(option: str, text: str | None) -> tuple[int, ...]:
-    """Return the number, or the powers of two within a range and its end."""
+    """Return the number, or a range's start, its doubles within the range, and the range's end."""
     if text is None:
         return ()
     low, _, high = text.partition("-")

@@ -1,4 +1,4 @@
-"""Backends of a federation by their names in ``backend=`` and ``secure_aggregation=``, imported on demand."""
+"""Build the backend that ``backend=`` and ``secure_aggregation=`` name; only this one is imported."""
 
 from collections.abc import Generator
 from functools import partial
@@ -34,7 +34,7 @@ def backend_of(config: RunSettings) -> Backend:
         expect_answer()
         return partial(rounds_on_ray, **settings)
     if settings:
-        raise UserError(f"Unknown key backend.{next(iter(settings))}; backend={name} has no settings.")
+        raise UserError(f"Unknown key backend.{next(iter(settings))}; backend={name} has no settings, leave it out.")
     if name == "flower":
         from fl_privacy.flower.backends import rounds_in_process  # noqa: PLC0415
 
@@ -45,7 +45,7 @@ def backend_of(config: RunSettings) -> Backend:
 
 
 def secure_backend_of(config: RunSettings) -> Backend | None:
-    """Build the backend of ``secure_aggregation``, ``None`` for ``none``; ``UserError`` if it can't run this."""
+    """Build the backend of ``secure_aggregation``, ``None`` for ``none``; ``UserError`` if it can't run ``config``."""
     settings = plain_settings(config.secure_aggregation)
     name = settings.pop("name", None)
     if name == "none":

@@ -1,4 +1,4 @@
-"""The options to choose from, with a line each."""
+"""List the options to choose from, such as attacks and defenses, with a line each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile

@@ -1,4 +1,4 @@
-"""Progress on the terminal: bars, time left and a live table of the rounds; otherwise occasional lines."""
+"""Show progress: on a terminal by bars, time left and a table of rounds, elsewhere by occasional lines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Printer of lines with some seconds between them; a line for a longer step is repeated."""
+    """Prints lines some seconds apart, and repeats the line of a long step."""
 
     def __init__(self, say: Callable[[str], None], *, silent: bool) -> None:
         self._say, self._pause, self._silent = say, progress.BETWEEN_LINES, silent
@@ -68,7 +68,7 @@ SHOWN_ROUNDS = 8
 
 
 def progress_bar(console: Console, *columns: str) -> Progress:
-    """Make a bar behind texts with Rich's markup, with counts and times; nothing without a terminal."""
+    """Make a progress bar after texts (Rich's markup), with counts and times; hidden without a terminal."""
     shown = (*map(TextColumn, columns), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*shown, console=console, disable=not console.is_terminal)
 

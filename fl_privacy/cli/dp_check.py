@@ -85,11 +85,13 @@ def _read_settings(given: list[str]) -> dict[str, Any]:
     for setting in given:
         key, equals, value = setting.partition("=")
         if not equals or key not in MORE:
-            raise UserError(f"A setting is expected to be one of {', '.join(MORE)} with =VALUE, but got {setting!r}.")
+            raise UserError(
+                f"A setting is expected to be one of {', '.join(MORE)} with =VALUE, but got {setting!r}; correct it."
+            )
         try:
             read[key] = MORE[key](value)
         except ValueError as error:
-            raise UserError(f"{key} is expected to be a whole number, but got {value!r}; {key}=10.") from error
+            raise UserError(f"{key} is expected to be a whole number, but got {value!r}; try {key}=10.") from error
     return read
 
 

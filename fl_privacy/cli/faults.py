@@ -1,4 +1,4 @@
-"""Early ends of a command (faults, in one line and an exit status; signals), and the terminal, which obeys no text."""
+"""Report errors in one line with an exit status, handle signals, and print text without its terminal controls."""
 
 import errno
 import signal
@@ -59,7 +59,9 @@ def recognized(error: BaseException) -> BaseException | None:
     if isinstance(error, ImportError) and not is_out_of_memory(error):
         return missing_extra(error)
     if isinstance(error, SystemExit):
-        return UserError(f"A part that is not this program's ended it (SystemExit: {error.code}); let it return.")
+        return UserError(
+            f"Third-party code is expected to return, but ended the program (SystemExit: {error.code}); correct it."
+        )
     if is_out_of_memory(error):
         return MemoryError(what_was_asked(error))
     return error if isinstance(error, FAULTS) else None

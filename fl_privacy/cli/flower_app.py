@@ -48,7 +48,7 @@ AUTHENTICATED, OWN_DATA_RUN = "authenticated-nodes", "own-data"  # keys of the r
 CLIENTS = "federation.clients"  # setting that by default equals the number of nodes
 MOST_OF_OVERRIDES = 1 << 14  # largest number of letters of overrides, which the starter of a run sends to all nodes
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
-"""A node's variable: models and defenses that it runs besides registered ones, like ``trust=``."""
+"""Environment variable of a node: unregistered models and defenses that it may run, like ``trust=``."""
 
 SECAGG = "secagg"
 logger: logging.Logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def run_on_nodes(grid: Grid, context: Context) -> None:
-    """Run what ``overrides`` describe with the clients behind ``grid``; ``UserError`` in one line if impossible."""
+    """Run the experiment of ``overrides`` with the clients behind ``grid``; ``UserError`` if impossible."""
     try:
         overrides = _sized(_overrides(context), lambda: partitions_of(grid))
         config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
@@ -161,7 +161,7 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
-    """Keep errors with this machine's paths, or any about the operator's ``own_folder``, in the node's own log."""
+    """Log errors with this machine's paths or on the operator's ``own_folder`` here, and raise one without details."""
     try:
         yield
     except OpenSettingError:
@@ -244,8 +244,12 @@ def _seconds(context: Context, key: str) -> float:
 def _overrides(context: Context) -> list[str]:
     text = str(context.run_config["overrides"])
     if len(text) > MOST_OF_OVERRIDES:
-        raise UserError(f"overrides are expected to have at most {MOST_OF_OVERRIDES} letters, but have {len(text)}.")
+        raise UserError(
+            f"overrides are expected to have at most {MOST_OF_OVERRIDES} letters, but have {len(text)}; shorten them."
+        )
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UserError(f"overrides are expected as key=value with closed quotes, but got {text[:200]!r}.") from error
+        raise UserError(
+            f"overrides are expected as key=value with closed quotes, but got {text[:200]!r}; close them."
+        ) from error

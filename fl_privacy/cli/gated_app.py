@@ -1,4 +1,4 @@
-"""The process of an app behind a gate, which gives up network and files before it imports third-party code."""
+"""Run an app behind a gate, in a process that gives up network and files before it imports third-party code."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_gate(inlet: int, outlet: int) -> None:
-    """Answer the gate's messages until it closes its end."""
+    """Answer the gate's messages until the gate closes the pipe."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
     held = keep_apart(Wishes(**asked["wishes"]))
@@ -25,7 +25,7 @@ def serve_gate(inlet: int, outlet: int) -> None:
 
 
 def _loaded(reference: str, bundle: list[bytes], packages: list[str]) -> Any:
-    """Load an installed app, or one of a bundle, which is unpacked into memory that ends with this process."""
+    """Load an installed app, or one of a bundle, which is unpacked into memory of this process."""
     if not bundle:
         from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (not to be imported earlier)
 

@@ -1,4 +1,4 @@
-"""One run or a sweep of runs; errors in a configuration are reported before PyTorch is imported."""
+"""Run one experiment or a sweep; errors in a configuration are reported before PyTorch is imported."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Import without garbage collection, once, and keep what was imported out of later collections."""
+    """Turn garbage collection off during first imports, and exempt the imported objects from later collections."""
     if not gc.isenabled() or "fl_privacy.runs.run" in sys.modules:
         yield
         return

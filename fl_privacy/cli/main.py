@@ -188,11 +188,11 @@ def report(  # noqa: PLR0917
         return
     if brief:
         if len(runs) != 1 or share is not None or cap or with_originals:
-            raise UserError("--brief is expected with one RUN_DIR and --out alone; --share, --cap and more go apart.")
+            raise UserError("--brief is expected with one RUN_DIR and --out alone, but got more; call report again.")
         page = write_brief(runs[0], out)
     elif share is not None:
         if out is not None:
-            raise UserError("--share and --out are expected one at a time, but got both; --share names a folder.")
+            raise UserError("--share and --out are expected one at a time, but got both; leave --out out.")
         page = share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap)
     elif with_originals:
         raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")

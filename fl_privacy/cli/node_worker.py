@@ -1,4 +1,4 @@
-"""The process that answers a SuperNode's messages: ``python -m fl_privacy.cli.node_worker ADDRESS APP ...``."""
+"""Answer a SuperNode's messages in a process: ``python -m fl_privacy.cli.node_worker ADDRESS APP ...``."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ from fl_privacy.site.gate.linux_calls import hide_memory
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
-    """Answer messages until standard input ends; write nothing or an error to ``told`` once the app is loaded."""
+    """Answer messages until standard input ends; the file ``told`` gets the app's loading error, or is empty."""
     from fl_privacy.cli.faults import ENDING  # noqa: PLC0415  (an app's process needs none of it)
 
     hide_memory()
@@ -51,7 +51,7 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return the argument of ``answer_messages``: the app, behind the gate of ``policy`` if any, or apps of runs."""
+    """Return arguments of ``answer_messages``: the app, behind the gate of ``policy`` if any, or apps of runs."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:
@@ -82,9 +82,11 @@ def installed_app(reference: str) -> Any:
     module, _, attribute = reference.partition(":")
     found = attempt(lambda: getattr(importlib.import_module(module), attribute))
     if isinstance(found, Failure):
-        raise UserError(f"--app is expected to be package.module:attribute, but {reference}: {found.reason}.")
+        raise UserError(
+            f"--app is expected to be package.module:attribute, but {reference} fails: {found.reason}; correct it."
+        )
     if not callable(found):
-        raise UserError(f"--app is expected to be a ClientApp, but {reference} is a {type(found).__name__}.")
+        raise UserError(f"--app is expected to be a ClientApp, but {reference} is a {type(found).__name__}; name one.")
     return found
 
 

@@ -99,7 +99,7 @@ def approve(
     if (runs := policy.runs) is None:
         raise UserError(f"{site} is expected to have runs, but answers by an installed app alone; add runs to it.")
     if yes + refuse + revoke > 1:
-        raise UserError("One of --yes, --refuse and --revoke is expected, but got several.")
+        raise UserError("One of --yes, --refuse and --revoke is expected, but got several; keep one.")
     approvals = Approvals(runs)
     if revoke:
         approvals.decide(run, REVOKED)
@@ -139,7 +139,7 @@ def approve(
 
 
 def dated(when: float) -> str:
-    """Write seconds since 1970 as a date and time in UTC."""
+    """Format seconds since 1970 as a date and time in UTC."""
     return f"{datetime.datetime.fromtimestamp(min(when, 253_402_300_799.0), datetime.UTC):%Y-%m-%d %H:%M:%S UTC}"
 
 
@@ -159,7 +159,7 @@ def show_ledger(
 
     policy = read_policy(site)
     if policy.budget is None:
-        raise UserError(f"{site} is expected to have a budget, whose ledger is shown, but has none.")
+        raise UserError(f"{site} is expected to have a budget, whose ledger is shown, but has none; add one.")
     if not any(map(os.path.lexists, (policy.budget.ledger, policy.budget.anchor))):
         say(f"There is no ledger {policy.budget.ledger} yet: nothing has left.")
         return

@@ -1,4 +1,4 @@
-"""``fl-privacy audit --sandbox``: an app in an isolated process, whose page is checked and written outside."""
+"""Audit an app in an isolated process, and check and write its page outside (``audit --sandbox``)."""
 
 import os
 import time
@@ -37,7 +37,7 @@ CACHES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Resources of an app in a sandbox: memory of all processes together, temporary files included."""
+    """Limits of an app in a sandbox; memory is of all processes together, temporary files included."""
 
     memory_mib: int = 8192
     processes: int = 128
@@ -50,7 +50,9 @@ def bounds_of(text: str) -> Bounds:
     for pair in text.split():
         name, _, value = pair.partition("=")
         if name not in Bounds.__dataclass_fields__ or not value.isascii() or not value.isdigit():
-            raise UserError(f"--limits is expected as 'memory_mib=8192 processes=128 seconds=14400', but got {pair!r}.")
+            raise UserError(
+                f"--limits is expected as 'memory_mib=8192 processes=128 seconds=14400', but got {pair!r}; correct it."
+            )
         told[name] = int(value[:20])
     from fl_privacy.site.gate.policy import LEAST_MEMORY  # noqa: PLC0415  (with NumPy, which other commands need not load)
 
@@ -78,7 +80,7 @@ OFFLINE: Mapping[str, str] = {
 
 
 class Sandbox:
-    """One audit in a sandbox, seen from outside; the app can't see ``out``, the folder of audits."""
+    """Runs one audit in a sandbox, from outside; the app can't see ``out``, the folder of audits."""
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
         self.app, self.asked, self.out, self.given = expanded(app).absolute(), asked, expanded(out).absolute(), given
@@ -184,7 +186,7 @@ class Sandbox:
     def _ended(self, why: str) -> str:
         said = f"The app is expected to let its audit end, but {visible(why)[:1000]}"
         if self._last is None:
-            return f"{said}; nothing was written."
+            return f"{said}; nothing was written, audit again."
         self._write(self._last, broken=said)
         return f"{said}; {self.folder} has what was known before, which says nothing of the rest."
 

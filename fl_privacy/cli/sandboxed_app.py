@@ -1,4 +1,4 @@
-"""The process of ``audit --sandbox``, which gives up network and files before it imports other packages."""
+"""Audit an app in a process that gives up network and files before it imports other packages."""
 
 import json
 from dataclasses import asdict

@@ -57,7 +57,9 @@ def benchmark(  # noqa: PLR0917
     processes = _processes(jobs)
     strengths = [override for override in overrides or [] if override.startswith("defense.")]
     if strengths and entry is None:
-        raise UserError(f"{strengths[0]} is expected with --entry, whose strength it sets; the track fixes all others.")
+        raise UserError(
+            f"{strengths[0]} is expected with --entry, whose strength it sets, but got none; add it, or leave it out."
+        )
     from fl_privacy.runs.config.study import load_track  # noqa: PLC0415
 
     loaded = load_track(track, [override for override in overrides or [] if override not in strengths])
@@ -180,7 +182,7 @@ def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) ->
 
 ACCURACY_LOSS, THREAT, PSNR_BELOW, BATCH_SIZE = "accuracy_loss", "threat", "psnr_below", "batch_size"
 ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "", BATCH_SIZE: ""}
-"""Options with their defaults, empty for none; everything else is a setting of the measurement."""
+"""Option -> default, empty for none; all other keys are settings of the measurement."""
 _EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12", BATCH_SIZE: "4"}
 KNOWN: tuple[Literal["honest", "adaptive", "malicious"], ...] = ("honest", "adaptive", "malicious")
 
@@ -267,7 +269,9 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
     if found := [table for table in tables if table.matches(settings)]:
         return found
     there = "; ".join(" ".join(table.settings) for table in tables)
-    raise UserError(f"Settings that were measured are expected, but got {' '.join(settings)}; {file} is of {there}.")
+    raise UserError(
+        f"Settings that were measured are expected, but got {' '.join(settings)}; name some of {file}: {there}."
+    )
 
 
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
@@ -311,7 +315,7 @@ _stopped = threading.Event()
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
-    """Run ``jobs`` in worker processes, each result to ``on_done``; ``UserError`` if a process died."""
+    """Run ``jobs`` in worker processes, pass each result to ``on_done``; ``UserError`` if a process died."""
     if not jobs:
         return
     from fl_privacy.federation.processes import end_workers, worker_processes  # noqa: PLC0415

@@ -127,7 +127,7 @@ def _expect_app(app: str, *, here: bool) -> None:
     """Raise ``UserError`` for an app that is malformed or not installed; ``here`` also allows the working folder."""
     module, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}.")
+        raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}; try app.client_app:app.")
     sys.path[:] = [*[""] * here, *filter(None, sys.path)]  # as for the worker, which python -m starts
     found = None
     with contextlib.suppress(ImportError, ValueError):
@@ -148,7 +148,9 @@ def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":
 def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> None:
     while not told.exists():
         if worker.poll() is not None and not told.exists():
-            raise UserError(f"--app is expected to be a ClientApp, but {app} ended the process that loaded it.")
+            raise UserError(
+                f"--app is expected to be a ClientApp, but {app} ended the process that loaded it; look at its output."
+            )
         time.sleep(POLL_SECONDS)
     if reason := told.read_text(encoding="utf-8"):
         worker.wait()

@@ -1,4 +1,4 @@
-"""Training of Refiner's evaluation network or of a generator on public data, unless it is already trained."""
+"""Train Refiner's evaluation network or an image generator on public data, unless the file already holds it."""
 
 import copy
 import hashlib
@@ -45,7 +45,7 @@ RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml``, and return its file; ``UserError`` if it holds another."""
+    """Train the network of ``conf/evaluator.yaml`` and return its file; ``UserError`` if that holds another."""
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
@@ -86,7 +86,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
 
 
 def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose ``conf/KIND.yaml``, and check the types of what evaluators and generators share."""
+    """Return the settings of ``conf/KIND.yaml``, with checked types of those that all networks share."""
     settings = compose_file(kind, overrides)
     types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
     for name in types.keys() & settings.keys():
@@ -160,7 +160,7 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Choose ``number`` evenly spaced examples; all for ``None``."""
+    """Return a slice of ``number`` evenly spaced examples, or of all for ``None``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)
@@ -169,7 +169,7 @@ def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
 
 
 def key_of(plan: EvaluatorPlan | GeneratorPlan, seed: int, *examples: Tensor, more: Sequence[str] = ()) -> str:
-    """Hash everything that decides a training."""
+    """Return a hash of all that determines a training's result."""
     content = hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in examples))
     content.update(json.dumps([examples[0].shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]
@@ -179,7 +179,7 @@ SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is 
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the generator of ``conf/generator.yaml``, and return its file; ``UserError`` if it holds another."""
+    """Train the generator of ``conf/generator.yaml`` and return its file; ``UserError`` if that holds another."""
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")

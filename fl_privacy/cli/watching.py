@@ -1,4 +1,4 @@
-"""``fl-privacy watch``: the growing page of one or many runs, served on loopback under a secret address."""
+"""Serve the pages of runs in progress on loopback, at a secret address (``fl-privacy watch``)."""
 
 import hmac
 import secrets

@@ -1,4 +1,4 @@
-"""Loading images, texts or rows into memory, and partitioning them among clients."""
+"""Load images, texts or rows into memory, and partition them among clients."""
 
 from typing import TYPE_CHECKING
 

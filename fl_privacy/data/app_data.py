@@ -1,4 +1,4 @@
-"""Images from whatever a Flower app trains on: a data set, a loader, a list; normalized or not."""
+"""Take images from a Flower app's training data: a data set, a loader or a list."""
 
 import hashlib
 import random
@@ -33,13 +33,13 @@ def samples(data: object) -> Iterator[Sample]:
 
     Args:
         data: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable of pairs (image, label) or mappings with
-            keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``; of a tuple of loaders, such as (train, test), the first.
+            keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``; a tuple such as (train, test) stands for its first.
     """
     yield from map(as_sample, _examples(data))
 
 
 def first_data_set(data: Any) -> Any:
-    """Return the data set itself, of a loader, or of the first."""
+    """Return ``data`` itself, the data set of a loader, or that of the first of several."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
         data = data[0]
     return data.dataset if isinstance(data, DataLoader) else data
@@ -51,7 +51,7 @@ def _examples(data: object) -> Iterator[Any]:
         if not isinstance(data, Iterable):
             raise UserError(
                 "data is expected to be a data set, a DataLoader or an iterable of (image, label), but got"
-                f" {type(data).__name__}."
+                f" {type(data).__name__}; give one of these."
             )
         yield from data
         return
@@ -73,7 +73,8 @@ def as_image(example: object) -> Tensor:
     if isinstance(example, Sequence) and len(example) >= 2:
         return _pixels(example[0])
     raise UserError(
-        f"An example is expected to be (image, label) or a mapping with both, but is a {type(example).__name__}."
+        f"An example is expected to be (image, label) or a mapping with both, but is a {type(example).__name__};"
+        " convert it."
     )
 
 
@@ -91,7 +92,9 @@ def _class(label: Any) -> int:
     try:
         values = np.asarray(label.detach().cpu() if isinstance(label, Tensor) else label).astype(float).reshape(-1)
     except (TypeError, ValueError) as error:
-        raise UserError(f"A label is expected to be the number of a class, but got {label!r:.80}.") from error
+        raise UserError(
+            f"A label is expected to be the number of a class, but got {label!r:.80}; encode it."
+        ) from error
     if len(values) == 1 and np.isfinite(values[0]) and values[0] == int(values[0]):
         return int(values[0])
     if len(values) > 1 and values.min() >= 0 and values.sum() == values.max() == 1:
@@ -116,7 +119,7 @@ def _pixels(image: Any) -> Tensor:
     elif pixels.dim() == 3 and not isinstance(image, Tensor) and pixels.shape[-1] in CHANNELS:
         pixels = pixels.permute(2, 0, 1)
     if pixels.dim() != 3:
-        raise UserError(f"An image is expected to have the shape (C, H, W), but has {tuple(pixels.shape)}.")
+        raise UserError(f"An image is expected to have the shape (C, H, W), but has {tuple(pixels.shape)}; reshape it.")
     pixels = pixels.detach().cpu().float()
     return pixels if steps is None else pixels / steps
 
@@ -149,8 +152,7 @@ def told_normalization(source: object) -> Normalization | None:
 def find_normalization(data: object) -> Normalization | None:
     """Infer the normalization from the transform or the extreme pixels; ``None`` if pixels lie within [0, 1].
 
-    The latter assumes black and white in each channel, which become -mean / std and (1 - mean) / std. ``UserError`` if
-    there are no images.
+    The extreme pixels are taken for black and white: -mean / std and (1 - mean) / std. ``UserError`` without images.
     """
     loaded = data[0] if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset) else data
     if (told := told_normalization(loaded)) is not None:
@@ -168,7 +170,7 @@ def find_normalization(data: object) -> Normalization | None:
 
 
 def fingerprint(image: Tensor) -> str:
-    """Hash the 8-bit pixels of an image (C, H, W) in [0, 1]."""
+    """Return a hash of the 8-bit pixels of an image (C, H, W) in [0, 1]."""
     levels = (image.clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous()
     return hashlib.sha256(str(tuple(levels.shape)).encode() + levels.numpy().tobytes()).hexdigest()
 
@@ -211,7 +213,7 @@ def _generators(data: object) -> list[Generator]:
 
 
 def _putting_back(generator: Generator) -> Callable[[], object]:
-    """Return the function that restores the present state."""
+    """Return a function that restores the generator's present state."""
     if isinstance(generator, np.random.Generator):
         return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
     if isinstance(generator, random.Random):

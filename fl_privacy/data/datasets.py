@@ -1,4 +1,4 @@
-"""Loading any image data set: find, decode, split and cache it."""
+"""Load any image data set: find, decode, split and cache it."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ _FORMAT = 1
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """Return the result of ``make``, or the cached one with this ``key`` in ``folder`` or the user's cache.
+    """Return the result of ``make``, cached by ``key`` in ``folder`` or the user's cache.
 
     The folder is created readable by its owner only. A warning is given if it cannot be written.
     """
@@ -114,7 +114,9 @@ class _Reading:
         if self.image_size is not None:
             whole("data.image_size", self.image_size, at_least=1, at_most=MOST_SIZE, example=32)
         if self.channels not in (None, 1, 3):
-            raise UserError(f"data.channels is expected to be 1 (gray), 3 (RGB) or null, but got {self.channels!r}.")
+            raise UserError(
+                f"data.channels is expected to be 1 (gray), 3 (RGB) or null, but got {self.channels!r}; set one."
+            )
         one_of("data.fit", self.fit, get_args(Fit))
 
 
@@ -222,7 +224,7 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Split off every fifth example of the shuffled set, sorted by class."""
+    """Split off the same fifth of each class; return the rest and the fifth."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"

@@ -1,4 +1,4 @@
-"""Black and white levels of gray pictures with more than 8 bits, signs or floating point."""
+"""Find black and white levels of gray pictures with more than 8 bits, signed or floating-point values."""
 
 import math
 import warnings

@@ -203,7 +203,7 @@ def images_of(examples: LabelledExamples) -> Examples | None:
 
 
 def expect_images(examples: LabelledExamples, what: str) -> Examples:
-    """Return ``examples``, or raise ``UserError`` if they are no images, which ``what`` needs."""
+    """Return ``examples``; ``UserError``, with the subject ``what``, if they are no images."""
     if not isinstance(examples, Examples):
         raise UserError(
             f"{what} is expected with images, but the data are {examples.modality.data}; leave it out, or take images."
@@ -221,7 +221,7 @@ MOST_NAMED = 40  # most columns that an error names
 def find_column(
     columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
 ) -> str:
-    """Find the column ``chosen`` by the user, else the first of ``usual``; an exact match comes before another case."""
+    """Return the column ``chosen`` by the user, else the first of ``usual``; exact matches precede other cases."""
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling
@@ -244,7 +244,7 @@ def encode_labels(
     name: str,
     setting: str = "data.label_column",
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Encode label columns as indices (N,) int64, alike in all ``parts``, and return them with the K class names.
+    """Return label columns as class indices (N,) int64, the same in all ``parts``, and the K class names.
 
     Without given ``names``, the classes are the sorted distinct values.
     """
@@ -264,7 +264,9 @@ def encode_labels(
             f" but got {values.min()}..{values.max()}; set {setting} to another, or use a labelled split."
         )
     if len(names) < 2:
-        raise UserError(f"Data set {name} is expected to have at least 2 classes, but got only {names[0]}.")
+        raise UserError(
+            f"Data set {name} is expected to have at least 2 classes, but got only {names[0]}; add another."
+        )
     return list(torch.from_numpy(values.astype(np.int64)).split([len(part) for part in parts])), tuple(names)
 
 

@@ -1,4 +1,4 @@
-"""Decoding of images into one tensor of bytes with a common size and number of channels."""
+"""Decode images into one tensor of bytes with a common size and number of channels."""
 
 import io
 import os
@@ -29,7 +29,7 @@ _UNREADABLE = (
     *(OSError, SyntaxError, ValueError, TypeError, AttributeError, LookupError, EOFError, ArithmeticError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
 )
-"""Errors of PIL on damaged files."""
+"""Errors that PIL raises for damaged files."""
 
 
 def decode_images(
@@ -99,7 +99,7 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
 
 
 def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
-    """Decode an image (C, H, W), and C, to bytes or ``gray_values``; the size is checked before pixels are decoded."""
+    """Return an image (C, H, W) as bytes or ``gray_values``, and C; its size is checked before decoding."""
     encoded = cell["bytes"]
     try:
         with warnings.catch_warnings():

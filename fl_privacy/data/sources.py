@@ -133,7 +133,7 @@ def hub_source(
         return HubData(name)
     raise UserError(
         f"data.name is expected to be {others}, {', '.join(known)}, an owner/name of the Hugging Face hub, or a folder"
-        f" in data.root or {ROOT_VARIABLE}, but got {name!r}."
+        f" in data.root or {ROOT_VARIABLE}, but got {name!r}; set one of these."
     )
 
 
@@ -276,7 +276,7 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 
 
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
-    """Return ``root`` for the name ``own``, else ``<root>/<name>`` or that of ``FL_PRIVACY_DATA``, if any."""
+    """Return ``root`` if ``name`` is ``own``, else ``<root>/<name>`` or ``<FL_PRIVACY_DATA>/<name>``, if any."""
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name
     if root is None:

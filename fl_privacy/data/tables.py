@@ -1,4 +1,4 @@
-"""Loading any table: find it, infer its columns, split and encode it."""
+"""Load any table: find it, infer its columns, split and encode it."""
 
 import math
 import re
@@ -21,17 +21,17 @@ from fl_privacy.files.foreign import expanded
 from fl_privacy.types.schema import MOST_CATEGORIES, Column, Schema
 
 Missing = Literal["keep", "drop"]
-"""``keep``: a missing category is one of its own, a missing number the median; ``drop``: rows with any are left out."""
+"""``keep``: missing categories become a category, missing numbers the median; ``drop``: such rows are left out."""
 
 Standardize = Literal["numbers", "all"]
-"""``numbers``: numbers get mean 0 and deviation 1, categories stay 1 and 0; ``all``: these as well, as in TabLeak."""
+"""``numbers``: numbers get mean 0 and deviation 1, categories stay 1 and 0; ``all``: both do, as in TabLeak."""
 
 TARGETS = (*LABEL_COLUMNS, "income", "diagnosis", "outcome", "num")  # columns searched for the target, in this order
 MISSING = "(missing)"  # name of a missing category
 MOST_BYTES = 1 << 31  # most bytes of a CSV file
 
 QUANTITY, ROWS_OF_A_NUMBER, ROWS_OF_A_NAME = 20, 10, 2
-"""A target with more distinct values than the first is no class if each has fewer rows on average than the others."""
+"""Distinct values up to which any target is a class, and mean rows that each needs beyond (numbers, names)."""
 
 _VALUE = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?", re.IGNORECASE)  # values that betray a file without a header
 _AROUND = "\ufeff \t\r\n"  # characters stripped from the names of columns
@@ -105,7 +105,7 @@ def table_of(
     missing: Missing = "keep",
     standardize: Standardize = "numbers",
 ) -> Dataset:
-    """Make a data set of a pandas DataFrame, and of another with its test rows; see :func:`load_table`.
+    """Make a data set of a pandas DataFrame, and perhaps one with test rows; see :func:`load_table`.
 
     ``UserError`` if it is no DataFrame, or lacks a column.
     """
@@ -139,7 +139,7 @@ def _of_path(path: Path) -> tuple[list[Any], Sequence[str] | None]:
     if path.is_dir():
         return _of_splits(ParquetFolder(path).tables(), path.name)
     if not path.is_file():
-        raise UserError(f"data.path is expected to be a .csv or .parquet file, but there is none at {path}.")
+        raise UserError(f"data.path is expected to be a .csv or .parquet file, but there is none at {path}; check it.")
     pandas = require("pandas")
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise UserError(f"data.path is expected to be a .csv or .parquet file, but got {path.name}; convert it.")
@@ -196,7 +196,9 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
             own[setting] = _codes(whole[column], None, column, name, setting=f"data.{setting}")
     found = [_column(whole[column], column, reading) for column in features]
     if not found:
-        raise UserError(f"Table {name} is expected to have columns other than its target {target}, but has none.")
+        raise UserError(
+            f"Table {name} is expected to have columns other than its target {target}, but has none; add one."
+        )
     schema = Schema(tuple(column for column, _ in found))
     examples = TableExamples(
         inputs=schema.encode(torch.stack([cells for _, cells in found], 1)),
@@ -229,7 +231,9 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
             )
     for frame in frames[1:]:
         if lacking := sorted(set(columns) - set(frame.columns)):
-            raise UserError(f"All splits of table {name} are expected to have column {lacking[0]}, but one has not.")
+            raise UserError(
+                f"All splits of table {name} are expected to have column {lacking[0]}, but one has not; add it."
+            )
 
 
 def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:

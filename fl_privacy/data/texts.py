@@ -1,4 +1,4 @@
-"""Loading any text data set: find, split and tokenize it with the package tokenizers."""
+"""Load any text data set: find, split and tokenize it with the package tokenizers."""
 
 import csv
 import importlib
@@ -45,7 +45,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     except Exception as error:  # the library raises plain Exception
         raise UserError(
             f"data.tokenizer is expected to be {', '.join(TRAINED)}, minilm, a tokenizer.json or a name of the Hugging"
-            f" Face hub, but {name!r} can't be had: {reason_of(error)}."
+            f" Face hub, but {name!r} can't be had: {reason_of(error)}; set one of these."
         ) from error
     found.no_padding()
     found.no_truncation()
@@ -133,7 +133,7 @@ class Tweets:
 class TextFolder:
     """Texts by class: ``<folder>/<class>/*.txt``, one text each, or ``<folder>/<class>.txt``, one a line.
 
-    If there is a folder ``train``, so within ``<folder>/<split>``.
+    If there is a folder ``train``, these are within ``<folder>/<split>``.
     """
 
     folder: Path

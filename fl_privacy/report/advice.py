@@ -1,4 +1,4 @@
-"""Recommend a defense in sentences, of compared runs or of measurements: cheap, and nothing was reconstructed."""
+"""Recommend, in sentences, a cheap defense behind which nothing was reconstructed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ _SEARCHED_TEXTS = {
     "federation.plan.epochs": ("1", "null"),
     "federation.plan.optimizer": ("sgd", "adamw"),
 }
-"""Settings -> their values with which attack=auto searches for the likeliest text of an upload."""
+"""Setting -> values with which attack=auto searches for the likeliest text of an upload."""
 
 _OTHER_KINDS = (
     "No defense is recommended for {0}s for now: attacks made for a single defense have reconstructed {0}s where"
@@ -43,12 +43,12 @@ ONCE = (
     "Clients that train on the same examples for many rounds send them many times, which was not attacked here, and"
     " what a defense draws anew each time, such as noise, averages out."
 )
-"""Sweeps and benchmarks attack fixed models, with one upload of each example."""
+"""Limit of sweeps and benchmarks, which attack one upload of each example."""
 
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
-    """Return noise behind which no example of this ``kind`` was reconstructed, and its measured cost, if any."""
+    """Return settings of noise behind which no example of ``kind`` was reconstructed, and its cost in words."""
     name = MEASURED_ON.get(kind, "")
     measured = read_tables(SHIPPED / f"{name}.json")[0].defenses if name else ()
     noised = [each for each in measured if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]
@@ -68,7 +68,7 @@ def advice_from(
     psnr_below: float | None = None,
     batch_size: int | None = None,
 ) -> list[str]:
-    """Recommend the cheapest defense within both bounds, or name the nearest one, with its limits.
+    """Return sentences that recommend the cheapest defense within both bounds, or name the closest one.
 
     Cost is time, then bytes, then leakage. ``UserError`` if the threat was not measured, or modalities are mixed.
 
@@ -128,7 +128,7 @@ def _measured_against(
 
 
 def _private_by_name_alone(table: MeasuredTable) -> list[str]:
-    """Say that NVFlare's filters in ``table`` are no differential privacy, and what epsilon they spend."""
+    """Return sentences on NVFlare's filters in ``table``: no differential privacy, or the epsilon they spend."""
     said, elements = list[str](), table.defenses[0].upload_bytes / 4
     for one in table.defenses[1:]:
         given = dict(each.removeprefix("defense.").partition("=")[::2] for each in one.overrides)
@@ -166,7 +166,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 
 def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
-    """Describe untested attackers or uploads; empty if the strongest attacker tried the user's batch size."""
+    """Return why nothing is recommended; empty if the strongest attacker tried the user's batch size."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
@@ -233,7 +233,7 @@ _STRONGER: Mapping[Threat, Mapping[Threat, str]] = {
     "adaptive": {"malicious": "a malicious server"},
     "malicious": {},
 }
-"""Attackers that count -> stronger ones and their names."""
+"""Threat -> stronger threats and their names."""
 
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
@@ -278,7 +278,7 @@ def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> 
 
 
 def kind_in_words(candidate: Candidate) -> str:
-    """Name the attacked modality."""
+    """Return the word for an attacked example, such as ``image``."""
     return modality_judged_by(candidate.judged_by).one
 
 
@@ -292,7 +292,7 @@ def nothing_told(candidate: Candidate) -> str:
 
 
 def read_of(candidate: Candidate) -> str:
-    """Count reconstructed examples; without any, add the upper bound of their share."""
+    """Return the number of reconstructed examples in words; for none, also the upper bound of their share."""
     kind = kind_in_words(candidate)
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s reconstructed"

@@ -1,4 +1,4 @@
-"""The files of an audit: ``audit.json`` in two forms, and a sandbox's record, which is checked before use."""
+"""Write and load the files of an audit: ``audit.json``, and an app's untrusted ``record.json``."""
 
 import base64
 import binascii
@@ -26,16 +26,16 @@ from fl_privacy.runs.folder.records import beginning, each, made
 from fl_privacy.types.plan import Normalization
 
 PAGE, RECORD, WHOLE = "report.html", "audit.json", "record.json"
-"""Files in the folder of an audit: the page, its figures for programs, and of an app all that both are made of."""
+"""Files of an audit: the page, its figures for programs, and an app's whole record, from which both are made."""
 
 APP_DIGEST = "SHA-256 of the app's files"  # its name in a record's environment, see ``files_digest``
 LARGEST_PICTURE, LARGEST_RECORD = 1 << 24, 1 << 24  # most values of a picture, and bytes of a strategy's record
 LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
-"""Limits of a record: whole numbers, examples of an answer, answers, characters of a headline, and values."""
+"""Limits of a record: largest whole number, examples of an answer, answers, letters of a headline, and values."""
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json``, and an app's page, readable only by the owner; return the former's content."""
+    """Write ``audit.json`` and an app's page, readable only by the owner; return the content of ``audit.json``."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
@@ -45,7 +45,7 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
 
 def read_captured(folder: Path) -> Captured | None:
-    """Return the facts in a strategy's record, if any, untrusted; ``UserError`` if damaged, or of an app."""
+    """Load facts on captures from a strategy's untrusted record, if any; ``UserError`` if damaged or an app's."""
     path = folder / RECORD
     if not path.is_file():
         return None
@@ -175,13 +175,13 @@ def _plain_aggregate(answer: Answer) -> Mapping[str, Any]:
 
 
 def read_audit(folder: Path) -> AuditRecord:
-    """Return the record of an app's audit, from which its page follows; ``UserError`` if missing or damaged."""
+    """Load the record of an app's audit; ``UserError`` if missing or damaged."""
     try:
         return record_of_json(read_text(folder / WHOLE))
     except ValueError as error:
         said = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{folder / WHOLE} is expected to be as `fl-privacy audit` wrote it, but is not: {said}."
+            f"{folder / WHOLE} is expected to be as `fl-privacy audit` wrote it, but is not: {said}; audit again."
         ) from error
 
 
@@ -199,7 +199,7 @@ def terminal_line(record: AuditRecord, path: Path) -> str:
 
 
 def record_to_json(record: AuditRecord) -> str:
-    """Serialize the record of an app that was run, with what its page shows."""
+    """Serialize an app's record, with the examples that its page shows."""
     return json.dumps(_plain_record(record), default=lambda one: asdict(one) if is_dataclass(one) else str(one))  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""The record of an audit, and the page of an app that was run: data in the clear, then the worst scenario first."""
+"""Define the record of an audit, and render an app's page: data in the clear, then scenarios, the worst first."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,7 +84,7 @@ class AuditRecord:
 
     @property
     def also(self) -> list[str]:
-        """Return what leaks apart from the headline, a sentence each, without full stops."""
+        """Return sentences without full stops on leaks that the headline does not name."""
         read, clear = [step for step in self.steps if step.leaks], self._of("data")
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
         told = [one for one in self.aggregate if one.leaks]
@@ -181,7 +181,7 @@ class AuditRecord:
 
     @property
     def shown_first(self) -> Answer | None:
-        """Return the step whose examples are open: that of the headline, else the first attacked one."""
+        """Return the step whose examples the page opens: the headline's, else the first attacked one."""
         shown = [step for step in self.steps if step.shown]
         read = [step for step in shown if step.leaks]
         sent = [step for step in shown if step.scenario.leaves]
@@ -286,7 +286,7 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
 
 
 def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ...]]:
-    """Return rows (name, without the defense, with it) of what an app leaks and costs in its two runs."""
+    """Return rows (name, without defense, with defense) that compare an app's leakage and costs."""
 
     def result(record: AuditRecord) -> str:
         attacked = record.uploads_attacked or record.measured
@@ -317,7 +317,7 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
 
 
 def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
-    """Return a sentence on the ``server`` and one on all others, as far as they learn something."""
+    """Return sentences on what the server and what everybody learns, if anything; ``server`` begins the first."""
     sentences = []
     for who, subject in {"server": server, "outsider": "Everybody who gets the final model learns"}.items():
         parts = []
@@ -374,7 +374,7 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 
 
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
-    """Return the record of a strategy's audit: a scenario for each round's uploads, and for a ``site`` if attacked."""
+    """Return the record of a strategy's audit: a scenario for each round's uploads, and for a ``site`` if given."""
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []
     for one in found:

@@ -1,4 +1,4 @@
-"""What an audit records apart from attacks: data in the clear, every entry of messages, captured uploads."""
+"""Records of an audit apart from attacks: data in the clear, entries of messages, captured uploads."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The picture at the head of an audit's page: a bar for each scenario, the worst case first."""
+"""Compute the bars at the head of an audit's page, one for each scenario, the worst first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ SHORT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A share in [0, 1] with its 95 % interval and control; ``None`` if it is not known."""
+    """A share in [0, 1] with its 95 % interval and control, each ``None`` if not known."""
 
     title: str
     figure: str = "not attacked"  # the share in words, for people who see no picture too
@@ -72,7 +72,7 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return the bar of ``counts`` over the scored examples; no interval if one upload leaves it open."""
+    """Return the bar of ``counts`` over the scored examples; the interval is omitted if it is [0, 1]."""
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
     bounded = counts.share is None or counts.interval != (0.0, 1.0)

@@ -42,7 +42,7 @@ KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}  # main metric -> attacked ex
 
 
 def benchmark_in_words(measured: MeasuredBenchmark) -> str:
-    """Name the defense that leaks least."""
+    """Return sentences that name the defense that leaks least."""
     board = _chosen(measured)
     open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command resumes."
     said = f"{_headline(measured, board)}.{open_end * (measured.jobs_done < measured.jobs)}"
@@ -187,7 +187,7 @@ SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
 def benchmark_as_plain(measured: MeasuredBenchmark) -> dict[str, Any]:
-    """Return plain values, of which only ``clock`` depends on the time."""
+    """Return the figures as plain values; only ``clock`` differs between equal benchmarks."""
     track = measured.track
     return {
         "format": FORMAT,

@@ -73,7 +73,7 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def brief_of(folder: Path) -> tuple[Path, str]:
-    """Return the folder of a run or an app's audit, and its page; ``UserError`` if it is none."""
+    """Return the folder of a run or an app's audit, and its brief as HTML; ``UserError`` if it is none."""
     if (audited := audit_folder_of(folder)) is not None:
         return audited, render_audit_brief(audited)
     run = read_run(folder)
@@ -347,10 +347,10 @@ BRIEF = "brief.html"
 
 
 def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
-    """Recompute the figures of a run's or an audit's folder, and its brief if there is one.
+    """Recompute the figures and the brief in a run's or an audit's folder, and compare them with its files.
 
-    ``place`` is the folder, or the brief in it; files of the folder ``app`` are compared with the digest of the audited
-    app. The result is the compared files in words, and a line for each difference; ``UserError`` for damaged files.
+    ``place`` is the folder, or the brief in it; files of the folder ``app`` are compared with the audited app's digest.
+    Return the names of the compared files, and a line for each difference; ``UserError`` for damaged files.
     """
     from fl_privacy.report.audit_file import APP_DIGEST, RECORD, plain_app, read_audit  # noqa: PLC0415  (PyTorch)
 

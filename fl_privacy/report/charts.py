@@ -240,7 +240,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def widen(axes: Axes) -> None:
-    """Widen axes to at least ten points across, in percent, and a quarter of the top; draw everything before."""
+    """Widen the axes, after all drawing, to ten percentage points across and a quarter of the top value."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
         beyond = max(0.0, right + missing / 2 - max(100.0, right))

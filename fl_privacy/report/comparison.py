@@ -73,7 +73,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return PMM of ``run``, if needed from an undefended run among ``runs`` with the same training."""
+    """Return the PMM of ``run``, recorded or by an undefended run of the same training among ``runs``."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -83,7 +83,7 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
-    """Render the HTML that compares ``runs``, with links from ``out``; the best stays below ``psnr_below`` dB."""
+    """Render the HTML that compares ``runs``, with links from ``out`` and a recommendation below ``psnr_below`` dB."""
     own, shared = names(runs)
     letters = [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(len(runs))]
     rows = [

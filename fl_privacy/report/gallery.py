@@ -93,7 +93,7 @@ CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageView:
-    """One attacked image; pictures are PNGs as data URIs, empty if not available; ``rank`` if shown first."""
+    """One attacked image on a page; pictures are PNGs as data URIs, empty if missing."""
 
     rank: str = ""
     where: str
@@ -114,7 +114,7 @@ class ImageView:
 
 
 def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], Iterator[ImageView]]:
-    """View the best, median and worst reconstruction by PSNR, if there are as many, and the first ``SHOWN`` images."""
+    """Return views of the best, median and worst reconstruction by PSNR, and of the first ``SHOWN`` images."""
     adaptive = _adaptive_images(run)
     best = [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
     return best, (_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN])
@@ -165,7 +165,7 @@ def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> lis
 
 
 def gallery_title(run: Run, kind: str) -> str:
-    """Describe the number of attacked examples and rounds."""
+    """Return the gallery's title: number of attacked examples, and rounds."""
     attacked = run.of_kind("image")
     rounds = sorted({image["round"] for image in attacked})
     number, where = len({(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}), ""
@@ -179,7 +179,7 @@ def gallery_title(run: Run, kind: str) -> str:
 
 
 def caption(record: Mapping[str, Any], metrics: Sequence[str] = CAPTION, more: Sequence[str] = ()) -> str:
-    """List the known ``metrics`` and ``more`` figures; the attacker's loss if the original is not known."""
+    """Return a caption of the known ``metrics`` and ``more`` figures, or of the attack loss without an original."""
     if record.get("label") is not None and record.get("attack_loss") is not None:
         return f"The attacker's own loss {record['attack_loss']:.3g}"
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
@@ -230,7 +230,7 @@ class Piece:
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
-    """View the best, median and worst text by the metric ``by``; any three if all are equal."""
+    """Return views of the best, median and worst text by the metric ``by``; of any three if all are equal."""
     ranked = rank_by(run, by)
     if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -259,7 +259,7 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
 
 
 def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> dict[str, Any]:
-    """View the attacked text of ``record`` as tokens: original, empty if not known, and guesses of the attackers."""
+    """Return the view of an attacked text: tokens of the original (empty if not known) and of the guesses."""
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
     return {
@@ -277,7 +277,7 @@ _RANKS = ("Best", "Second", "Third")
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[str, Any]]:
-    """View three rows with many right cells, from different clients and uploads if possible."""
+    """Return views of three rows with many right cells, from different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
     shown = from_many(ranked, 3, "row")
     ranks = _RANKS if shown == ranked[:3] and not _equal(run, TABLE_METRIC) else ("", "", "")
@@ -285,7 +285,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[s
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Describe the control, and the choice of :func:`best_rows`."""
+    """Return sentences on the control, and on how :func:`best_rows` were chosen."""
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
@@ -305,7 +305,7 @@ def _equal(run: Run, by: str) -> bool:
 
 
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
-    """View the attacked row of ``record``: each column's name, original cell and those of the attackers."""
+    """Return the view of an attacked row: for each column its name, the original cell and the guesses."""
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"a guess without the update: up to {metric(control, TABLE_METRIC)}"]
@@ -360,7 +360,7 @@ class Screening:
 def films_of_run(
     run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
-    """Return a screening for each attacker, of its last filmed round."""
+    """Return each attacker's film of its last filmed round."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}

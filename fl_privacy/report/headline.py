@@ -145,7 +145,7 @@ def _upper(counts: Counts) -> str:
 
 
 def read_in_words(counts: Counts) -> str:
-    """Count reconstructed examples; without any, add the upper bound of their share."""
+    """Return the number of reconstructed examples in words; for none, also the upper bound of their share."""
     return _few_words(counts) + ("" if counts.read else f" (up to {_upper(counts)})")
 
 

@@ -72,12 +72,12 @@ HEADINGS = {
 """Question -> heading and text."""
 
 AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR"}
-"""Axes shown next to PSNR in comparisons of defenses."""
+"""Question -> axis of its chart, shown next to PSNR in comparisons."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferredView:
-    """Methods for one question, strongest first."""
+    """Results of the attacks on one question, strongest first."""
 
     heading: str
     question: str

@@ -101,7 +101,7 @@ def _opened(name: str, at_end: ExitStack) -> Any:
         run = wandb.init(project=PREFIX)
         at_end.callback(run.finish)
         return run
-    raise UserError(f"A logger is expected to be one of {', '.join(NAMED)}, but got {name!r}.")
+    raise UserError(f"A logger is expected to be one of {', '.join(NAMED)}, but got {name!r}; name one of these.")
 
 
 def _package(module: str, package: str) -> Any:

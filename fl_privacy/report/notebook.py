@@ -16,7 +16,7 @@ _BEYOND = 0.01  # rounding error of pixels outside [0, 1]
 
 
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None) -> Image.Image:
-    """Show reconstructions in a row, below their ``originals`` (B, C, H, W) if given, as a picture.
+    """Return a picture of reconstructions in a row, below their ``originals`` (B, C, H, W) if given.
 
     Guesses are matched to originals as in metrics. Originals are a tensor, a NumPy array or a :class:`Batch`; gray
     images may be (B, H, W). Inputs outside [0, 1] are scaled by their range; volumes (B, C, D, H, W) show their middle
@@ -26,7 +26,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
     batches = []
     for one in found:
         if one.batch is None:
-            raise UserError(f"A reconstruction is expected, but the attack failed: {one.failure}")
+            raise UserError(f"A reconstruction is expected, but the attack failed ({one.failure}); leave it out.")
         batches.append(one.batch.inputs.detach().cpu().float())
     sizes = {tuple(batch.shape[1:]) for batch in batches}
     if len(sizes) > 1:

@@ -87,7 +87,9 @@ def writable(page: Path, instead: str = "another place with --out") -> Iterator[
         page.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        raise UserError(f"{page} can't be written ({error.strerror}); choose {instead}.") from error
+        raise UserError(
+            f"A writable file is expected, but {page} can't be written ({error.strerror}); choose {instead}."
+        ) from error
 
 
 def link_to(folder: Path, out: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Compute and draw PPC curves and CAP of mechanisms at several strengths, and a paper's table next to ours."""
+"""Draw SPN's privacy-preserving characteristics (PPC) and CAP of defenses, and a paper's table next to ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DISTANCES: Mapping[str, str] = {
     "label": "Label: share wrong",
     "tracing": "Tracing: share wrong",
 }
-"""Attack of SPN -> title; the paper's membership attack is the label."""
+"""Attack of SPN -> title of its distance; the paper calls the label attack membership."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def sample_of(
 
 
 def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
-    """Return the least distance of each kind in ``DISTANCES`` at which an attack ended."""
+    """Return for each attack in ``DISTANCES`` the least distance to the truth over ``leakages``."""
     measured: list[dict[str, float]] = []
     for leakage in leakages:
         found = {}
@@ -109,7 +109,7 @@ def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Add the smallest of each distance for each training with several attackers."""
+    """Return ``samples`` and, for each training with several attackers, a sample of the least distances."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)
@@ -149,7 +149,7 @@ class PpcView:
 
 
 def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
-    """Build the section over ``samples``; ``None`` without any."""
+    """Build tables and charts of ``samples``; ``None`` without any."""
     if not samples:
         return None
     found = caps(samples)

@@ -1,4 +1,4 @@
-"""Render the page of one run, led by the attacked uploads; for an audit it names the third-party Flower app."""
+"""Render the page of one run, or of the audit of a third-party Flower strategy."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -102,7 +102,7 @@ def _reads_itself(run: Run) -> bool:
 
 
 def assumptions(run: Run) -> str:
-    """Return sentences for the head of the page; empty if nothing was attacked."""
+    """Return sentences on the attacked uploads and missing attackers; empty if nothing was attacked."""
     found = run.summary.attacked
     if not found:
         return ""
@@ -201,7 +201,7 @@ class ShownVictims:
 
 
 def _audited(run: Run, verdict: Verdict) -> Any:
-    """Return the record of a strategy's audit, whose module knows PyTorch: a page that is not there needs none."""
+    """Return the record of a strategy's audit; its module is imported here, since it loads PyTorch."""
     from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 

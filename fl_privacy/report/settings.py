@@ -54,7 +54,7 @@ def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
-    """List each run's ``key=value`` of differing settings, at most ``DIFFERENCES_SHOWN``; rare ones come last."""
+    """Return each run's ``key=value`` of settings that differ, at most ``DIFFERENCES_SHOWN``."""
     flat = [telling_settings(run) for run in runs]
     values = {key: {settings.get(key) for settings in flat} for key in dict.fromkeys(k for s in flat for k in s)}
     keys = sorted((k for k, found in values.items() if len(found) > 1), key=lambda k: len(values[k] - {None}) == 1)

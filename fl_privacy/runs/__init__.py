@@ -1,4 +1,4 @@
 """Run whole experiments: train, intercept, attack, evaluate, report.
 
-``run.run_experiment`` and ``attack.attack_experiment`` turn checked settings into a run's folder by a ``setup.Setup``.
+``run.run_experiment`` and ``attack.attack_experiment`` build a ``setup.Setup`` from settings and fill a run's folder.
 """

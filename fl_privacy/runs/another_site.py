@@ -1,4 +1,4 @@
-"""Observations of a training by another site, in place of the server's or next to them."""
+"""Compute what another site observes of a training, instead of the server or in addition to it."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 SUMMED = 0  # client id of an update that is the sum of the other sites'
 
 MOST_BY_SITES = 4
-"""Largest number of uploads of an audit that are also attacked by another site."""
+"""Maximum number of an audit's uploads that another site also attacks."""
 
 SITE_NOTE = (
     "Another site is given each global model and the weights of the mean, and subtracts its own update. Secure"
@@ -28,12 +28,12 @@ SITE_NOTE = (
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Return the uploads that the sites of ``setup`` know, their own, and a function that makes observations.
+    """Return which uploads the sites of ``setup`` intercept, and a function from a round to their observations.
 
-    Each site gets every global model and the numbers of examples, as for evaluation after a round.
+    Sites intercept their own uploads. They get each global model and the numbers of examples, as for evaluation.
 
     Raises:
-        UserError: differences are asked for, of uploads or by attacks for which there are none.
+        UserError: ``threat_model.differences`` is set with uploads of weights or with inference attacks.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
     known, differences = setup.config.threat_model.knows_numbers, setup.config.threat_model.differences
@@ -42,7 +42,7 @@ def look_from_site(
     seen_before = set[VictimId]()
     if differences and (server.local_plan.shares == "weights" or setup.audit.listens):
         raise UserError(
-            "threat_model.differences=true is expected with uploads of changes and without questions about clients, but"
+            "threat_model.differences=true is expected with uploads of changes and without inference attacks, but"
             f" got federation.plan.shares={server.local_plan.shares} and inference={setup.config.choices['inference']};"
             " set federation.plan.shares=delta and inference=none."
         )
@@ -85,10 +85,10 @@ def look_from_site(
 def seen_next_to(
     observations: Sequence[Observation], sites: int, rule: ServerPlan
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
-    """Return what one of ``sites`` computes about the others' uploads, and the uploads behind it.
+    """Return observations that one of ``sites`` sites computes of the others' uploads, with these uploads' ids.
 
-    Each group of as many uploads stands in for a round, of which the last is the site's own; the server moves by
-    ``rule``. Uploads of several steps are left out if there are more than two sites, and those of later rounds if the
+    Each group of ``sites`` uploads stands in for a round; its last upload is the site's own. The server steps by
+    ``rule``. Uploads of several steps are omitted if there are more than two sites, and those of later rounds if the
     server's optimizer is adaptive.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()

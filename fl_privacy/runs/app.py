@@ -42,7 +42,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CapturedApp:
-    """Captured updates of a Flower app, with its audit's record."""
+    """Captured updates of a Flower app, and the record of its audit."""
 
     observations: Sequence[Observation]
     source: NamedImages  # images that the user names as the clients'
@@ -74,7 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Give each observation a model with its client's stated normalization, instead of the model's ``own``."""
+    """Return the observations, with models that normalize images as each client states instead of by ``own``."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -97,7 +97,7 @@ def report_app(
     jobs: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack the suitable updates (none for ``attack=None``), write the page, and return a line on the result."""
+    """Attack suitable updates, write the page, and return one line on the result; ``attack=None`` attacks none."""
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]
@@ -145,7 +145,7 @@ def report_app(
 def _attack_as_server_and_site(
     app: CapturedApp, stage: AttackStage, chosen: Sequence[Observation], folder: RunFolder
 ) -> None:
-    """Attack ``chosen`` uploads, then a few as another site computes them, if there are enough for a round."""
+    """Attack ``chosen`` uploads as the server, then a few as another site if they are enough for a round."""
     stage.run(by_id(chosen))
     record, sites = app.record, app.record.nodes or 0
     seen = [] if isinstance(app.server, str) else seen_next_to(chosen, sites, app.server)
@@ -167,7 +167,7 @@ def _attack_as_server_and_site(
 
 
 def _worth_attacking(app: CapturedApp, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
-    """Choose uploads to attack, or else compute some of the server's own; return also their truth, and sentences."""
+    """Return uploads to attack (captured ones, else made by the server), their originals, and notes for the page."""
     truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.captured.rates_estimated and changes:
@@ -206,10 +206,9 @@ MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000  # values of a guess, and local ste
 def worth_attacking(
     observations: Sequence[Observation], *, every: bool = False
 ) -> tuple[Sequence[Observation], list[str]]:
-    """Choose observations to attack, and describe the others.
+    """Return the observations to attack, and sentences on the others.
 
-    Probes are chosen if there are any, else training updates of few images and steps, since joint figures would hide
-    one of them; ``every`` attacks all.
+    Probes are chosen if there are any, else training updates of few images and steps. ``every`` chooses all.
     """
     if every:
         sizes = {o.id: (o.upload.num_examples * math.prod(o.input_shape), _steps(o)) for o in observations}
@@ -233,7 +232,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute on the server undefended uploads of one image in one step, for each sent model."""
+    """Compute undefended uploads on the server, one image and step each, for each model that was sent."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -258,7 +257,7 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 def describe_app(
     observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Describe the threat model and the clients in sentences, followed by sentences ``found`` about single updates."""
+    """Return sentences on the threat model and the clients, then those ``found`` on single updates (with counts)."""
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",

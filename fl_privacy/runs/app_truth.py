@@ -63,7 +63,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Redraw a probe's randomly transformed images from the state of the client's random streams."""
+        """Return a probe's randomly transformed images, drawn again with its seed; ``None`` if none match."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -90,7 +90,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return indices, in one partition, of images that may be the ``victims``' before random transforms."""
+        """Return indices in ``partition`` of images that may be those of ``victims``, before random transforms."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):
@@ -147,10 +147,10 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """Open ``data``; ``UserError`` if it holds no images.
+    """Open the images of ``data``; ``UserError`` if there are none.
 
-    It is a data set, a loader, a list of examples, the name of a data set, a folder of images, or a function from
-    partition to one of these.
+    ``data`` is a data set, its name, a loader, a list of examples, a folder of images, or a function from partition to
+    one of these.
     """
     if data is None:
         return NamedImages()
@@ -159,7 +159,9 @@ def find_images(data: object) -> NamedImages:
         if not (path.exists() or path.is_absolute() or name.startswith(".")):
             return _looked_into(load_data(name), name=name)
         if path.is_file():
-            raise UserError(f"data is expected to be a folder of images, one folder a class, but {name} is a file.")
+            raise UserError(
+                f"data is expected to be a folder of images, one folder a class, but {name} is a file; name its folder."
+            )
         return _looked_into(load_data("image_folder", root=str(path)), name=path.name)
     if isinstance(data, type):
         raise UserError(f"data is expected to be a data set, but got the class {data.__name__}; make one of it first.")

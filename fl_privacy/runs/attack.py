@@ -1,4 +1,4 @@
-"""Attack without training: fresh or given weights, or captured updates of a run or a third-party app."""
+"""Attack uploads without training: of fresh or given weights, or captured from a run or a third-party app."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack by ``config``; return the folder of the results, or raise ``UserError`` if there is nothing to attack."""
+    """Run the attack of ``config`` and return its folder; ``UserError`` if there is nothing to attack."""
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -47,8 +47,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         return attack_app(config, captures, monitor)
     if config.truth is not None:
         raise UserError(
-            "truth is expected with captured=DIR of an app that this package did not write, but there are none; a run's"
-            " own configuration says what the truth was."
+            f"truth is expected with captured=DIR of a captured app, but got captured={config.captured}; leave truth"
+            " out: a run's own configuration names its data."
         )
     if config.captured:
         config = as_captured(config)
@@ -62,8 +62,8 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
     if of_training and config.captured is None:
         raise UserError(
-            f"inference={of_training[0]} is expected with `fl-privacy run`, or with captured=DIR of a run with"
-            " intercept.save=true: it asks about what clients train on, and here nobody trains."
+            f"inference={of_training[0]} is expected with a training, but got `fl-privacy attack` without captured; use"
+            " `fl-privacy run`, or captured=DIR of a run with intercept.save=true."
         )
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
@@ -111,7 +111,7 @@ def attack_and_infer(
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
-    """Attack captured updates of a third-party Flower app; ``UserError`` unless they are of the model of ``config``."""
+    """Attack captured updates of a third-party Flower app; ``UserError`` unless ``config`` names their model."""
     attack = attack_of_run(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
@@ -146,7 +146,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return the setup and captured updates of a run; ``UserError`` if there are none, or from another run."""
+    """Return the setup and captured updates of a run; ``UserError`` without updates, or for another run's."""
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()
@@ -165,7 +165,7 @@ def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]
 
 
 def app_captures(captured: str) -> Path | None:
-    """Find the folder of an app's captures in ``captured``; ``None`` without any, or for a run of this package."""
+    """Return the folder of an app's captures in or around ``captured``; ``None`` if it is of no app."""
     folder = Path(captured)
     within = [path.parent for path in sorted(folder.glob(f"audit-*/{RECORD}"))]
     for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):

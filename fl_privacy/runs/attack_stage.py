@@ -40,8 +40,8 @@ PARTICIPANTS = 10  # participants among whom the images of a single client are d
 class Tracer:
     """Measures how often the reconstruction nearest to an image comes from another owner.
 
-    If all images are of one client, they are divided in order among ``participants``. There are ``queries`` query
-    images, at least all those attacked; the rest are drawn at random. ``None`` adds none.
+    If all images are of one client, they are divided in order among ``participants``. The images looked up are those
+    attacked and random others of the same clients, ``queries`` in all.
     """
 
     participants: int = PARTICIPANTS
@@ -50,7 +50,7 @@ class Tracer:
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> distortion.Tracing | None:
-        """Trace guesses to owners, images without one wrongly; ``None`` with fewer than two, or for texts and rows."""
+        """Return how often tracing fails; ``None`` for fewer than two owners, or for texts and rows."""
         known = [
             (score, score.originals)
             for score in scores
@@ -99,7 +99,7 @@ def _dealt(number: int, owners: Tensor) -> Tensor:
 
 
 class Truth(Protocol):
-    """Protocol of an object that knows the examples behind an update, or that they are unknown."""
+    """Protocol of an object that looks up the examples behind an upload."""
 
     def batch(self, victim: VictimId) -> Batch | None: ...
 
@@ -297,7 +297,7 @@ class AttackStage:
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Reconstruct each of ``asked``, or fail; if several clients fail together, each is tried by itself."""
+        """Return a reconstruction or failure of each of ``asked``; if all fail together, try each client alone."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)
@@ -321,7 +321,7 @@ class AttackStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WaitingAttack:
-    """Attacks the updates that train the model (``of_training``) or the probes, ``during`` training or at its end."""
+    """Collects training updates (``of_training``) or probes, and attacks them ``during`` training or at its end."""
 
     stage: AttackStage
     waiting: ObservationBuffer

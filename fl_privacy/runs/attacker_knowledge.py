@@ -83,7 +83,7 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Make a function that names the examples behind a victim; ``None`` if they differ between rounds.
+    """Return a function that names the examples behind a victim, or returns ``None`` if rounds differ in them.
 
     A probe has the same examples in every round, as has the update of a client that trains on all its data, unless the
     defense or augmentation redraws images; mixtures share the mixed image.
@@ -132,13 +132,13 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` examples, by default ``MOST_PUBLIC`` evenly spaced; ``UserError`` without as many."""
+    """Return the first ``count`` examples (``None``: ``MOST_PUBLIC``, evenly spaced); ``UserError`` if too few."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None
     if not 0 <= count <= len(unattacked):
         raise UserError(
             f"threat_model.public_images is expected in 0..{len(unattacked)}, the size of the split that is not"
-            f" attacked, but got {count}."
+            f" attacked, but got {count}; lower it."
         )
     return unattacked.batch(torch.arange(count)) if count else None

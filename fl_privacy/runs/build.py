@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Mark ``number`` random training examples (N,) that no client gets; ``UserError`` if none would be left."""
+    """Return a mask (``examples``,) of ``number`` random examples that no client gets; ``UserError`` for all."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -52,7 +52,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Choose every fourth public example for clients that train a defense; attackers hold others."""
+    """Return indices of the public examples that clients use to train a defense, one of four."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
@@ -71,7 +71,7 @@ _CHECKS: Mapping[Modality, Callable[[nn.Module, Any], nn.Module | None]] = {
     TEXTS: lambda model, train: check_text_model(model, train.input_shape[0], train.num_classes),
     ROWS: lambda model, train: check_table_model(model, train.schema, train.num_classes),
 }
-"""Modality -> check that a model fits its examples; returns another model if it has to."""
+"""Modality -> check that a model fits the examples; it may return a replacement."""
 
 
 def build_network_for(
@@ -96,7 +96,7 @@ def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: 
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Choose the uploads to intercept; ``UserError`` if such rounds, clients or enough examples don't exist."""
+    """Return which uploads are intercepted; ``UserError`` if such rounds, clients or enough examples don't exist."""
     inferences = build_inferences(config.inference)
     reads_images = "_target_" in config.attack or config.intercept.save
     if not reads_images and not inferences:
@@ -113,7 +113,9 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
     if colluder is not None:
         whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
     if unknown := sorted(asked - clients.keys()):
-        raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
+        raise UserError(
+            f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}; leave those out."
+        )
     attack = build_server_attack(config.server)
     asked = (asked - {colluder, *config.sites}) & (
         set(clients) if attack is None or attack.only is None else {attack.only}
@@ -215,7 +217,7 @@ _SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
     ),
     ROWS: lambda defense: not (defense.prepare or defense.data or defense.examples or defense.model),
 }
-"""Modality -> ``True`` for a defense that only needs data that such examples have."""
+"""Modality -> test of whether a defense can protect such examples."""
 
 _MOST_OF_PRIOR = 1000  # number of public images, from the first, whose pixels are counted
 
@@ -223,7 +225,7 @@ _MOST_OF_PRIOR = 1000  # number of public images, from the first, whose pixels a
 def build_metrics(
     bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
 ) -> dict[str, MetricFunction]:
-    """Build the metrics that need settings of a run, by name, with ``public`` examples that nobody attacks."""
+    """Build the metrics that need a run's settings, by name; ``public`` are examples that nobody attacks."""
     register_plugin_metrics()
     known = None
     if bpki.prior is not None:
@@ -237,7 +239,7 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a run's section ``attack``, if any; ``threads`` is of each process of a shard."""
+    """Build the attack of a run's section ``attack``, if any, with ``threads`` CPU threads a process."""
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
@@ -248,7 +250,7 @@ def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: i
     if not callable(attack):
         raise UserError(
             f"attack._target_={section['_target_']} is expected to return an attack, which can be called, but got"
-            f" {type(attack).__name__}."
+            f" {type(attack).__name__}; name a function or class that does."
         )
     return attack if shards == 1 else ShardedAttack(attack=attack, shards=shards, threads=threads, device=where)
 
@@ -276,7 +278,7 @@ def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPla
 def build_parts(
     section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
 ) -> list[torch.Tensor]:
-    """Partition ``examples``: int64 indices (N_i,) of each of ``number`` clients, no example twice."""
+    """Return the int64 indices (N_i,) of each of ``number`` clients' ``examples``, no example twice."""
     partition, target = instantiate(section, "partition"), f"partition._target_={section.get('_target_')}"
     with blamed_on(target):
         parts: Any = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
@@ -290,7 +292,9 @@ def build_parts(
     elif len(torch.cat(list(parts)).unique()) != sum(map(len, parts)):
         wrong = "some examples have two owners"
     if wrong:
-        raise UserError(f"{target} is expected to return indices (N,) int64 for each of {number} clients, but {wrong}.")
+        raise UserError(
+            f"{target} is expected to return indices (N,) int64 for each of {number} clients, but {wrong}; correct it."
+        )
     return list(parts)
 
 
@@ -329,7 +333,7 @@ def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """Return an attack and its name, from text such as ``idlg attack.iterations=50``; ``UserError`` without one."""
+    """Return an attack and its name from an attack or text such as ``idlg attack.iterations=50``."""
     if not isinstance(attack, str):
         if not callable(attack):
             raise UserError(
@@ -353,14 +357,14 @@ def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
         if not isinstance(getattr(made, "about", None), About) or not callable(getattr(made, "begin", None)):
             raise UserError(
                 f"inference.{name}._target_={section['_target_']} is expected to return an Inference, but got"
-                f" {type(made).__name__}."
+                f" {type(made).__name__}; name a class that is one."
             )
         found[name] = made
     return found
 
 
 def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
-    """Add to each attack on attributes its adaptive version."""
+    """Return ``inferences`` and an adaptive version of each attack on attributes."""
     found = dict(inferences)
     for name, inference in inferences.items():
         if isinstance(inference, AttributeInference) and not inference.adaptive:

@@ -37,7 +37,7 @@ NOTES: Mapping[Unit, str] = {
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Sums the canaries' scores over the rounds; higher for those that seem to take part."""
+    """Sums each canary's scores over the rounds; a higher sum suggests that it took part."""
 
     setup: Setup
     canaries: Canaries
@@ -117,7 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return the canaries' coordinates (s,) and directions (m, s), orthonormal for examples if these are enough."""
+        """Return s coordinates (s,) and m canary directions (m, s), orthonormal for examples if m <= s."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
@@ -128,7 +128,7 @@ class CanaryStage:
         return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Score clients (m,) that upload the canary or nothing; hooks get the chosen coordinates only."""
+        """Return scores (m,) of clients that upload their canary or zeros, at the chosen coordinates only."""
         places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
@@ -147,7 +147,7 @@ class CanaryStage:
         return scores
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """Score gradients (m,) added to a client's local steps."""
+        """Return scores (m,) of canary gradients that are added to a client's local steps."""
         client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
         places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)

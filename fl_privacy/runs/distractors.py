@@ -36,7 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Choose ``number`` public images at random, 0 for none; for texts and rows, up to 10,000."""
+    """Return ``number`` random public images as distractors; of texts and rows, up to 10,000."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -70,11 +70,11 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
         else None,
     ),
 }
-"""Modality -> choice of controls without a number."""
+"""Modality -> function from public examples and indices to distractors."""
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Choose shipped images of ``shape`` (C, H, W), if any: crops of photographs; for one channel, half are digits."""
+    """Return images of ``shape`` (C, H, W) that packages ship: crops of photographs; for one channel, half digits."""
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made
@@ -98,12 +98,12 @@ _made_once = lru_cache(maxsize=_MOST_LATEST)(_made)
 
 
 def at_most(number: int, shape: tuple[int, ...]) -> int:
-    """Return ``number``, limited by the memory of images of ``shape``."""
+    """Return ``number``, lowered if as many images of ``shape`` need too much memory."""
     return min(number, _MOST_VALUES // max(1, math.prod(shape)))
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    """Crop images (N, C, H, W) at random, between a tenth and the whole of a photograph's shorter side."""
+    """Return random crops (N, C, H, W) of photographs, between a tenth and the whole of the shorter side."""
     pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
     if not pictures or shape[0] not in (1, 3):
         return torch.empty(0, *shape)
@@ -160,9 +160,9 @@ def others_of_app(
     seed: int,
     nodes: int | None = None,
 ) -> Distractors:
-    """Draw distractors from the app's data; shipped images are added if there are few.
+    """Return distractors from the app's data, and shipped images if those are few.
 
-    Only a client's own attacked images are left out, so that others can't change its distractors.
+    A client's distractors omit only its own attacked images, so that other clients can't change them.
 
     Args:
         data: app's data; the second half of a (train, test) pair or a data set of this package comes first.
@@ -216,7 +216,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return images (C, H, W) in [0, 1] without the ``attacked`` ones; shipped images are added if there are few."""
+    """Return ``images`` (C, H, W) in [0, 1] that are not ``attacked``, and shipped images if those are few."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
@@ -245,7 +245,7 @@ def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None,
 
 
 def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: int) -> list[_Drawn]:
-    """Draw at most ``number`` images in [0, 1] from ``places``, first those that no client trains on."""
+    """Draw about ``number`` images in [0, 1] from partitions ``places``, first those that no client trains on."""
     held: list[_Drawn] = []
     trained: list[_Drawn] = []
     most = 1 + (number + SPARE) // len(places)
@@ -262,7 +262,7 @@ def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: 
 def _drawn_at(
     known: KnownImages, place: int | None, most: int, seed: int, wanted: int
 ) -> tuple[list[_Drawn], list[_Drawn]]:
-    """Draw at most ``most`` untrained images of one place, and trained ones if these are fewer than ``wanted``."""
+    """Draw at most ``most`` images of a partition: untrained ones, and trained ones if ``wanted`` are more."""
     with streams_put_back():
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)
@@ -284,7 +284,7 @@ def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> 
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """Yield the (training) examples of ``data`` except those at ``taken``, in random order if possible."""
+    """Yield the (training) examples of ``data`` except the indices ``taken``, in random order if possible."""
     return (sample for _, sample in _indexed_at_random(data, taken, rng))
 
 

@@ -21,7 +21,7 @@ from fl_privacy.runs.config.settings import RunSettings
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
 
 ClientStates = defaultdict[int, ClientState]
-"""States of simulated clients by id; users of a state share the examples that a defense made."""
+"""States of simulated clients by id; a state holds the examples that a defense made."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _AT_ONCE = 256  # images converted to floats at a time
 
 @dataclass(frozen=True, eq=False)
 class SummedReplay:
-    """Replays of all uploads in a sum."""
+    """Replays of the uploads that are summed in one."""
 
     each: Sequence[Replay]
 
@@ -48,13 +48,13 @@ class SummedReplay:
 
 
 def together(batches: Sequence[Batch]) -> Batch:
-    """Join batches; see :func:`as_wide`."""
+    """Join batches into one, padded by :func:`as_wide`."""
     alike = as_wide(batches)
     return Batch(torch.cat([batch.inputs for batch in alike]), torch.cat([batch.labels for batch in alike]))
 
 
 def as_wide(batches: Sequence[Batch]) -> list[Batch]:
-    """Pad texts with -1 to the longest, and next tokens with -100."""
+    """Return the batches with texts padded to the longest: tokens by -1, next-token labels by -100."""
     width = max(batch.inputs.shape[-1] for batch in batches)
 
     def padded(values: torch.Tensor, none: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ def as_wide(batches: Sequence[Batch]) -> list[Batch]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroundTruth:
-    """Looks up victims in the simulated clients' data, and replays their uploads; none of it is ever sent.
+    """Looks up victims in the simulated clients' data, and replays their uploads; attackers see neither.
 
     A probed batch has ``batch_size`` examples; ``states`` are the clients' at the upload. ``behind`` names the clients
     of a training update that is a sum, as another site sees it.
@@ -88,7 +88,7 @@ class GroundTruth:
         return together(batches)
 
     def replay(self, observation: Observation) -> Replay | SummedReplay:
-        """Replay an upload with the same random streams: the model's inputs, and the undefended update.
+        """Return a replay of an upload by the same random streams, with the model's inputs and undefended update.
 
         The replays of the last round are cached, since labels and all attackers' scores need them.
         """
@@ -188,7 +188,7 @@ class SummedProbes:
 
     @property
     def rounding(self) -> float:
-        """Return the largest standard deviation of a mean by random rounding to whole levels."""
+        """Return the largest standard deviation that random rounding to levels gives a mean."""
         return 0.0 if self.clip is None else float(self.clip / self.levels / self.clients**0.5)
 
     def mean_of_clients(
@@ -210,8 +210,8 @@ class SummedProbes:
     ) -> ModelState:
         """Return the global model after rounds in which the attacking sites move it towards ``aim``.
 
-        They are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm for which a server
-        excludes an update, judged by the sites' own honest one. The others train meanwhile.
+        Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm at which the
+        server excludes an update, estimated from the sites' honest one. The other clients train meanwhile.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

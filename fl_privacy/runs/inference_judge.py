@@ -49,8 +49,8 @@ class InferenceQuestions:
         from_test: ``True`` if non-members come from the test split.
         shares: (N, K) share of each class in each client's training data, by ascending id.
         public: attacker's examples, neither queried nor a client's; ``None`` without any.
-        public_attributes: attributes of these, if known.
-        public_rows: indices of these in the split that is not attacked.
+        public_attributes: attributes of the public examples, if known.
+        public_rows: indices of the public examples in the split that is not attacked.
     """
 
     examples: Batch
@@ -64,7 +64,7 @@ class InferenceQuestions:
 
 
 def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions:
-    """Draw the most members and others that one of ``inferences`` asks about; ``UserError`` if there are fewer."""
+    """Draw as many members and non-members as any of ``inferences`` needs; ``UserError`` if there are fewer."""
     asked = {
         kind: [(int(getattr(i, kind, 0)), name) for name, i in inferences.items()] for kind in ("members", "others")
     }
@@ -110,7 +110,7 @@ def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions
 
 
 def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw an owner of a member of each class in ``wanted``, or of any member if there is none."""
+    """Return for each class in ``wanted`` (N,) a random owner (N,) of a member of it, or else of any member."""
     if not len(wanted):
         return wanted
     found = owners[torch.randint(len(owners), (len(wanted),), generator=rng)]

@@ -95,7 +95,7 @@ class InferenceStage:
         self._waiting.append(observation)
 
     def end_round(self, following: Observation | None = None) -> None:
-        """Ask about the round that was seen; ``following`` is the first observation of a later one."""
+        """Pass the collected round to all attacks; ``following`` is the first observation of a later round."""
         if not self._waiting:
             return
         probed = [o for o in self._waiting if o.id.probe is not None]

@@ -1,4 +1,4 @@
-"""Run a paper's preset with its baselines, and keep what the paper publishes next to ours (``conf/papers.yaml``)."""
+"""Run a paper's preset with its baselines, and record published next to measured figures (``conf/papers.yaml``)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PaperTable:
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Compose the run, or training and attack, of each strength of each line."""
+        """Return line -> for each strength, the run to start, or the training and its attack."""
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])
@@ -83,7 +83,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table that ``overrides`` ask for and do not change, if any; ``UserError`` for a wrong ``paper=``."""
+    """Return the table whose preset ``overrides`` name and keep, if any; ``UserError`` for a wrong ``paper=``."""
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
     own = [text for key, text in given.items() if key not in (FORM, "experiment")]
@@ -98,7 +98,10 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
             return replace(table, short=()) if form == "full" else table
     if FORM in given:
         presets = ", ".join(f"`{of['command']} experiment={name}`" for name, of in _tables().items())
-        raise UserError(f"{FORM}= is expected with {presets}, without another attack or defense; leave it out.")
+        raise UserError(
+            f"{FORM}= is expected with {presets} and its attack and defense, but got {' '.join(overrides)[:200]};"
+            f" leave {FORM}= out."
+        )
     return None
 
 
@@ -137,7 +140,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return a figure of a line as ``paper.json`` has it: of its one run, or the mean over several strengths."""
+    """Return a figure's values for ``paper.json``: published, measured (mean over strengths), interval, number."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])
@@ -146,7 +149,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return a statistic of a training, the first of ``runs``, and of the attack, the last."""
+    """Return the statistic ``of`` the training (the first of ``runs``) or the attack (the last)."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

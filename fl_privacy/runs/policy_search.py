@@ -1,4 +1,4 @@
-"""Search transformation policies in a folder that resumes, with scores on the configured data and model."""
+"""Search transformation policies, scored on the configured data and model; an interrupted search resumes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -231,7 +231,7 @@ def _selected_by(folder: Path) -> object:
 
 
 def _score_all(config: SearchSettings, plans: Plans, folder: Path, monitor: Monitor) -> list[Scored]:
-    """Score no transformation and all policies in search order, reusing scores in the folder."""
+    """Return the scores without transformation and of all policies, reusing those in the folder."""
     drawn = random_policies(config.policies, derive_generator(config.seed, "search", "policies"), table=config.table)
     singles = (Policy((index,), config.table) for index in range(len(TABLES[config.table])))  # explain the others
     wanted = list(dict.fromkeys([UNTRANSFORMED, *singles, *drawn]))

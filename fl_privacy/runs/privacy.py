@@ -65,7 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of the clients that lose most privacy, for each pair of sampling rate and releases."""
+    """Return the guarantees of the clients that may lose most privacy, one for each sampling rate and step number."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -88,7 +88,7 @@ def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Gu
 
 
 def rounds_taken_part(setup: Setup) -> Sequence[int]:
-    """Count the busiest client's rounds up to each round."""
+    """Return for each round how many rounds the busiest client has taken part in."""
     turns = len(setup.clients) if setup.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, setup.rounds + 1)]
 
@@ -100,7 +100,7 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return the noise that spends ``privacy.epsilon``, if set, by the end; ``UserError`` without a guarantee."""
+    """Return setting -> value, so that the noise spends ``privacy.epsilon`` in all; ``UserError`` without guarantee."""
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}
@@ -131,7 +131,7 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
 
 
 def _noise_setting(section: Mapping[str, Any], name: str) -> str:
-    """Return the setting proportional to a defense's noise, as stated by its part and checked by doubling it."""
+    """Return the name of the setting that a defense's noise is proportional to; ``UserError`` without one."""
     part = mechanism(build_defense(section))
     if part and part.strength and part.strength in section:
         other = mechanism(build_defense({**section, part.strength: 2 * section[part.strength]}))

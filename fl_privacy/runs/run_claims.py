@@ -27,7 +27,7 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
 
 
 def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    """Recompute the epsilon that a run states, and test its defense; ``UserError`` if its settings are untrusted."""
+    """Recompute the epsilon that a run states, and test its defense; ``UserError`` if its settings are wrong."""
     run = read_run(path)
     config = run.identity.config
     name = str((config.get("choices") or {}).get("defense", ""))
@@ -40,7 +40,9 @@ def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
     try:
         defense = DEFENSES[name](**{key: value for key, value in settings.items() if key != "_target_"})
     except TypeError as error:
-        raise UserError(f"{path} is expected to have settings of {name}, but has others ({error}).") from error
+        raise UserError(
+            f"{path} is expected to have settings of {name}, but has others ({error}); run it again."
+        ) from error
     rounds = max(1, len(run.of_kind("round")))
     spent, claim = run.summary.privacy, None
     if asked.epsilon is not None:

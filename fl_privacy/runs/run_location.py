@@ -39,13 +39,13 @@ def plain_loop(
 
 
 class Monitor:
-    """Receives every step of a run; this one ignores them."""
+    """Receives a run's progress; this base class ignores it."""
 
     def say(self, text: str) -> None:
         """Announce the next step."""
 
     def training(self, rounds: int) -> AbstractContextManager[None]:
-        """Enter the training of ``rounds`` rounds; progress is reported for the next one."""
+        """Enter the training of ``rounds`` rounds."""
         return nullcontext()
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
@@ -98,7 +98,7 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Return the folder, with a new page, if the run is finished, before anything is built."""
+        """Write a new page and return the folder if the run is finished, else return ``None``."""
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())

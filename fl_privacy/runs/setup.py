@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the clients in the sum that ``victim`` is: the others in its round's mean, if a site attacks."""
+        """Return the clients behind the upload ``victim``; if a site attacks, all others in the round's mean."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}
@@ -199,7 +199,7 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def assumed_knowledge(self) -> Knowledge:
-        """Return the fields of the strongest attacker's knowledge, with empty values."""
+        """Return the strongest attacker's knowledge; known fields have empty values, others are ``None``."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None
@@ -238,7 +238,7 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build a client with a split of the data, and perhaps a colluder; ``UserError`` if there are too few examples."""
+    """Build parts without training: a client with one split, perhaps a colluder; ``UserError`` if examples lack."""
     dataset, victims, batch_size = build.build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
@@ -252,7 +252,7 @@ def build_untrained(config: RunSettings) -> Setup:
     if config.sites and crafts is not None and crafts.level is not ThreatLevel.PARAMETERS:
         raise UserError(
             "threat_model.observer=another_site is expected with server=honest, or with one that crafts values of the"
-            f" model alone such as trap_weights, but got server={config.choices['server']}."
+            f" model alone such as trap_weights, but got server={config.choices['server']}; set server=trap_weights."
         )
     sites = [replace(owner, id=k, examples=unattacked, indices=torch.arange(len(unattacked))) for k in config.sites]
     masking = SummedProbes.of(config, tuple(sites), server_plan_of(config))

@@ -221,7 +221,7 @@ def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], s
     else:
         raise UserError(
             f"--entry is expected to be a file as my_defense.py, an import path as package.module.function or the name"
-            f" of a registered defense, but got {entry!r}."
+            f" of a registered defense, but got {entry!r}; name one of these."
         )
     function = _function_in(module, name)
     overrides = ["defense=custom", f"defense._target_={module.__name__}.{function}", *strengths]
@@ -232,7 +232,7 @@ def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], s
 def _module_in(path: Path) -> ModuleType:
     path = expanded(path).resolve()
     if not path.is_file():
-        raise UserError(f"--entry is expected to be a Python file, but there is no {path}.")
+        raise UserError(f"--entry is expected to be a Python file, but there is no {path}; check the path.")
     name = path.stem
     if not name.isidentifier():
         raise UserError(f"--entry is expected to be a file that can be imported, but {path.name} can't; rename it.")
@@ -250,14 +250,18 @@ def _module_called(name: str) -> ModuleType:
         with own_modules(name):
             return importlib.import_module(name)
     except (Exception, SystemExit) as error:
-        raise UserError(f"--entry names {name}, which can't be imported: {in_one_line(error)}") from error
+        raise UserError(
+            f"--entry is expected to be importable, but {name} can't be imported ({in_one_line(error)}); correct it."
+        ) from error
 
 
 def _function_in(module: ModuleType, name: str) -> str:
     """Return ``name``, or the name of the one function of ``module`` annotated to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
-            raise UserError(f"--entry names the function {name}, but {module.__name__} has none.")
+            raise UserError(
+                f"--entry is expected to name a function in {module.__name__}, but it has no {name}; define it."
+            )
         return name
     annotated = (Defense, "Defense", "defenses.Defense", "fl_privacy.defenses.Defense")
     found = [
@@ -279,7 +283,7 @@ PAGE, FIGURES = "benchmark.html", "benchmark.json"  # files in the benchmark's f
 
 
 def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
-    """Return the results so far."""
+    """Return the results of the jobs of ``plan`` that have finished."""
     jobs = [job for stage in plan.stages() for job in stage]
     done = [job.folder for job in jobs if job.finished]
     found = [read_environment(folder) for folder in done]
@@ -311,7 +315,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of a trade-off's finished jobs; ``UserError`` unless one and the undefended one have finished."""
+    """Build the table of a trade-off's finished jobs; ``UserError`` for fewer than two trainings."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])

@@ -108,7 +108,7 @@ _OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
     TEXTS: _embeddings,
     ROWS: lambda model, plan: [_SCHEMA],
 }
-"""Modality -> sentences on the leakage of its models."""
+"""Modality -> function that describes how its models leak, in sentences."""
 
 
 def _sites(setup: Setup) -> list[str]:
@@ -158,7 +158,7 @@ def _server(attack: ServerAttack | None) -> list[str]:
 
 
 def _attacked(audit: Audit, others: int = 0) -> list[str]:
-    """Describe the attacked uploads, of which another site sees the means over ``others``."""
+    """Describe the attacked uploads; another site attacks their means over ``others`` clients."""
     clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
         return [f"The attack targets the training updates of {clients}."]
@@ -213,13 +213,13 @@ def expect_readable_updates(aggregation: str, where: str) -> None:
 LOOKED_AT = 1000  # number of images checked in the victims' split, evenly spaced
 
 MOST_SEEN = 10.0
-"""Largest percentage of them that a generator may have seen: data sets have a few images in both splits."""
+"""Largest percentage of these images that a generator may have seen; data sets have a few images in both splits."""
 
 
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the generator of ``attack``, if any; ``UserError`` if it makes other images, or was trained on these.
+    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if victims were among them.
 
     Args:
         image: (C, H, W).

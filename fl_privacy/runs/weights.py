@@ -26,10 +26,12 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load weights for ``like`` from a file or run, where module ``fresh`` may be missing; ``UserError`` if unfit."""
+    """Load values for ``like`` from a file or run, where module ``fresh`` may be missing; ``UserError`` if unfit."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
-        raise UserError(f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist.")
+        raise UserError(
+            f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist; name another."
+        )
     wanted = {**like.parameters, **like.buffers}
     stored = {n: v for n, v in wanted.items() if fresh and n.startswith(f"{fresh}.")}
     try:
@@ -46,7 +48,9 @@ def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> M
                     )
                 stored[name] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"weights is expected to be a safetensors file, but {path} is not readable: {error}") from error
+        raise UserError(
+            f"weights is expected to be a safetensors file, but {path} is not readable ({error}); name another."
+        ) from error
     return ModelState({n: stored[n] for n in like.parameters}, {n: stored[n] for n in like.buffers})
 
 

@@ -43,8 +43,8 @@ def test_settings_are_put_in_their_order() -> None:
     ("override", "expected"),
     [
         ("+seed=1", "write seed=VALUE"),
-        ("~nothing", "expected to be taken out, but got ~nothing"),
-        ("~seed=5", "expected to be taken out, but got ~seed=5"),
+        ("~nothing", "An existing setting is expected after ~, but got ~nothing"),
+        ("~seed=5", "An existing setting is expected after ~, but got ~seed=5"),
         ("federation.plan={rate:0.5}", "to add one, write +federation.plan={rate:0.5}"),
         ("+nothing@there=1", "group of options is expected before @"),
     ],

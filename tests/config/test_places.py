@@ -22,7 +22,7 @@ OUTSIDE = (
 
 @pytest.mark.parametrize("override", OUTSIDE)
 def test_a_place_elsewhere_is_refused(override: str) -> None:
-    with pytest.raises(UserError, match="no place outside of the working directory"):
+    with pytest.raises(UserError, match="only paths below the working directory"):
         expect_below_here(["model=lenet", override], where="The grid x")
 
 

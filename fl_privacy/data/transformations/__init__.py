@@ -23,7 +23,7 @@ _BLACK, _GREY = 0, 128  # levels of 255 that fill vacated pixels
 def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
     """Move the pixel at (x + shift_x, y + shift_y) to (x, y) of images (..., H, W), uint8 or float.
 
-    Vacated ones are black.
+    Vacated pixels are black.
     """
     x, y = _grid(images)
     return _gather(images, x + shift[0], y + shift[1], _BLACK)
@@ -223,7 +223,7 @@ KINDS: Mapping[str, Kind] = {
     "equalize": Kind(lambda images, _: _straight_through(_torchvision("equalize"))(images)),
     "autocontrast": Kind(lambda images, _: _autocontrast(images)),
 }
-"""Magnitudes: slope, share of the side, degrees, change of a factor around 1 (identity), bits, level."""
+"""Name -> kind of operation. Magnitudes: slope, share of the side, degrees, change of a factor, bits, or level."""
 
 _TABLE = (
     ("invert", 7), ("contrast", 6), ("rotate", 2), ("translate_x", 9), ("sharpness", 1),
@@ -380,7 +380,9 @@ def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, tabl
     """Draw ``number`` different policies, uniform among all of up to ``longest`` operations; ``UserError`` if fewer."""
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
-        raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}.")
+        raise UserError(
+            f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}; try policies=100."
+        )
     codes: dict[int, None] = {}
     while len(codes) < number:
         codes.update(dict.fromkeys(torch.randint(sum(sizes), (number,), generator=rng).tolist()))
@@ -397,7 +399,7 @@ def _decode(code: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def disjoint(policies: Sequence[Policy], number: int) -> list[Policy]:
-    """Choose the first ``number`` of ``policies`` that share no operation with an earlier policy.
+    """Return the first ``number`` of ``policies`` that share no operation with an earlier one.
 
     Operations of the same kind and magnitude are equal, whatever their indices.
     """

@@ -43,7 +43,9 @@ def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
         what = f"{name}: {target} does not accept these settings" if unfit else f"{name} can't be made by {target}"
         raise UserError(f"{what}: {in_one_line(failed)}") from error
     except SystemExit as error:
-        raise UserError(f"{name}: {target} raised {in_one_line(error)}; it is expected to return.") from error
+        raise UserError(
+            f"{name}: {target} is expected to return, but raised {in_one_line(error)}; correct it."
+        ) from error
 
 
 def instantiate_as(kind: type[T], section: Mapping[str, Any], name: str) -> T:
@@ -52,7 +54,7 @@ def instantiate_as(kind: type[T], section: Mapping[str, Any], name: str) -> T:
     if not isinstance(made, kind):
         raise UserError(
             f"{name}._target_={section['_target_']} is expected to return a {kind.__name__}, but got"
-            f" {type(made).__name__}."
+            f" {type(made).__name__}; name a function or class that does."
         )
     return made
 
@@ -71,7 +73,9 @@ def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
     try:
         signature = Signature.of(function)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{name} is expected to name a function or class, but got {function!r}.") from error
+        raise UserError(
+            f"{name} is expected to name a function or class, but got {function!r}; correct {name}._target_."
+        ) from error
     signature.check(settings, name)
 
 

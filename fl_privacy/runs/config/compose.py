@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Compose ``base`` with the ``chosen`` options; return also each group's option. Hydra's errors pass through."""
+    """Return the configuration of ``base`` with ``chosen`` options, and each group's option. Raises Hydra's errors."""
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     if len(apart) == len(chosen):
@@ -82,7 +82,7 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` in order; ``UserError`` if a key should or should not exist."""
+    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` in order; ``UserError`` if a key is missing or already there."""
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:
@@ -90,32 +90,30 @@ def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
         there = OmegaConf.select(config, key, throw_on_missing=False)
         if override.is_delete():
             if there is None or (value is not None and value != there):
-                raise UserError(f"A setting that is there is expected to be taken out, but got {text}; leave it out.")
+                raise UserError(f"An existing setting is expected after ~, but got {text}; leave it out.")
             above, _, name = key.rpartition(".")
             section = OmegaConf.select(config, above) if above else config
             with open_dict(section):
                 del section[name]
             continue
         if override.is_add() and there is not None and not isinstance(value, dict | list):
-            raise UserError(f"{text} adds a setting that is there; write {key}=VALUE.")
+            raise UserError(f"A new setting is expected after +, but got {text}, which exists; write {key}=VALUE.")
         try:
             OmegaConf.update(config, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
         except (ConfigAttributeError, ConfigKeyError) as error:
-            raise UserError(
-                f"A setting that is there is expected, but got {text}; to add one, write +{text}."
-            ) from error
+            raise UserError(f"An existing setting is expected, but got {text}; to add one, write +{text}.") from error
 
 
 COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "attack": {"shards": 1},
     **{name: {} for name in ("defense", "data", "partition", "server", "guard")},
 }
-"""Section -> its settings that its ``_target_`` does not take."""
+"""Section -> defaults of settings that are not passed to its ``_target_``."""
 
 NESTED = ("inference",)  # sections of several options, each a section like those
 _ANY_MODEL = {"init": None, "lora_rank": None, "lora_alpha": None}
 _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": _ANY_MODEL, **COMPLETED}
-"""The same for all sections that are checked before anything is built."""
+"""Section -> the same, for all sections that are checked before anything is built."""
 
 
 def complete(config: DictConfig) -> None:
@@ -146,7 +144,7 @@ def check_types(config: DictConfig) -> None:
 def _sections(
     config: DictConfig, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Any, Mapping[str, Any], Signature]]:
-    """Yield name, content, further settings and signature of each ``known`` section and of those of several options."""
+    """Yield name, content, further settings and signature of each ``known`` section and each part of ``NESTED``."""
     found: list[tuple[str, Any, Mapping[str, Any]]] = [(name, config.get(name), own) for name, own in known.items()]
     for name in NESTED:
         section = config.get(name)
@@ -179,7 +177,7 @@ def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     parsed, choices, settings = parse_overrides(overrides), list[str](), list[Override]()
     for override in parsed:
         if override.is_sweep_override():
-            raise UserError(f"{override.input_line} lists several values; add -m to run each of them.")
+            raise UserError(f"One value is expected, but got {override.input_line}; add -m to run each of them.")
         if override.key_or_group.replace("/", ".").partition(".")[0] == "hydra":
             raise UserError(f"Settings of a run are expected, but got Hydra's own {override.input_line}; leave it out.")
     for override in parsed:
@@ -304,7 +302,9 @@ def _values(override: Override) -> list[str]:
             f"Values to enumerate are expected, but got {override.input_line}; list them: {key}=A,B."
         ) from error
     if not 1 <= len(values) <= MOST_JOBS:
-        raise UserError(f"1 to {MOST_JOBS} values are expected of {override.input_line}, but got {len(values)}.")
+        raise UserError(
+            f"1 to {MOST_JOBS} values are expected, but got {len(values)} by {override.input_line}; write {key}=A,B."
+        )
     return values
 
 

@@ -33,7 +33,7 @@ LATER: Mapping[str, Any] = {
     "threat_model.knows_numbers": True,
     "threat_model.differences": False,
 }
-"""Later settings at their old value, which does not change hashes and which older files have."""
+"""Settings that were added later, at the value that older files imply; it does not change hashes."""
 
 
 class Options(Mapping[str, Any]):
@@ -107,7 +107,7 @@ def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
         section: Any = annotation
         return Options(value) if annotation is Options else read_section(section, value, f"{name}.")
     if isinstance(value, Mapping):  # none of the run's own settings is built, even if an untrusted file says so
-        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got a section of settings.")
+        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got a section; set {name}=VALUE.")
     expect_type(name, value, annotation)
     expect_within(name, value, declared.metadata.get("within"))
     return value
@@ -157,7 +157,7 @@ MOST_NAMED = 24  # most names in an error
 
 
 def called(option: str, section: Any) -> str:
-    """Return the name of an option with settings ``section``; for a user's own code, its name."""
+    """Return the name of ``option``; for ``custom``, that of the user's function or class in ``section``."""
     if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
         return str(section["_target_"]).rpartition(".")[2]
     return option

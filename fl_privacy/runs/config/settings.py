@@ -382,7 +382,7 @@ UNDEFENDED = "Undefended"
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A defense at one strength, as named by a grid."""
+    """A defense at one strength, with the overrides that choose it."""
 
     family: str  # name of the curve; ``UNDEFENDED`` without a defense
     strength: str = ""  # setting and value such as ``rate 0.9``; empty for a single strength and the undefended point
@@ -394,7 +394,7 @@ State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One attack that every defense gets; parts that are the same in all cells are empty."""
+    """One attack that is run against each defense; parts that all cells share are empty."""
 
     attack: str = ""
     uploads: str = ""  # name of the clients' kind of upload

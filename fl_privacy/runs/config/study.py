@@ -70,7 +70,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid; ``overrides`` win: ``attack.*`` in attacks, ``inference`` in trainings. ``UserError`` if invalid."""
+    """Load a grid with ``overrides``: ``attack.*`` of attacks, ``inference`` of trainings. ``UserError`` if invalid."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -97,7 +97,9 @@ def _loaded(kind: str, name: str, folder: Path, sections: Mapping[str, Any]) -> 
     names = names_in(folder)
     path = folder / f"{name}.yaml" if name in names else Path(name)
     if not path.is_file():
-        raise UserError(f"A {kind} is expected to be a YAML file or one of {', '.join(names)}, but got {name!r}.")
+        raise UserError(
+            f"A {kind} is expected to be one of {', '.join(names)} or a YAML file, but got {name!r}; name one."
+        )
     return _checked(read_settings(path), sections, f"the {kind} {name}")
 
 
@@ -158,7 +160,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """A kind of upload of a track, the attacked states of its model, and malicious servers' overrides by name."""
+    """A track's kind of upload: its training, attacked model states, and malicious servers' overrides by name."""
 
     training: str
     states: tuple[State, ...]
@@ -183,12 +185,12 @@ class Track(Study):
         """Add points of the user's defense, whose code has the hash ``source``; ``UserError`` if its name is taken."""
         family = points[0].family
         if family in {point.family for point in self.points}:
-            raise UserError(f"The entry {family} is expected to have a name of its own, but the track has one like it.")
+            raise UserError(f"A new name is expected for the entry, but the track already has {family}; rename it.")
         return replace(self, points=(*self.points, *points), entry={family: f"entry-{source[:12]}"})
 
 
 def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
-    """Load a track; ``UserError`` if it is missing or invalid, or if ``overrides`` would affect the figures."""
+    """Load a track; ``UserError`` if it is missing or invalid, or if ``overrides`` would change its figures."""
     raw, uploads = _loaded("track", name, TRACKS, _SECTIONS_OF_TRACK), dict[str, UploadKind]()
     for upload, entry in raw["uploads"].items():
         where = f"uploads.{upload} of the track {name}"
@@ -267,13 +269,15 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return a mapping with keys and types of ``sections``, its lists as tuples."""
     if not isinstance(raw, Mapping):
-        raise UserError(f"{what} is expected to be a mapping, but got {raw!r}.")
+        raise UserError(f"{what} is expected to be a mapping, but got {raw!r}; write KEY: VALUE lines.")
     for key in raw:
         if key not in sections:
             raise UserError(f"Unknown key {key} in {what}{suggest(str(key), sections)}")
     for key, annotation in sections.items():
         if key not in raw or not fits(raw[key], annotation):
-            raise UserError(f"{key} in {what} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}.")
+            raise UserError(
+                f"{key} in {what} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}; correct the file."
+            )
     return {key: _frozen(value) for key, value in raw.items()}
 
 

@@ -1,7 +1,6 @@
-"""Load configurations from untrusted sources: plain values for registered options only.
+"""Load configurations of untrusted sources; only plain values of registered options are accepted.
 
-Import paths come from this package's or a plugin's ``conf``; others need ``trust=`` on the command line, and paths on
-this machine are refused.
+Import paths come from ``conf`` of this package or a plugin; others need ``trust=`` on the command line.
 """
 
 import importlib
@@ -22,7 +21,7 @@ from fl_privacy.site.gate.plain_yaml import PlainLoader
 MOST_BYTES = 1 << 17
 MOST_VALUES = 20_000
 DEEPEST = 20
-"""Limits of a file, far above those of a run."""
+"""Limits of a file: bytes, values and depth. Files of runs are far smaller."""
 
 _TARGET = "_target_"
 _IMPORT_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
@@ -69,7 +68,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return by key the settings that captured updates fix; ``UserError`` for unregistered names not in ``trust``."""
+    """Return key -> setting that captured updates fix; ``UserError`` for names neither registered nor in ``trust``."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -94,7 +93,7 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
-    """Return the options that ``found`` names, whose ``parts`` must be registered or trusted."""
+    """Return the choices in ``found``; ``UserError`` unless those of ``parts`` are registered or trusted."""
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
         option = choices.get(part)
@@ -109,7 +108,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` if overrides of ``where`` import or access anything but names in ``trust``."""
+    """Raise ``UserError`` if overrides of ``where`` import or refer to anything but names in ``trust``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")
@@ -136,11 +135,11 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if a section of ``where`` differs from its ``registered`` option in what it builds."""
+    """Raise ``UserError`` if a ``section`` builds anything else than its ``registered`` option."""
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
-                raise UserError(f"{where} is expected to have settings by name, but {key} has {name!r}.")
+                raise UserError(f"{where} is expected to have settings by name, but {key} has {name!r}; remove that.")
             is_own = name == _TARGET and key == part and value[name] == registered.get(_TARGET)
             if name.startswith("_") and not is_own:
                 _expect_trusted(f"{key}.{name}", value[name], trust, where)
@@ -148,8 +147,8 @@ def expect_registered(
         return
     if missing := next(_missing(registered, section, part), None):
         raise UserError(
-            f"{where} is expected to have all settings of its option, but lacks {missing}; it was written by another"
-            " version or changed."
+            f"{where} is expected to have all settings of its option, but lacks {missing}; add it, or use the version"
+            " that wrote the file."
         )
     if part == "data" and section.get("name") != registered.get("name") and str(section.get("name")) not in trust:
         raise UserError(
@@ -235,7 +234,7 @@ def _refuse(path: Path, what: str) -> NoReturn:
 
 
 PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "cache", "public", *NAMING})
-"""Last parts of keys whose values are places on the machine that loads them."""
+"""Last parts of keys whose values are files or folders."""
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
@@ -245,8 +244,8 @@ def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[
             parted = "/" in text or "\\" in text or leads_outside(text)
             if name not in unread and text.strip() and (parted or name.rpartition(".")[2] in PLACES):
                 raise UserError(
-                    f"{where} is expected to name no file or folder of a node, but sets {name}; whoever runs the node"
-                    " says what it trains on, by data-path in its node config."
+                    f"{where} is expected to name no file or folder of a node, but sets {name}; leave it out: whoever"
+                    " runs the node sets data-path in its node config."
                 )
 
 
@@ -256,13 +255,13 @@ def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
         if any(map(leads_outside, _texts(override.value()))):
             text = (override.input_line or "")[:80]
             raise UserError(
-                f"{where} is expected to name no place outside of the working directory, but has {text!r}; take it out"
-                " of the file and say it on the command line."
+                f"{where} is expected to name only paths below the working directory, but has {text!r}; take it out of"
+                " the file and set it on the command line."
             )
 
 
 def leads_outside(text: str) -> bool:
-    """Return ``True`` if ``text`` as a path may lead out of the working directory, on Windows too."""
+    """Return ``True`` if the path ``text`` may lead out of the working directory, on POSIX or Windows."""
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     absolute = posix.is_absolute() or bool(windows.drive or windows.root)
     return absolute or text.startswith("~") or ".." in (*posix.parts, *windows.parts)

@@ -20,7 +20,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``."""
+    """Outcome of one claim of differential privacy; see ``dp_check.verdict.ClaimVerdict``."""
 
     subject: str
     status: Literal["contradicted", "doubted", "unsupported", "open", "untested", "unclaimed"]
@@ -45,7 +45,7 @@ class ClaimRecord:
 
     @property
     def tone(self) -> Literal["leak", "open"]:
-        """Return the color of its headline; no claim is green."""
+        """Return the color of the headline; no claim is green."""
         return "leak" if self.is_false else "open"
 
     @property
@@ -77,7 +77,7 @@ def in_order(records: Sequence[ClaimRecord]) -> tuple[ClaimRecord, ...]:
 
 
 def as_json(records: Sequence[ClaimRecord]) -> str:
-    """Write ``records`` as the text of a ``claim.json``."""
+    """Return ``records`` as the text of a ``claim.json``."""
     return dump_json({"claims": [asdict(record) for record in records]}, indent=1)
 
 

@@ -1,4 +1,4 @@
-"""Candidates for a defense, and which may be chosen: those behind which no attack tried reconstructed anything."""
+"""Choose a defense among candidates: the most accurate one behind which no attack tried reconstructed anything."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ HEADLINE: Mapping[str, str] = {
     "attribute": "asr",
     "property": "error",
 }
-"""Question -> the measure by which methods are compared."""
+"""Question -> measure by which its inference attacks are compared."""
 
 LOW_LEAKS = frozenset({"error"})  # measures whose low values mean that more was inferred
 
@@ -29,11 +29,11 @@ TOLD: Mapping[str, str] = {
     "attribute": "attributes of the examples",
     "property": "properties of a client's data",
 }
-"""Question -> what the server can infer, in a headline."""
+"""Question -> headline's words for what the server can infer."""
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return ``True`` if the measure ``name`` exceeds chance, corrected for the best of ``among`` measures."""
+    """Return ``True`` if the measure ``name`` is above chance, corrected for the number ``among`` of measures."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
@@ -43,14 +43,14 @@ def number_of_measures(findings: Sequence[Finding]) -> int:
 
 
 def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the questions (keys of ``TOLD``) answered better than by chance, corrected for the number of measures."""
+    """Return the questions (keys of ``TOLD``) answered above chance, corrected for the number of measures."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
 
 
 def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
-    """Return the method farthest above chance in answering ``about``; ``None`` without a measure."""
+    """Return the finding on question ``about`` that leaks most, and its measure; ``None`` without a measure."""
     name = HEADLINE.get(about, "")
     known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
     sign = -1 if name in LOW_LEAKS else 1
@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def tells(self) -> list[str]:
-        """List questions, other than examples, that may be answered, by upper bounds; unknown ones count."""
+        """Return the questions that an attacker may answer by the upper bounds, or that were not measured."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
@@ -178,7 +178,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return by how much the rounds' better attackers exceed a guess without the update, at least, if known."""
+    """Return the least excess over a guess without the update, of each round's best attacker; ``None`` if unknown."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -198,7 +198,7 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most, if nothing was reconstructed from any; else ``None``."""
+    """Return the undefended candidate that leaks most if nothing was reconstructed undefended, else ``None``."""
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None

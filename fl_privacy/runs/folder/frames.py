@@ -22,10 +22,10 @@ Tabled = VictimScore | Run | Path | str  # result of ``evaluate`` or ``read_run`
 
 
 def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:
-    """Make a table with a row for each attacked example of scores, runs or their folders, one or several.
+    """Return a table of scores, runs or their folders (one or several), with a row for each attacked example.
 
-    ``to_dataframe(evaluate(found, truth)).to_csv("read.csv")``. With a ``kind``, such as ``round``, a row for each such
-    record of a run, see :mod:`fl_privacy.types.schema`; ``UserError`` without any, or if ``found`` is something else.
+    Example: ``to_dataframe(evaluate(found, truth)).to_csv("leaks.csv")``. With a ``kind``, such as ``round``, each row
+    is such a record of a run, see :mod:`fl_privacy.types.schema`. ``UserError`` without records or for another type.
     """
     import pandas as pd  # noqa: PLC0415  (not needed by the core)
 
@@ -42,7 +42,10 @@ def write_csv(runs: Sequence[Path], file: Path) -> Path:
     try:
         table.to_csv(file, index=False, errors=UNENCODABLE)
     except OSError as error:
-        raise UserError(f"{file} can't be written: {error.strerror or error}; give --csv another place.") from error
+        raise UserError(
+            f"A writable file is expected, but {file} can't be written: {error.strerror or error}; give --csv another"
+            " place."
+        ) from error
     return file
 
 

@@ -24,7 +24,7 @@ FORMAT = 1  # format of a run's folder; raised if older readers would misread it
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:
-    """Return eight hexadecimal digits that are the same for equal configurations, apart from the keys in ``ignore``."""
+    """Return eight hexadecimal digits that are equal for configurations that differ only in the keys ``ignore``."""
     unchanged = [key for key, value in LATER.items() if select(config, key) == value]
     text = json.dumps(_without(config, (*ignore, *unchanged)), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -99,7 +99,7 @@ def describe_environment(*, seed: int) -> dict[str, Any]:
 
 @cache
 def code_hash() -> str:
-    """Return the SHA-256 of this package's sources, as of the first call."""
+    """Return the SHA-256 of this package's sources at the first call."""
     content = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         content.update(path.relative_to(PACKAGE).as_posix().encode())

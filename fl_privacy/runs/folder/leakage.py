@@ -1,4 +1,4 @@
-"""Leakage by each attacker in each round, and the one order by which results leak more or less, :class:`Extent`."""
+"""Order leakage results by how much they leak (:class:`Extent`), and describe the attacks behind them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
     TEXT_METRIC: ("token_f1", "token_recall", "rouge_l"),
     TABLE_METRIC: ("cells_right", "categories_right", "numbers_right", "row_right"),
 }
-"""Main metric of a modality -> metrics shown side by side, itself first."""
+"""Main metric of a modality -> metrics shown side by side, the main one first."""
 
 TRANSFORMED_METRIC = "transformed_psnr"  # nearness of guesses to a defense's substitutes for the originals
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """The extent of leakage, compared field by field; larger is more."""
+    """The extent of leakage. Two are compared field by field, in order; the larger leaks more."""
 
     read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0
@@ -69,7 +69,7 @@ def _share(count: int, reading: LeakageResult, of_all: bool) -> float:
 
 
 def leaks_most(found: Sequence[LeakageResult]) -> LeakageResult | None:
-    """Return the first result of largest extent among those with a scored example."""
+    """Return the result that leaks most among those with a scored example; ``None`` without any."""
     known = [(extent_of([reading], unknown_is_read=False), reading) for reading in found if reading.counts.judged]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
@@ -82,20 +82,20 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the largest share of a defense's substitutes that were reconstructed; ``None`` if none was."""
+    """Return the result with the largest share of reconstructed substitutes; ``None`` if there is none."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the modality that was attacked, else that of the data's ``loader``, images by default."""
+    """Return the attacked modality; without results that of the data's ``loader``, or images."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
 
 def main_of(found: Sequence[LeakageResult]) -> str:
-    """Return the metric common to all of ``found``; empty if there are several."""
+    """Return the main metric of ``found``; empty if results differ in it."""
     known = {reading.main for reading in found if reading.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
@@ -106,7 +106,7 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 
 
 def few(statistic: Statistic, kind: str = "image") -> str:
-    """Return a warning if there are too few examples of a ``kind`` for an interval; else ""."""
+    """Return a warning if a statistic has too few examples of a ``kind`` for an interval, else ""."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
@@ -118,7 +118,7 @@ REHEARSED = (
     " of data, one image in one step, undefended, with the models that clients were sent. What clients' own training"
     " and defense make of a single image is measured with probe_mod in the client app."
 )
-"""Sentence in the threat model of an audit whose clients' uploads were not worth attacking."""
+"""Threat model's sentence if the attacked uploads are the server's own, since clients answer no probes."""
 
 NOT_TESTED = "Not tested:"  # prefix of threat model sentences on attackers that were not tested
 SMOOTH, PUBLIC = "total variation", "public"  # priors: smooth images; examples that nobody attacks
@@ -136,7 +136,7 @@ class AttackedUploads(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackFacts:
-    """Facts about the attack: attacker, budget, knowledge and uploads."""
+    """Facts about a run's attack: attacker, budget, knowledge and uploads."""
 
     attack: str = ""  # name; empty if none or not known
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
@@ -203,7 +203,7 @@ def described_facts(
 def _priors(
     attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...] | None:
-    """List the priors; ``None`` if the settings are unrecorded, or the attack is a user's own."""
+    """Return the priors that the attack uses; ``None`` for unrecorded settings or a user's own attack."""
     unrecorded = attack not in ("", "none", "auto") and not section.keys() - {"name"}
     if unrecorded or not str(section.get("_target_", "fl_privacy.")).startswith("fl_privacy."):
         return None
@@ -228,7 +228,7 @@ def _priors(
 
 
 def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
-    """Return the recorded kind of uploads; for older runs, infer it from the threat model and the victims' ids."""
+    """Return the recorded origin of uploads; for older runs, infer it from threat model and victims' ids."""
     told = {str(record.get("uploads")) for record in records if record["kind"] == "attack"}
     recorded = [source for source in AttackedUploads if source in told]
     if len(recorded) == 1:
@@ -240,7 +240,7 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
 
 
 def chosen_option(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
-    """Return a run's option of ``group``, for a user's own code its name, and its settings."""
+    """Return the name of a run's option of ``group`` (for a user's own code, the code's name), and its settings."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""

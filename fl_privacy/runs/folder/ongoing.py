@@ -47,7 +47,7 @@ def expect_finished(path: Path) -> None:
 
 
 def is_aside(path: Path) -> bool:
-    """Return ``True`` if ``move_aside`` renamed the folder."""
+    """Return ``True`` if the folder has a name that ``move_aside`` gives."""
     return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 
@@ -63,7 +63,7 @@ LOCKS = ".locks"
 
 
 def hold(folder: Path) -> FileLock:
-    """Lock ``folder``, which may not exist yet; ``UserError`` if another process holds it, or ``OSError``."""
+    """Lock ``folder``, which may not exist yet; ``UserError`` if another process has locked it, or ``OSError``."""
     folder = folder.resolve()
     file = folder.parent / LOCKS / f"{folder.name}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ class Ongoing:
 
 
 class Teller:
-    """Saves the progress of work in ``folder`` from time to time, and deletes it at the end."""
+    """Saves the progress of work in ``folder`` every few seconds, and deletes it at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._pictures, self._texts = (folder / name for name in (PROGRESS, PICTURES, TEXTS))
@@ -141,7 +141,7 @@ class Teller:
 
 
 def read_ongoing(folder: Path) -> Ongoing | None:
-    """Return the current work in ``folder``, trusting nothing; ``None`` without any."""
+    """Return the current work in the untrusted ``folder``; ``None`` without any."""
     content = _read(folder / PROGRESS)
     kinds = {"what": str, "share": float, "seconds": float}
     if not isinstance(content, dict) or not all(fits(content.get(name), kind) for name, kind in kinds.items()):
@@ -150,7 +150,7 @@ def read_ongoing(folder: Path) -> Ongoing | None:
 
 
 def read_guesses(folder: Path) -> list[Pixels]:
-    """Return the current guesses in ``folder``, trusting nothing; empty without any."""
+    """Return the current guesses, images (C, H, W), in the untrusted ``folder``; empty without any."""
     if not (folder / PICTURES).is_file():
         return []
     with suppress(SafetensorError, OSError, ValueError), safe_open(folder / PICTURES, framework="np") as file:
@@ -162,14 +162,14 @@ def read_guesses(folder: Path) -> list[Pixels]:
 
 
 def read_texts(folder: Path) -> list[Pieces]:
-    """Return the current tokens in ``folder``, trusting nothing; empty without any."""
+    """Return the current guesses, tokens of texts, in the untrusted ``folder``; empty without any."""
     content = _read(folder / TEXTS)
     texts = content.get("texts") if isinstance(content, dict) else None
     return list(map(tuple, texts[:PICTURED])) if isinstance(texts, list) and fits(texts, list[list[str]]) else []
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Add the folders of a sweep to the plan in ``out``, or raise ``OSError``; others' unfinished jobs stay."""
+    """Add a sweep's folders ``jobs`` to the plan in ``out``, where unfinished ones stay; may raise ``OSError``."""
     file = out / LOCKS / f"{PLAN}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file, timeout=10):  # another sweep may start now

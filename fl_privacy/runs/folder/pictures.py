@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from fl_privacy.types import Reconstruction
 
 UNREADABLE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""Errors of loading an untrusted file; a type that NumPy lacks raises ``AttributeError``."""
+"""Errors that loading an untrusted file may raise; a type that NumPy lacks raises ``AttributeError``."""
 
 MOST_BYTES, _MOST_BYTES_OF_TEXTS, _MOST_BYTES_OF_FILM = 1 << 30, 1 << 28, 1 << 24
-"""Largest file of pictures or their films, of texts or rows, and of films of texts."""
+"""Maximum size in bytes of a file of pictures or films, of texts or rows, and of films of texts."""
 
 Pixels = NDArray[np.uint8]  # images of (C, H, W), grey or color
 Pieces = tuple[str, ...]  # tokens as the tokenizer writes them, or cells as the table writes them
@@ -77,13 +77,13 @@ def _first_free(folder: Path, names: Iterable[str]) -> Path:
 
 
 def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
-    """Return the path of a new file in a private folder; an attacker's second and later files have a number."""
+    """Return the path of a new file in a private folder; a number is added if the name is taken."""
     name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
     return _first_free(folder, (f"{each}{suffix}" for each in chain([name], (f"{name}-{k}" for k in count(1)))))
 
 
 def read_each(paths: Iterable[Path], read: Callable[[Path], None]) -> list[str]:
-    """Read untrusted files in order of their names; return a line on each unreadable one."""
+    """Call ``read`` on each file, sorted by name; return one line for each file that can't be read."""
     problems = []
     for path in sorted(paths):
         try:
@@ -115,7 +115,7 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
 
 
 def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
-    """Return the pairs of all files in ``folder`` by (victim id, image), and a line on each unreadable file."""
+    """Return (victim id, image) -> pair from all files in ``folder``, and a line on each unreadable file."""
     pairs = _Found[Pixels, Pixels]()
 
     def read(path: Path) -> None:
@@ -172,7 +172,7 @@ def write_sentences(folder: Path, round: int, scores: Sequence[VictimScore], att
 
 
 def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-    """Return the sentences of all files in ``folder``; see :func:`read_pairs`."""
+    """Return (victim id, text) -> texts from all files in ``folder``; see :func:`read_pairs`."""
     found = _Found[Pieces, Pieces]()
 
     def read(path: Path) -> None:
@@ -212,7 +212,7 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
 
 
 def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-    """Return the rows of all files in ``folder``; see :func:`read_pairs`."""
+    """Return (victim id, row) -> rows from all files in ``folder``; see :func:`read_pairs`."""
     found = _Found[Pieces, RowGuess]()
 
     def read(path: Path) -> None:
@@ -257,7 +257,7 @@ class TextFilm(Film):
 
 
 def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]) -> Film | None:
-    """Return the film of ``found``, with its original; ``None`` if nothing was filmed."""
+    """Return the frames of the attack behind ``found``; ``None`` if it was not filmed."""
     image = next((image.image for image in score.images if image.guess == 0), None)
     if not found.film or found.batch is None or image is None:
         return None
@@ -272,7 +272,7 @@ def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor]
 
 
 def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attacker.PLAIN) -> list[Path]:
-    """Write the films of one round, one file for each modality."""
+    """Write the films of one round, one file for each modality, and return the files."""
     texts = [vars(film) for film in films if isinstance(film, TextFilm)]
     images = [film for film in films if not isinstance(film, TextFilm)]
     contents: dict[str, bytes | str] = {}
@@ -290,7 +290,7 @@ def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attack
 
 
 def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film]], list[str]]:
-    """Return films of all files in ``folder`` by attacker, and a line on each unreadable file."""
+    """Return attacker -> films from all files in ``folder``, and a line on each unreadable file."""
     found: dict[Attacker, list[Film]] = {}
 
     def read(path: Path) -> None:

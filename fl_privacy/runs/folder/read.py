@@ -30,7 +30,7 @@ Shared = Literal["figures", "originals"]  # content of a copy: figures alone, or
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionTable:
-    """Examples of each client and class: ``counts[client][class]``."""
+    """Number of examples of each client and class: ``counts[client][class]``."""
 
     class_names: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
@@ -77,7 +77,7 @@ class Run:
 
 
 def run_folder_of(path: Path) -> Path:
-    """Return the folder of a run, given that folder or the path of its page."""
+    """Return a run's folder from the path of that folder or of the run's page."""
     return path.parent if path.suffix == ".html" and (path.parent / IDENTITY).is_file() else path
 
 
@@ -203,7 +203,7 @@ def failed_attackers(path: Path) -> dict[Attacker, str]:
 
 
 def find_baseline(out: Path, config: Mapping[str, Any]) -> tuple[Path, float] | None:
-    """Find the finished undefended run in ``out`` with the training of ``config``, and its accuracy in [0, 1]."""
+    """Return the finished undefended run in ``out`` that trained like ``config``, and its accuracy in [0, 1]."""
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:
@@ -223,7 +223,7 @@ PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures
 
 
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
-    """Copy a run without captured updates and final weights, and with paths cut to their last part.
+    """Copy a run without captured updates and final weights; paths in it are cut to their last part.
 
     A copy ``with_originals`` has images and is readable only by its owner. ``UserError`` if ``run.json`` is damaged or
     a file is a link, ``OSError`` if something can't be read or written.
@@ -241,7 +241,9 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
         content = json.loads(read_text(source / IDENTITY))
         shown = {**content, "config": _with_names_only(content["config"])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
+        raise UserError(
+            f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}); run it again."
+        ) from error
     write(destination / IDENTITY, json.dumps(shown, indent=1, ensure_ascii=False))
     if (source / CONFIG).is_file():  # its text may fold or quote a path
         write(destination / CONFIG, yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))

@@ -1,4 +1,4 @@
-"""Write and load ``metrics.jsonl``, one record a line, and ``paper.json``; check a run's untrusted files."""
+"""Write, load and check ``metrics.jsonl`` (one record a line), ``paper.json`` and other files of a run."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ RECORDS: dict[str, dict[str, Any]] = {
         "repeats": Number,
     },
 }
-"""Kind -> its fields. Other kinds and other fields have plain values."""
+"""Kind of record -> type of each field. Other kinds and fields have plain values."""
 
 _WORDS = ("words_read", "words_there", "words_false", "words_of")
 OPTIONAL: dict[str, dict[str, Any]] = {
     "attack": {"batch_norm": Literal["train", "eval"] | None},
     "image": dict.fromkeys(("candidates", "control_cells", "chance", "word_chance", *_WORDS), Number),
 }
-"""Kind -> fields that a record of it may lack."""
+"""Kind of record -> type of each field that it may lack."""
 
 _OF_NODE = ("memory", "peak_bytes", "cpu_seconds", "joules", "repeats")
 _OF_ROUND = ("seconds", "defense_seconds", "upload_bytes", "delta", "distance", "attacked_distance")
@@ -97,7 +97,7 @@ _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
-    """Describe what is wrong in a mapping with ``fields``; ``None`` if it is valid."""
+    """Describe the error in a mapping that should have ``fields``; ``None`` if it is valid."""
     if not isinstance(content, Mapping):
         return f"it is {_shown(content)}, no mapping"
     for name, annotation in fields.items():
@@ -190,7 +190,7 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Load records; describe a cut-off last line, and raise ``UserError`` for another damaged line."""
+    """Return the records and a note if the last line is cut off; ``UserError`` for another damaged line."""
     if not path.is_file():
         return [], [f"{path.name} is missing"]
     if path.stat().st_size > MOST_BYTES:
@@ -239,7 +239,7 @@ def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict
 
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
-    """Return the records of one kind and attacker; records without an attacker are the plain one's."""
+    """Return the records of one kind and attacker; a record without attacker counts as plain."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
 
 
@@ -249,7 +249,7 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Parse the output of ``dump_json``; half surrogate pairs, which pages can't hold, are escaped."""
+    """Parse the output of ``dump_json``; lone surrogates, which pages can't hold, are escaped."""
     try:
         return _restored(json.loads(text))
     except RecursionError as error:
@@ -288,7 +288,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build a dataclass from JSON, with builders of its ``parts``; ``ValueError`` if impossible."""
+    """Build a dataclass from JSON; ``parts`` build its fields by name. ``ValueError`` if a field is wrong."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -311,14 +311,14 @@ def _of_type(hint: Any, told: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], T], told: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
-    """Build an object from each entry of a list; ``ValueError`` if it is shorter than ``at_least``."""
+    """Build an object from each entry of a list; ``ValueError`` for fewer than ``at_least`` entries."""
     if not isinstance(told, list) or len(told) < at_least:
         raise ValueError(f"{where} is {beginning(told)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
 
 
 def beginning(value: object) -> str:
-    """Return the first 40 characters of a value's representation."""
+    """Return the first 40 characters of a value's JSON."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]} ..."
 
@@ -328,12 +328,13 @@ _MOST_OF_PAPER = 1 << 20
 _TEXTS = ("title", "at", "ours", "about", "picture")
 _LISTS = {"notes": list[str], "columns": list[str], "strips": list[list[str]], "lines": list[Mapping[str, Any]]}
 FIELDS: Mapping[str, Any] = {**dict.fromkeys(_TEXTS, str), **_LISTS}
-"""Fields of the record; ``at`` names data and network of the published figures, ``ours`` those of ours, and ``strips``
-rows of the picture: title, line, and kind of image (a field of ``Pair``)."""
+"""Types of the record's fields. ``at`` names data and network of the published figures, ``ours`` those of this
+package's, and ``strips`` rows of the picture: title, line, and kind of image (a field of ``Pair``)."""
 
 LINE: Mapping[str, Any] = {"name": str, "folders": list[list[str]], "figures": list[list[float | None]]}
-"""Fields of a line: names of the runs of each strength, next to the record's folder, and for each column the published
-figure, ours, the ends of its 95 % interval and the number of examples or strengths; ``None`` if not known."""
+"""Types of a line's fields: names of the runs of each strength, which lie next to the record's folder, and for each
+column the published figure, this package's, the ends of its 95 % interval and the number of examples or strengths;
+``None`` if not known."""
 
 
 def write_paper(folder: Path, record: Mapping[str, Any]) -> None:

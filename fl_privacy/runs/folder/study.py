@@ -1,4 +1,4 @@
-"""Results of a study, each defense at each strength under every attack, and the tables that ``advise`` reads."""
+"""Load a study's results (each defense and strength under every attack), and save tables for ``advise``."""
 
 import json
 import math
@@ -24,7 +24,7 @@ from fl_privacy.runs.folder.summary import LeakageResult, Summary
 from fl_privacy.types.victim_ids import Attacker
 
 Threat = Literal["honest", "adaptive", "malicious"]
-"""Attackers that count: those that do not know the defense, also those that do, or also malicious servers."""
+"""Attackers that count: only those that do not know the defense, or also adaptive ones, or also malicious servers."""
 
 THREATS: tuple[Threat, ...] = get_args(Threat)
 
@@ -39,7 +39,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Result folders of a defense at one strength; unfinished jobs have none."""
+    """Folders with results of a defense at one strength; unfinished jobs have none."""
 
     own: bool = False  # ``True`` if the user entered it
     trainings: Mapping[str, Path]  # folder of each training by name, the main one first
@@ -91,7 +91,7 @@ class StudyRow:
 
     @property
     def pmm(self) -> float | None:
-        """Return the accuracy in percent of the undefended one; ``None`` if either training did not finish."""
+        """Return the accuracy in percent of the undefended accuracy; ``None`` if a training did not finish."""
         undefended = self.undefended.get(next(iter(self.entry.trainings)))
         return pmm(self.accuracy, undefended) if self.accuracy is not None and undefended else None
 
@@ -102,7 +102,7 @@ class StudyRow:
 
     @property
     def loss(self) -> float | None:
-        """Return the largest loss of a training; ``None`` unless all finished."""
+        """Return the largest accuracy loss in percentage points over trainings; ``None`` unless all finished."""
         return max(self.losses.values()) if len(self.losses) == len(self.entry.trainings) else None
 
     @property
@@ -121,7 +121,7 @@ class StudyRow:
 
     @property
     def delta(self) -> float | None:
-        """Return the largest delta of a training; ``None`` if nothing was trained."""
+        """Return the largest delta over the trainings; ``None`` without one."""
         return max((s.privacy.delta for s in self.trainings.values() if s.privacy), default=None)
 
     @property
@@ -165,7 +165,7 @@ class StudyRow:
         ]
 
     def knows_defense(self, cell: AttackCell) -> bool:
-        """Return ``True`` if an attacker of ``cell`` knew the defense, or there was none."""
+        """Return ``True`` if an attacker of ``cell`` knew the defense, or nothing was defended."""
         defends = any(o.startswith("defense=") and o != "defense=none" for o in self.entry.overrides)
         known = any(reading.attacker is Attacker.ADAPTIVE for reading in self.readings.get(cell, ()))
         return known or self.entry.undefended or not defends
@@ -173,7 +173,7 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the worst result of attackers up to ``threat``, on these ``uploads`` or all; ``None`` without any."""
+        """Return the worst result of attackers up to ``threat``, on one kind of ``uploads`` or all."""
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,
@@ -189,7 +189,7 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List cells without a finished attack (malicious servers always count), or one that knew the defense."""
+        """List cells that lack a finished attack, or one that knew the defense; malicious servers always count."""
 
         def known(cell: AttackCell) -> bool:
             found = self.readings.get(cell, ())
@@ -212,13 +212,13 @@ class StudyRow:
 
 
 def threats_of(cells: Iterable[AttackCell]) -> tuple[Threat, ...]:
-    """Return the attackers in ``cells``, the most powerful last."""
+    """Return the threats tried in ``cells``, the most powerful last."""
     tried = any(cell.server for cell in cells)
     return tuple(threat for threat in THREATS if tried or threat != "malicious")
 
 
 def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
-    """Return a row for each of ``entries``, without unfinished jobs."""
+    """Load the results of each of ``entries`` as a row, without unfinished jobs."""
     trained = [
         {name: s for name, path in entry.trainings.items() if (s := read_summary(path)) is not None}
         for entry in entries
@@ -296,7 +296,7 @@ def _batch_sizes(overrides: Sequence[str], key: str) -> tuple[int, ...]:
 
 
 def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
-    """Return the last day and this package's versions in ``environments``; empty if none has them."""
+    """Return the last day and the package versions in ``environments``; empty if none has them."""
     told = [environment for environment in environments if environment]
     days = [str(environment["date"]).partition("T")[0] for environment in told if "date" in environment]
     packages = [environment.get("packages", {}) for environment in told]
@@ -305,7 +305,7 @@ def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
-    """Measure ``row`` under each tried threat; ``None`` if accuracy or leakage is unknown."""
+    """Return the figures of ``row`` under each threat tried; ``None`` if accuracy or leakage is unknown."""
     cells, found = row.entry.attacks, dict[Threat, Candidate]()
     if row.accuracy is None:
         return None
@@ -331,7 +331,7 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the measured rows, if the undefended one is complete, and the names of the others."""
+    """Return the figures of whole rows (none if the undefended one is not), and the names of the others."""
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)
@@ -346,7 +346,7 @@ def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
 
 
 def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
-    """Load the tables of ``write_tables``; ``UserError`` if there are none, or a field is invalid."""
+    """Load the tables that ``write_tables`` wrote; ``UserError`` if there are none, or a field is invalid."""
     try:
         raw = json.loads(read_text(path))
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""Accuracy, leakage and cost of a run, from the records of a finished or an interrupted one."""
+"""Compute accuracy, leakage and cost of a run from its records, finished or interrupted."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from fl_privacy.types.victim_ids import Attacker, VictimId
 
 @dataclass(frozen=True, kw_only=True)
 class Recognized:
-    """Number of the ``n`` images beyond a paper's threshold, see ``metrics.Threshold``; no verdict depends on it."""
+    """Number of ``n`` images beyond a paper's threshold, see ``measure.Threshold``; no verdict depends on it."""
 
     metric: str
     value: float
@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Tracing distance of a round's attacks, and ``chance``: by guessing among at most ``participants``."""
+    """Tracing distance of a round's attacks, and ``chance``, that of guesses among ``participants``."""
 
     attacked: float
     queries: int
@@ -85,7 +85,7 @@ class LeakageResult:
 
 @dataclass(frozen=True, kw_only=True)
 class TestedRound:
-    """A tested round, its accuracy in [0, 1] and the epsilon spent by then, if any."""
+    """A tested round, its accuracy in [0, 1] and the epsilon spent so far, if any."""
 
     round: int
     accuracy: float
@@ -181,7 +181,7 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> Summary:
-    """Summarize ``records``; PMM needs ``undefended_accuracy``, of the same training without defense."""
+    """Summarize ``records``; PMM needs the accuracy of the same training without defense."""
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
     tested = [

@@ -1,6 +1,6 @@
 """Decide the verdict on a run by the rule of ``measure.rule``.
 
-Red needs reconstruction above chance; green a differential privacy guarantee that bounds it; all else is gray.
+Red needs leakage above chance, green a differential privacy guarantee that bounds it; all else is gray.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAK: Tone = "leak"
 BOUNDED: Tone = "bounded"
 OPEN: Tone = "open"
 BOUNDED_AT_MOST = 0.1
-"""Largest identification probability that counts as a bound: nine of ten attempts of any attacker fail."""
+"""Largest probability of identification that counts as bounded: nine of ten attempts fail."""
 
 CANDIDATES = 1000  # number of distractors for the bound if guesses were compared with none, or with more
 
@@ -59,7 +59,7 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bound on any attacker by differential privacy of a ``unit`` (example or client)."""
+    """Bound ``at_most`` on any attacker's identification of a ``unit`` (example or client), by differential privacy."""
 
     epsilon: float
     delta: float
@@ -112,7 +112,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Decide the verdict; with ``claim_is_false``, a contradicted claim of differential privacy gives no bound.
+    """Decide the verdict on ``summary``; ``claim_is_false`` ignores the bound, since a claim was contradicted.
 
     ``loader`` is the name of the function that loaded the data.
     """
@@ -166,7 +166,7 @@ def is_read(found: Sequence[LeakageResult]) -> bool:
 
 
 def _bound(privacy: Spent | None, found: Sequence[LeakageResult], inferred: Sequence[Finding]) -> Bound | None:
-    """Return the bound of a guarantee computed here whose assumptions hold, unless results contradict it."""
+    """Return the bound by this run's guarantee, if its assumptions hold and no result contradicts it."""
     if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
         return None
     if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):

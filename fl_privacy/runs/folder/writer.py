@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """Writer of a run's records, one step at a time, safe if the process dies; ``finished`` runs are closed."""
+    """Writes a run's records one by one, so that none is lost if the process dies; ``finished`` runs are closed."""
 
     def __init__(self, path: Path, identity: Identity, *, lock: FileLock | None) -> None:
         self.path: Path = path
@@ -57,10 +57,10 @@ class RunFolder:
         undefended: bool = False,
         overwrite: bool = False,
     ) -> RunFolder:
-        """Open or create the folder ``<out>/<label>-<hash>`` of the run that the resolved, plain ``config`` describes.
+        """Open or create the folder ``<out>/<label>-<hash>`` of the run with plain settings ``config``.
 
-        A finished run is opened as it is. An interrupted one is moved aside (``...-interrupted-1``), as is a finished
-        one with ``overwrite`` (``...-previous-1``); only intercepted updates that were not to be kept are deleted.
+        An interrupted run is moved aside (``...-interrupted-1``), with ``overwrite`` also a finished one
+        (``...-previous-1``); only intercepted updates that were not to be kept are deleted.
         ``UserError`` if another process is recording this run.
         """
         identity = Identity.of(label, config, undefended=undefended)
@@ -146,7 +146,7 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record a call of the attack; ``uploads`` is of ``AttackedUploads``, ``batch_norm`` the clients' mode."""
+        """Record a call of the attack; ``uploads`` is an ``AttackedUploads``, ``batch_norm`` the clients' mode."""
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
         figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
