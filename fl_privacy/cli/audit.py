@@ -157,7 +157,7 @@ def _chosen(
             return shlex.split(text)
         except ValueError as error:
             raise UserError(
-                f"{option} is expected as a command line, but got {text!r}: {error}; close all quotes."
+                f"{option} is expected as a command line, but got {text!r}: {error}; close quotes."
             ) from error
 
     told = {

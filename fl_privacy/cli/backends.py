@@ -59,7 +59,7 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
     reads_sum = name == "secagg" and attack is not None and attack.reads_sum
     if not reads_sum and ("_target_" in config.attack or config.intercept.save or build_inferences(config.inference)):
         raise UserError(
-            f"With secure_aggregation={name} the server sees no single update that could be attacked;"
+            f"secure_aggregation={name} is expected without attacks on single updates, which it hides, but got one;"
             " use attack=none, inference=none and intercept.save=false, or server=loki or inconsistent with"
             " secure_aggregation=secagg."
         )

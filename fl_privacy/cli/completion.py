@@ -1,4 +1,4 @@
-"""Options that several commands have, and shell completion of overrides: keys, and options of a group after ``=``."""
+"""Define options that commands share, and complete overrides in shells."""
 
 from pathlib import Path
 from typing import Annotated

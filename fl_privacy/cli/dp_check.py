@@ -1,4 +1,4 @@
-"""``fl-privacy check-dp``: a claimed epsilon, recomputed and tested, with the power of the test."""
+"""Test a claimed epsilon (``fl-privacy check-dp``), or a run against a baseline (``check-leakage``)."""
 
 from __future__ import annotations
 
@@ -85,9 +85,7 @@ def _read_settings(given: list[str]) -> dict[str, Any]:
     for setting in given:
         key, equals, value = setting.partition("=")
         if not equals or key not in MORE:
-            raise UserError(
-                f"A setting is expected to be one of {', '.join(MORE)} with =VALUE, but got {setting!r}; correct it."
-            )
+            raise UserError(f"One of {', '.join(MORE)} with =VALUE is expected, but got {setting!r}; correct it.")
         try:
             read[key] = MORE[key](value)
         except ValueError as error:

@@ -59,9 +59,7 @@ def recognized(error: BaseException) -> BaseException | None:
     if isinstance(error, ImportError) and not is_out_of_memory(error):
         return missing_extra(error)
     if isinstance(error, SystemExit):
-        return UserError(
-            f"Third-party code is expected to return, but ended the program (SystemExit: {error.code}); correct it."
-        )
+        return UserError(f"Third-party code is expected to return, but raised SystemExit: {error.code}; correct it.")
     if is_out_of_memory(error):
         return MemoryError(what_was_asked(error))
     return error if isinstance(error, FAULTS) else None

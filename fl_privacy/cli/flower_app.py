@@ -177,7 +177,7 @@ def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """Build the node's client, with its own secret and a private part in its file, except in a simulation."""
+    """Build the node's client; outside simulations it has its own secret and keeps its private part in a file."""
     config = _settings(context)
     client, memory = _client(config, context), None if _is_simulated() else node_memory(context)
     if memory is not None:
@@ -245,11 +245,9 @@ def _overrides(context: Context) -> list[str]:
     text = str(context.run_config["overrides"])
     if len(text) > MOST_OF_OVERRIDES:
         raise UserError(
-            f"overrides are expected to have at most {MOST_OF_OVERRIDES} letters, but have {len(text)}; shorten them."
+            f"At most {MOST_OF_OVERRIDES} letters of overrides are expected, but got {len(text)}; shorten them."
         )
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise UserError(
-            f"overrides are expected as key=value with closed quotes, but got {text[:200]!r}; close them."
-        ) from error
+        raise UserError(f"overrides are expected with closed quotes, but got {text[:200]!r}; close them.") from error

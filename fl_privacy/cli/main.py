@@ -1,4 +1,4 @@
-"""``fl-privacy`` and its commands."""
+"""Define ``fl-privacy`` and its commands."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""``fl-privacy policy``: a site's policy in words, its trial on an app, and its ledger."""
+"""Explain a site's policy, try it on an app, and show its ledger: ``fl-privacy policy``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fl-privacy predict``: are a network's examples reconstructible, without data or training?"""
+"""Predict from a network alone whether examples can be reconstructed: ``fl-privacy predict``."""
 
 import json
 from dataclasses import asdict
@@ -46,7 +46,7 @@ def predict(
     plan, size = build_plan(settings.federation.plan, settings.model), settings.batch_size
     if any(key.partition(".")[0] in ("data", "experiment") for key in override_keys(asked)):
         if shape is not None or classes is not None:
-            raise UserError("The data give shape and classes, but got --shape or --classes, too; leave them out.")
+            raise UserError("--shape and --classes are expected without data=, but got both; leave them out.")
         data = build_dataset(settings.data)
         model, form = build_network(settings.model, data, seed=settings.seed), tuple(data.train.input_shape)
     else:

@@ -50,9 +50,7 @@ def bounds_of(text: str) -> Bounds:
     for pair in text.split():
         name, _, value = pair.partition("=")
         if name not in Bounds.__dataclass_fields__ or not value.isascii() or not value.isdigit():
-            raise UserError(
-                f"--limits is expected as 'memory_mib=8192 processes=128 seconds=14400', but got {pair!r}; correct it."
-            )
+            raise UserError(f"--limits is expected as 'memory_mib=8192 seconds=14400', but got {pair!r}; correct it.")
         told[name] = int(value[:20])
     from fl_privacy.site.gate.policy import LEAST_MEMORY  # noqa: PLC0415  (with NumPy, which other commands need not load)
 

@@ -1,4 +1,4 @@
-"""``fl-privacy benchmark``, ``trade-off`` and ``advise``: many runs, and the defense to choose."""
+"""Rank, compare and recommend defenses from many runs: ``benchmark``, ``trade-off`` and ``advise``."""
 
 from __future__ import annotations
 
@@ -57,9 +57,7 @@ def benchmark(  # noqa: PLR0917
     processes = _processes(jobs)
     strengths = [override for override in overrides or [] if override.startswith("defense.")]
     if strengths and entry is None:
-        raise UserError(
-            f"{strengths[0]} is expected with --entry, whose strength it sets, but got none; add it, or leave it out."
-        )
+        raise UserError(f"{strengths[0]} is expected with --entry, but got none; add --entry, or leave it out.")
     from fl_privacy.runs.config.study import load_track  # noqa: PLC0415
 
     loaded = load_track(track, [override for override in overrides or [] if override not in strengths])
@@ -269,9 +267,7 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
     if found := [table for table in tables if table.matches(settings)]:
         return found
     there = "; ".join(" ".join(table.settings) for table in tables)
-    raise UserError(
-        f"Settings that were measured are expected, but got {' '.join(settings)}; name some of {file}: {there}."
-    )
+    raise UserError(f"Measured settings are expected, but got {' '.join(settings)}; take those of {file}: {there}.")
 
 
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
@@ -339,7 +335,7 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
 
 
 def _stop_at_sigterm() -> None:
-    """Refuse further jobs after SIGTERM; a running one is interrupted, which is never a client's fault."""
+    """Refuse further jobs after SIGTERM; ``interruptible`` ends a running one."""
     signal.signal(signal.SIGTERM, lambda number, frame: _stopped.set())
 
 

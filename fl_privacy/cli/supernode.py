@@ -1,4 +1,4 @@
-"""``fl-privacy supernode``: Flower's SuperNode, with one process that answers all of its messages."""
+"""Run Flower's SuperNode with one process that answers all its messages: ``fl-privacy supernode``."""
 
 import argparse
 import contextlib
@@ -148,9 +148,7 @@ def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":
 def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> None:
     while not told.exists():
         if worker.poll() is not None and not told.exists():
-            raise UserError(
-                f"--app is expected to be a ClientApp, but {app} ended the process that loaded it; look at its output."
-            )
+            raise UserError(f"--app is expected to be a ClientApp, but {app} ended its process; look at its output.")
         time.sleep(POLL_SECONDS)
     if reason := told.read_text(encoding="utf-8"):
         worker.wait()

@@ -73,8 +73,7 @@ def as_image(example: object) -> Tensor:
     if isinstance(example, Sequence) and len(example) >= 2:
         return _pixels(example[0])
     raise UserError(
-        f"An example is expected to be (image, label) or a mapping with both, but is a {type(example).__name__};"
-        " convert it."
+        f"An example is expected to be (image, label) or a mapping, but is a {type(example).__name__}; convert it."
     )
 
 
@@ -92,9 +91,7 @@ def _class(label: Any) -> int:
     try:
         values = np.asarray(label.detach().cpu() if isinstance(label, Tensor) else label).astype(float).reshape(-1)
     except (TypeError, ValueError) as error:
-        raise UserError(
-            f"A label is expected to be the number of a class, but got {label!r:.80}; encode it."
-        ) from error
+        raise UserError(f"A label is expected to be a class's number, but got {label!r:.80}; encode it.") from error
     if len(values) == 1 and np.isfinite(values[0]) and values[0] == int(values[0]):
         return int(values[0])
     if len(values) > 1 and values.min() >= 0 and values.sum() == values.max() == 1:

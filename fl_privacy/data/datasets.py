@@ -51,7 +51,8 @@ def cached(
         _write(file, *examples)
     except (OSError, SafetensorError) as error:  # safetensors has an error of its own for a disk that is full
         reason = str(error).rstrip(".")
-        warnings.warn(f"Decoded images are not kept, {file.parent} can't be written: {reason}.", stacklevel=2)
+        remedy = f"can't be written: {reason}; set FL_PRIVACY_CACHE=FOLDER"
+        warnings.warn(f"Decoded images are not kept, {file.parent} {remedy}.", stacklevel=2)
     return examples
 
 
@@ -114,9 +115,7 @@ class _Reading:
         if self.image_size is not None:
             whole("data.image_size", self.image_size, at_least=1, at_most=MOST_SIZE, example=32)
         if self.channels not in (None, 1, 3):
-            raise UserError(
-                f"data.channels is expected to be 1 (gray), 3 (RGB) or null, but got {self.channels!r}; set one."
-            )
+            raise UserError(f"data.channels is expected to be 1, 3 (RGB) or null, but got {self.channels!r}; set one.")
         one_of("data.fit", self.fit, get_args(Fit))
 
 

@@ -81,7 +81,7 @@ class LabelledExamples(ABC):
 
     @abstractmethod
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """Return a batch in a model's format."""
+        """Return the examples at ``indices`` as a batch for a model."""
 
     def subset(self, indices: Tensor) -> Self:
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
@@ -154,10 +154,7 @@ class TextExamples(LabelledExamples):
         return (self.tokens >= 0).sum(1)
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
-        """Return the texts at ``indices``, padded to the longest.
-
-        Labels are classes, or next tokens (B, L) with -100 where none follows.
-        """
+        """Return the texts at ``indices``; labels are classes, or next tokens (B, L), -100 where none follows."""
         tokens = self.tokens[indices]
         tokens = tokens[..., : max(1, int(self.lengths[indices].max()))].to(device, torch.long)
         if not self.next_token:
@@ -264,9 +261,7 @@ def encode_labels(
             f" but got {values.min()}..{values.max()}; set {setting} to another, or use a labelled split."
         )
     if len(names) < 2:
-        raise UserError(
-            f"Data set {name} is expected to have at least 2 classes, but got only {names[0]}; add another."
-        )
+        raise UserError(f"Data set {name} is expected to have 2 classes or more, but got only {names[0]}; add one.")
     return list(torch.from_numpy(values.astype(np.int64)).split([len(part) for part in parts])), tuple(names)
 
 

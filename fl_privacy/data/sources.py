@@ -51,7 +51,7 @@ def require(module: str, *, package: str | None = None) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         package = package or module.partition(".")[0].replace("_", "-")
-        raise UserError(f"Data need the package {package}, which is missing; run: pip install {package}.") from error
+        raise UserError(f"Data expect the package {package}, but it is missing; run: pip install {package}.") from error
 
 
 class MnistMini:
@@ -151,7 +151,7 @@ def _open(path: str, config: str | None) -> Tables:
         if not found:
             why = f"it does not answer within {HUB_SECONDS:g} s, and nothing of it was downloaded before"
         raise UserError(
-            f"Data set {path} can't be had from the Hugging Face hub: {why};"
+            f"Data set {path} is expected on the Hugging Face hub, but can't be loaded: {why};"
             f" check the network, or put <split>.parquet files into a folder and set data.root or {ROOT_VARIABLE}."
         ) from error
     return tables
@@ -264,7 +264,7 @@ class ImageFolder:
 
 
 def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder) -> Source:
-    """Return parquet files or else examples ``by_class`` in ``folder``; ``UserError`` if it does not exist."""
+    """Return the source of ``folder``: parquet files, else examples ``by_class``; ``UserError`` without the folder."""
     if not folder.is_dir():
         parent = folder.parent
         there = ", ".join(f.name for f in _subfolders(parent)) if parent.is_dir() else "no such folder either"
@@ -280,7 +280,7 @@ def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name
     if root is None:
-        raise UserError(f"data={own} needs a folder, but got none; set data.root=FOLDER.")
+        raise UserError(f"data={own} is expected with a folder, but got none; set data.root=FOLDER.")
     return expanded(root)
 
 

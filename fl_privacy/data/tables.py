@@ -75,12 +75,11 @@ def load_table(
     is no such table or column, or a file can't be read.
 
     Args:
-        name: name as above; ``owner/name`` is any data set of the hub.
+        name: name as above, see :func:`load_data` for it and ``root``.
         path: a .csv or .parquet file, or a folder of ``<split>.parquet`` files.
-        root: folder to look in.
         target: column to predict; ``None`` finds it.
-        group_column: column of the owners, for the natural partition, not a feature; ``None`` keeps none.
-        attribute_column: target of attribute inference, not a feature; ``None`` keeps none.
+        group_column: column of the owners, for the natural partition, not a feature.
+        attribute_column: target of attribute inference, not a feature.
         categories: numeric columns that are codes of categories.
         leave_out: columns that a model does not see.
         missing: treatment of rows that lack a value: ``keep`` or ``drop``.
@@ -128,7 +127,7 @@ def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], S
     if name == "table" and root is not None:
         return _of_path(expanded(root))
     if name == "table":
-        raise UserError("data=table needs a file, but got none; set data.path=FILE.csv.")
+        raise UserError("data=table is expected with a file, but got none; set data.path=FILE.csv.")
     folder = environment_folder(name) if root is None else expanded(root) / name
     if folder is not None:
         return _of_path(folder)
@@ -196,9 +195,7 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
             own[setting] = _codes(whole[column], None, column, name, setting=f"data.{setting}")
     found = [_column(whole[column], column, reading) for column in features]
     if not found:
-        raise UserError(
-            f"Table {name} is expected to have columns other than its target {target}, but has none; add one."
-        )
+        raise UserError(f"Table {name} is expected to have columns besides its target {target}, but has none; add one.")
     schema = Schema(tuple(column for column, _ in found))
     examples = TableExamples(
         inputs=schema.encode(torch.stack([cells for _, cells in found], 1)),
@@ -231,9 +228,7 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
             )
     for frame in frames[1:]:
         if lacking := sorted(set(columns) - set(frame.columns)):
-            raise UserError(
-                f"All splits of table {name} are expected to have column {lacking[0]}, but one has not; add it."
-            )
+            raise UserError(f"Column {lacking[0]} is expected in all splits of table {name}, but one lacks it; add it.")
 
 
 def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:

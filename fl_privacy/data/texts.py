@@ -184,14 +184,12 @@ def load_text(
     can't be read.
 
     Args:
-        name: name as above; ``owner/name`` is any data set of the hub.
-        root: folder to look in.
+        name: name as above, see :func:`load_data` for it and other arguments.
         tokenizer: see :func:`fl_privacy.data.texts.build_tokenizer`; a trained one uses all training texts, as public.
         vocabulary_size: most tokens of a trained tokenizer.
         max_length: most tokens of a text, at least 2; longer texts are truncated.
         target: model's output: the ``class`` of a text, or each ``next_token``.
-        text_column, label_column: columns of texts and labels; ``None`` finds them.
-        group_column: column of the owners, for the natural partition; ``None`` keeps none.
+        text_column: column of the texts; ``None`` finds it.
     """
     expect_package("tokenizers", "Text")
     whole("data.max_length", max_length, at_least=2, at_most=_LONGEST, example=64)

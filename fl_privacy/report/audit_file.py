@@ -121,7 +121,7 @@ def _plain_captured(captured: Captured) -> dict[str, Any]:
 
 
 def plain_app(record: AuditRecord) -> dict[str, Any]:
-    """Return the content of ``audit.json`` for an app that was run."""
+    """Return the content of an app's ``audit.json``."""
     plain = ("app", "headline", "further", "tone", "going_on", "broken", "nodes", "rounds", "models")
     return {
         "command": "audit APP" if record.subject == "app" else "audit-update",

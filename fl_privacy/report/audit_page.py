@@ -30,7 +30,7 @@ _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRecord:
-    """Figures and sentences of an audit, of a strategy or of an unmodified app that was run."""
+    """Figures and sentences of the audit of a strategy or an unmodified app."""
 
     app: str  # name of the app, of the strategy's class, or of an update's file
     subject: Literal["app", "update"] = "app"  # ``update`` for files of any framework
@@ -397,7 +397,7 @@ def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = 
 
 
 def render_audit(page: AuditRecord) -> str:
-    """Render the page of an app that was run as HTML."""
+    """Render the HTML page of an app's audit."""
     questioned = [] if page.before is None else bars_of_questions(page.before.answers)
     return render(
         "audit.html.j2",

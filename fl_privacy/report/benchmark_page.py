@@ -275,7 +275,7 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """Defenses, each at its strength that leaks least to the worst attacker."""
+    """A leaderboard of defenses, each at its strength that leaks least to the worst attacker."""
 
     threat: Threat
     accuracy_loss: float  # most percentage points that a strength may cost

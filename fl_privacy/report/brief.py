@@ -104,7 +104,7 @@ def hashes_of(folder: Path, names: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def render_audit_brief(folder: Path) -> str:
-    """Render the page on an app's audit from its record, with all figures recomputed from counts."""
+    """Render the brief of an app's audit as HTML, with figures recomputed from counts."""
     from fl_privacy.report.audit_file import APP_DIGEST, PAGE, RECORD, WHOLE, read_audit  # noqa: PLC0415  (PyTorch)
 
     record = read_audit(folder)
@@ -187,7 +187,7 @@ def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -
 
 
 def render_brief(run: Run) -> str:
-    """Render the HTML of the page, without pictures, texts and paths of the run."""
+    """Render a run's brief as HTML, without pictures, texts and paths."""
     verdict = verdict_of(run)
     found = verdict.readings
     folder = run.path / "reconstructions"
@@ -378,7 +378,7 @@ def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
         wrong += found or [f"{brief.name}: its words are right, but not its markup"] * (text != expected)
     elif not compared:
         read_run(folder)  # raises what is missing, if it is no run
-        raise UserError(f"{folder} is expected to hold {BRIEF} or a finished run, but has neither.")
+        raise UserError(f"{folder} is expected to hold {BRIEF} or a finished run, but has neither; run it again.")
     return " and ".join(compared), wrong
 
 

@@ -321,7 +321,7 @@ def _open_ends(verdict: Verdict, kind: str) -> list[str]:
 
 
 def bound_in_words(bound: Recognized) -> str:
-    """Format a bound, such as ``PSNR ≥ 15.0 dB``."""
+    """Format a paper's threshold, such as ``PSNR ≥ 15.0 dB``."""
     sign = "≥" if bound.leaks == "above" else "<"
     return f"{title(bound.metric)} {sign} {metric(bound.value, bound.metric)}"
 

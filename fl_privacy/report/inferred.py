@@ -94,7 +94,7 @@ class InferredView:
 
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
-    """Return a view for each question."""
+    """Return a view of the results on each question."""
     return [_view(about, findings) for about in dict.fromkeys(f.about for f in findings)]
 
 

@@ -75,7 +75,7 @@ class LiveRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Status of a run at its last parsing, without the records; ``last`` are seconds of the last rounds."""
+    """Status of a run when it was last loaded; ``last`` are the seconds of the last rounds."""
 
     finished: bool
     verdict: Headline

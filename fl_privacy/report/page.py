@@ -82,13 +82,13 @@ def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
 
 @contextmanager
 def writable(page: Path, instead: str = "another place with --out") -> Iterator[None]:
-    """Make the folder of ``page``, which is written within the block; ``UserError`` if it can't be."""
+    """Create the folder of ``page``; ``UserError`` if that or writing within the block fails."""
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         raise UserError(
-            f"A writable file is expected, but {page} can't be written ({error.strerror}); choose {instead}."
+            f"A writable file is expected, but {page} is not ({error.strerror}); choose {instead}."
         ) from error
 
 

@@ -99,7 +99,7 @@ HasCost = Summary | StudyRow
 
 @dataclass(frozen=True)
 class Figure:
-    """How one figure is shown: as a row of a run's table, or a column of comparisons."""
+    """Display of one figure: a row of a run's table, or a column of comparisons."""
 
     section: Literal["update_distortion", "upload"]
     name: str

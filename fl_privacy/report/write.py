@@ -361,7 +361,7 @@ def trade_off_chart(
 
 
 def row_as_plain(row: StudyRow) -> dict[str, Any]:
-    """Return the row as plain values for ``trade_off.json``, independent of the clock."""
+    """Return the row as plain values for ``trade_off.json``, without durations."""
     return {
         "family": row.entry.family,
         "strength": row.entry.strength,

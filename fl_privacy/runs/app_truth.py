@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownImages:
-    """Looks up originals by the clients' fingerprints and partitions."""
+    """Looks up the originals behind uploads, by the fingerprints or partitions that clients state."""
 
     data: object = None
     of_client: OfClient | None = None
@@ -159,9 +159,7 @@ def find_images(data: object) -> NamedImages:
         if not (path.exists() or path.is_absolute() or name.startswith(".")):
             return _looked_into(load_data(name), name=name)
         if path.is_file():
-            raise UserError(
-                f"data is expected to be a folder of images, one folder a class, but {name} is a file; name its folder."
-            )
+            raise UserError(f"data is expected to be a folder of images, but {name} is a file; name its folder.")
         return _looked_into(load_data("image_folder", root=str(path)), name=path.name)
     if isinstance(data, type):
         raise UserError(f"data is expected to be a data set, but got the class {data.__name__}; make one of it first.")

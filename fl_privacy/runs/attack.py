@@ -203,7 +203,7 @@ def load_app(captures: Path, config: RunSettings) -> CapturedApp:
 
 
 def expect_of(setup: Setup, observation: Observation) -> None:
-    """Raise ``UserError`` unless the update belongs to this federation, so that its originals can be found."""
+    """Raise ``UserError`` unless the update is of the run of ``setup``."""
     examples, batch_size = setup.dataset.train, setup.config.batch_size
     round, client, probe = observation.id.round, observation.id.client, observation.id.probe
     wrong = None

@@ -108,7 +108,7 @@ class Truth(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judge:
-    """Scores reconstructions and the defense's change to updates."""
+    """Scores reconstructions against their originals."""
 
     # originals behind an observation; queried only after the attack. Without them, a guess is shown, not scored.
     truth: Truth

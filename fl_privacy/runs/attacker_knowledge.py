@@ -116,7 +116,7 @@ def side_information_of(
         if at not in (ACTIVATION, *names):
             raise UserError(
                 f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, or"
-                f" {ACTIVATION}, but got {at!r}."
+                f" {ACTIVATION}, but got {at!r}; name one."
             )
     if not threats.knows_features and not any(private_names(c.model, c.defense) for c in clients.values()):
         return None

@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a mask (``examples``,) of ``number`` random examples that no client gets; ``UserError`` for all."""
+    """Return a mask (``examples``,) of ``number`` random ones that no client gets; ``UserError`` if none is left."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -52,7 +52,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Return indices of the public examples that clients use to train a defense, one of four."""
+    """Return indices of every fourth public example; clients train defenses on these."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
@@ -113,9 +113,7 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
     if colluder is not None:
         whole("threat_model.colluder", colluder, at_least=0, at_most=len(clients) - 1, example=0)
     if unknown := sorted(asked - clients.keys()):
-        raise UserError(
-            f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}; leave those out."
-        )
+        raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}; omit them.")
     attack = build_server_attack(config.server)
     asked = (asked - {colluder, *config.sites}) & (
         set(clients) if attack is None or attack.only is None else {attack.only}
@@ -128,8 +126,8 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
         )
     if config.sites and reads_images and config.intercept.uploads == "probe":
         raise UserError(
-            "threat_model.observer=another_site sees what the training does to the model, and no probes, but got"
-            " intercept.uploads=probe; set intercept.uploads=update."
+            "intercept.uploads=update is expected with threat_model.observer=another_site, which sees no probes, but"
+            " got intercept.uploads=probe; set it to update."
         )
     probes: tuple[Probe, ...] = ()
     about = {inference.about for inference in inferences.values()}
@@ -156,7 +154,7 @@ def build_dataset(section: Mapping[str, Any]) -> Dataset:
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
-    """Build the model that ``clients`` clients train, with a malicious server's changes."""
+    """Build the model that ``clients`` clients train, as changed by a malicious server, if any."""
     model = build_network(config.model, dataset, seed=config.seed)
     attack = build_server_attack(config.server)
     if attack is None:
@@ -179,6 +177,12 @@ def build_defense(section: Mapping[str, Any]) -> Defense:
     return replace(made, parts=(replace(UNNAMED, name=called(CUSTOM, section)),)) if made.parts == (UNNAMED,) else made
 
 
+NO_ATTRIBUTE = (
+    "{} is expected with data that have an attribute in addition to the class, but {} has none; use"
+    " data=cifar10_animals or mnist_parity, or load_with_attribute."
+)
+
+
 def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> None:
     """Prepare ``defense`` for the examples of ``dataset``; ``UserError`` if it does not fit them."""
     kind = dataset.train.modality
@@ -188,7 +192,7 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
         made: Mapping[str, Defense] = {name: getattr(defenses, name)() for name in names}
         *most, last = [name for name, defense in made.items() if _SUITS[kind](defense) and not defense.informed]
         raise UserError(
-            f"Defense {defense.name} is of images, but the data are {kind.data}; take {', '.join(most)} or {last}."
+            f"A defense of {kind.data} is expected, but {defense.name} is of images; take {', '.join(most)} or {last}."
         )
     texts = texts_of(dataset.test) if defense.texts else None
     tokens = None if texts is None else texts.subset(defenders_examples(texts)).tokens
@@ -197,10 +201,7 @@ def prepare_defense(defense: Defense, dataset: Dataset, model: nn.Module) -> Non
     for inform in defense.informed:
         public = dataset.test
         if public.attributes is None:
-            raise UserError(
-                f"defense={defense.name} needs data with an attribute in addition to the class, but"
-                f" {dataset.name} has none; use data=cifar10_animals or mnist_parity, or load_with_attribute."
-            )
+            raise UserError(NO_ATTRIBUTE.format(f"defense={defense.name}", dataset.name))
         rows = defenders_examples(public)
         with blamed_on(f"Defense {defense.name}, learning from public examples,"):
             inform(public.batch(rows), public.attributes[rows])

@@ -88,10 +88,7 @@ class GroundTruth:
         return together(batches)
 
     def replay(self, observation: Observation) -> Replay | SummedReplay:
-        """Return a replay of an upload by the same random streams, with the model's inputs and undefended update.
-
-        The replays of the last round are cached, since labels and all attackers' scores need them.
-        """
+        """Return the cached replay of an upload, with the model's inputs and the undefended update."""
         id = observation.id
         if any(known.round != id.round for known in self._replays):
             self._replays.clear()
@@ -132,7 +129,7 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class SummedProbes:
-    """Probes of clients that the attacker sees only as a mean: a server behind SecAgg+, or another site.
+    """Probes that the attacker (a server behind SecAgg+, or another site) sees only as means over clients.
 
     Attributes:
         clients: number of clients in the mean, with ``examples`` examples each.
@@ -157,8 +154,8 @@ class SummedProbes:
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:
             raise UserError(
-                "threat_model.differences=true needs rounds, but the command attack trains none; use `fl-privacy run`"
-                " intercept.uploads=update."
+                "threat_model.differences=true is expected with rounds, but `fl-privacy attack` trains none; use"
+                " `fl-privacy run intercept.uploads=update`."
             )
         if own:
             k, seed = config.federation.clients - len(own), config.seed

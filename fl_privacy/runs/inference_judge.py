@@ -29,7 +29,7 @@ from fl_privacy.measure.roc import (
 )
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.another_site import SUMMED
-from fl_privacy.runs.build import defenders_examples, held_out
+from fl_privacy.runs.build import NO_ATTRIBUTE, defenders_examples, held_out
 from fl_privacy.runs.folder import Finding, Measure
 from fl_privacy.runs.ground_truth import as_wide
 from fl_privacy.runs.setup import Setup
@@ -134,11 +134,7 @@ def expect_attributes(setup: Setup) -> None:
     """Raise ``UserError`` unless the data have an attribute and each update is of one example."""
     config, client = setup.config, setup.first
     if client.examples.attributes is None:
-        raise UserError(
-            "inference=attribute needs data with an attribute in addition to the class, but"
-            f" data={config.choices['data']} has none;"
-            " use data=cifar10_animals or mnist_parity, or load_with_attribute."
-        )
+        raise UserError(NO_ATTRIBUTE.format("inference=attribute", f"data={config.choices['data']}"))
     if config.batch_size != 1 or setup.audit.uploads != "probe":
         raise UserError(
             "inference=attribute is expected with uploads of single examples, but got"

@@ -83,7 +83,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table whose preset ``overrides`` name and keep, if any; ``UserError`` for a wrong ``paper=``."""
+    """Return the table of the preset in ``overrides``, unless they change it; ``UserError`` for a wrong ``paper=``."""
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
     own = [text for key, text in given.items() if key not in (FORM, "experiment")]
@@ -98,10 +98,7 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
             return replace(table, short=()) if form == "full" else table
     if FORM in given:
         presets = ", ".join(f"`{of['command']} experiment={name}`" for name, of in _tables().items())
-        raise UserError(
-            f"{FORM}= is expected with {presets} and its attack and defense, but got {' '.join(overrides)[:200]};"
-            f" leave {FORM}= out."
-        )
+        raise UserError(f"{FORM}= is expected with {presets} unchanged, but got {' '.join(overrides)[:99]}; omit it.")
     return None
 
 

@@ -100,7 +100,7 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return setting -> value, so that the noise spends ``privacy.epsilon`` in all; ``UserError`` without guarantee."""
+    """Return settings whose noise spends ``privacy.epsilon`` by the last round; ``UserError`` without a guarantee."""
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}

@@ -130,7 +130,7 @@ def readers_of(
     privacy: Privacy,
     clients: ClientLocation,
 ) -> list[Reader]:
-    """Build the stages of a run, in the order of their results."""
+    """Build the stages of a run that receive uploads, in order."""
     config, found = setup.config, list[Reader]()
     if config.intercept.save:
         found.append(CaptureWriter(folder.path / CAPTURES))

@@ -40,9 +40,7 @@ def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
     try:
         defense = DEFENSES[name](**{key: value for key, value in settings.items() if key != "_target_"})
     except TypeError as error:
-        raise UserError(
-            f"{path} is expected to have settings of {name}, but has others ({error}); run it again."
-        ) from error
+        raise UserError(f"{path} is expected to have settings of {name}, but {error}; run it again.") from error
     rounds = max(1, len(run.of_kind("round")))
     spent, claim = run.summary.privacy, None
     if asked.epsilon is not None:

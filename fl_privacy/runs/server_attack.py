@@ -53,13 +53,13 @@ def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> Non
     server, uploads = config.choices["server"], config.intercept.uploads
     if uploads != "update":
         raise UserError(
-            f"server={server} attacks the mean of the training updates, but intercept.uploads="
-            f"{uploads}; set intercept.uploads=update."
+            f"server={server} is expected with intercept.uploads=update, whose mean it attacks, but got {uploads}; set"
+            " intercept.uploads=update."
         )
     if config.federation.plan.get("shares") == "weights":
         raise UserError(
-            f"server={server} attacks a mean of gradients or changes, but clients share their weights;"
-            " set federation.plan.shares=delta."
+            f"server={server} is expected with uploads of gradients or changes, but got weights; set"
+            " federation.plan.shares=delta."
         )
 
 

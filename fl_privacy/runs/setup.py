@@ -238,7 +238,7 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build parts without training: a client with one split, perhaps a colluder; ``UserError`` if examples lack."""
+    """Build parts without training: a client with one split, perhaps a colluder; ``UserError`` for few examples."""
     dataset, victims, batch_size = build.build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":

@@ -259,9 +259,7 @@ def _function_in(module: ModuleType, name: str) -> str:
     """Return ``name``, or the name of the one function of ``module`` annotated to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
-            raise UserError(
-                f"--entry is expected to name a function in {module.__name__}, but it has no {name}; define it."
-            )
+            raise UserError(f"--entry is expected to name a function, but {module.__name__} has no {name}; define it.")
         return name
     annotated = (Defense, "Defense", "defenses.Defense", "fl_privacy.defenses.Defense")
     found = [

@@ -29,9 +29,7 @@ def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> M
     """Load values for ``like`` from a file or run, where module ``fresh`` may be missing; ``UserError`` if unfit."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
-        raise UserError(
-            f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist; name another."
-        )
+        raise UserError(f"weights is expected to be a file or a run's folder, but there is no {path}; name another.")
     wanted = {**like.parameters, **like.buffers}
     stored = {n: v for n, v in wanted.items() if fresh and n.startswith(f"{fresh}.")}
     try:
@@ -64,9 +62,8 @@ def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(
-            "Nodes with folders of their own need what their images have in common, but"
-            f" data.{open_still[0]} is open; set data=image_folder data.image_size=32 data.channels=3"
-            " data.classes=[cat,dog] in the overrides."
+            f"data.{open_still[0]} is expected for nodes with folders of their own, but is open; set data=image_folder"
+            " data.image_size=32 data.channels=3 data.classes=[cat,dog] in the overrides."
         )
     settings = {key: value for key, value in settings.items() if key not in ("_target_", "name", "root", "keep")}
     dataset = load_data("image_folder", root=folder, keep=False, **settings)

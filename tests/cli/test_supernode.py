@@ -226,7 +226,7 @@ def test_an_app_that_is_not_there_is_told_at_once(ends: list[list[str]], app: st
     ("content", "line"),
     [
         ("other = print", "has no attribute 'app'"),
-        ("import os\nos._exit(4)", "ended the process that loaded it"),
+        ("import os\nos._exit(4)", "ended its process"),
     ],
 )
 def test_an_app_that_can_not_be_loaded_is_told_before_the_server_hears_of_the_node(

@@ -71,7 +71,7 @@ def test_partitions_share_rows_out() -> None:
         ({"leave_out": ["nobody"]}, "data.leave_out"),
         ({"missing": "guess"}, "data.missing"),
         ({"standardize": "none"}, "data.standardize"),
-        ({"leave_out": ["age", "dose", "job", "city", "sex"]}, "columns other than its target"),
+        ({"leave_out": ["age", "dose", "job", "city", "sex"]}, "columns besides its target"),
         ({"target": "dose"}, "hold classes, but has 96 different values in 400 rows, as a quantity has"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path: Path) 
 
 def test_no_file_and_no_frame() -> None:
     for wrong in ({"path": "nowhere.csv"}, {"name": "table"}, {"name": "unheard_of"}):
-        with pytest.raises(UserError, match=r"expected|needs a file"):
+        with pytest.raises(UserError, match="expected"):
             load_table(**wrong)
     with pytest.raises(UserError, match="DataFrame"):
         table_of([[1, 2]])

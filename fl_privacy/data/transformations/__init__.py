@@ -21,10 +21,7 @@ _BLACK, _GREY = 0, 128  # levels of 255 that fill vacated pixels
 
 
 def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
-    """Move the pixel at (x + shift_x, y + shift_y) to (x, y) of images (..., H, W), uint8 or float.
-
-    Vacated pixels are black.
-    """
+    """Move pixel (x + shift_x, y + shift_y) to (x, y) of images (..., H, W), uint8 or float; vacated ones are black."""
     x, y = _grid(images)
     return _gather(images, x + shift[0], y + shift[1], _BLACK)
 
@@ -368,7 +365,7 @@ def _from_file(path: Path, source: str, table: Table | None) -> tuple[Policy, ..
         )
     if table not in (None, searched):
         raise UserError(
-            f"The policies in {path} are numbers of the table {searched!r}, but table is {table!r}; leave it null."
+            f"Policies of the table {table!r} are expected, but {path} has some of {searched!r}; leave table null."
         )
     return tuple(Policy.parse(name, cast(Table, searched)) for name in names)
 
@@ -380,9 +377,7 @@ def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, tabl
     """Draw ``number`` different policies, uniform among all of up to ``longest`` operations; ``UserError`` if fewer."""
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
-        raise UserError(
-            f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}; try policies=100."
-        )
+        raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}; try 100.")
     codes: dict[int, None] = {}
     while len(codes) < number:
         codes.update(dict.fromkeys(torch.randint(sum(sizes), (number,), generator=rng).tolist()))
@@ -399,10 +394,7 @@ def _decode(code: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def disjoint(policies: Sequence[Policy], number: int) -> list[Policy]:
-    """Return the first ``number`` of ``policies`` that share no operation with an earlier one.
-
-    Operations of the same kind and magnitude are equal, whatever their indices.
-    """
+    """Return the first ``number`` of ``policies`` that share no kind and magnitude with an earlier one."""
     found: list[Policy] = []
     used: set[tuple[str, float]] = set()
     for policy in policies:

@@ -40,12 +40,12 @@ def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
             raise cause from error
         failed = cause or error
         unfit = isinstance(failed, TypeError) and target.rpartition(".")[2] in str(failed)
-        what = f"{name}: {target} does not accept these settings" if unfit else f"{name} can't be made by {target}"
-        raise UserError(f"{what}: {in_one_line(failed)}") from error
-    except SystemExit as error:
+        what = "these settings" if unfit else "a call"
         raise UserError(
-            f"{name}: {target} is expected to return, but raised {in_one_line(error)}; correct it."
+            f"{target} is expected to accept {what}, but got {in_one_line(failed)}; correct {name}."
         ) from error
+    except SystemExit as error:
+        raise UserError(f"{name}: {target} is expected to return, but raised {in_one_line(error)}; mend it.") from error
 
 
 def instantiate_as(kind: type[T], section: Mapping[str, Any], name: str) -> T:
@@ -73,9 +73,7 @@ def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
     try:
         signature = Signature.of(function)
     except (TypeError, ValueError) as error:
-        raise UserError(
-            f"{name} is expected to name a function or class, but got {function!r}; correct {name}._target_."
-        ) from error
+        raise UserError(f"{name} is expected to name a function or class, but got {function!r}; correct it.") from error
     signature.check(settings, name)
 
 

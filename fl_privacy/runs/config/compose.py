@@ -173,7 +173,7 @@ def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
 
 
 def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Compose ``base`` as plain values, with the ``choices``; ``UserError`` for unknown groups, options or keys."""
+    """Compose the file ``base`` as plain values; ``UserError`` for unknown groups, options or keys."""
     parsed, choices, settings = parse_overrides(overrides), list[str](), list[Override]()
     for override in parsed:
         if override.is_sweep_override():
@@ -302,9 +302,7 @@ def _values(override: Override) -> list[str]:
             f"Values to enumerate are expected, but got {override.input_line}; list them: {key}=A,B."
         ) from error
     if not 1 <= len(values) <= MOST_JOBS:
-        raise UserError(
-            f"1 to {MOST_JOBS} values are expected, but got {len(values)} by {override.input_line}; write {key}=A,B."
-        )
+        raise UserError(f"1 to {MOST_JOBS} values are expected, but got {len(values)}; write {key}=A,B.")
     return values
 
 
@@ -320,7 +318,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Refuse unknown keys, except ``+key=value``; turn settings missing in files into ``++key=value``."""
+    """Return overrides, with ``++`` for settings that files leave out; ``UserError`` for unknown keys."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

@@ -76,13 +76,13 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
 def expect_type(name: str, value: object, annotation: Any) -> None:
     """Raise ``UserError`` unless ``value`` fits ``annotation`` or is to be built by Hydra."""
     if not (isinstance(value, dict) and "_target_" in value) and not fits(value, annotation):
-        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}.")
+        raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}; change it.")
 
 
 def expect_within(name: str, value: object, within: tuple[float, float] | None) -> None:
     """Raise ``UserError`` for a number outside ``within``."""
     if within and isinstance(value, int | float) and not within[0] <= value <= within[1]:
-        raise UserError(f"{name} is expected to be at least {within[0]:g} and at most {within[1]:g}, but got {value}.")
+        raise UserError(f"{name} is expected within {within[0]:g}..{within[1]:g}, but got {value}; change it.")
 
 
 def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> T:

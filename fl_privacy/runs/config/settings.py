@@ -73,7 +73,7 @@ class FederationSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class InterceptSettings:
-    """Interception, and time of the attack."""
+    """Settings of the interception, and of when attacks run."""
 
     uploads: Literal["probe", "update"] = setting(
         ATTACK,

@@ -30,7 +30,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """Attack of a cell on the model of the training named ``training``."""
+    """One cell's attack, on the model of ``training`` in ``state``."""
 
     training: str
     state: State
@@ -39,7 +39,7 @@ class AttackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Trainings and attacks on them, for every defense."""
+    """Trainings, attacks and defenses, of which all are combined."""
 
     settings: tuple[str, ...]  # overrides of every job
     attack: tuple[str, ...]
@@ -70,7 +70,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid with ``overrides``: ``attack.*`` of attacks, ``inference`` of trainings. ``UserError`` if invalid."""
+    """Load a grid; of ``overrides``, attacks get ``attack.*``, trainings ``inference``, both the rest."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -97,14 +97,12 @@ def _loaded(kind: str, name: str, folder: Path, sections: Mapping[str, Any]) -> 
     names = names_in(folder)
     path = folder / f"{name}.yaml" if name in names else Path(name)
     if not path.is_file():
-        raise UserError(
-            f"A {kind} is expected to be one of {', '.join(names)} or a YAML file, but got {name!r}; name one."
-        )
+        raise UserError(f"A {kind} is expected to be {', '.join(names)} or a YAML file, but got {name!r}; name one.")
     return _checked(read_settings(path), sections, f"the {kind} {name}")
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the names of the package's grids or tracks, in the folder ``GRIDS`` or ``TRACKS``."""
+    """List the names of the grids or tracks in ``folder``."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
@@ -182,7 +180,7 @@ class Track(Study):
     sha256: str  # hash of everything that determines the figures, without the user's own defenses
 
     def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
-        """Add points of the user's defense, whose code has the hash ``source``; ``UserError`` if its name is taken."""
+        """Return the track with the user's defense; ``source`` is its code's hash. ``UserError`` for a taken name."""
         family = points[0].family
         if family in {point.family for point in self.points}:
             raise UserError(f"A new name is expected for the entry, but the track already has {family}; rename it.")

@@ -183,7 +183,7 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 
 
 def _expect_small(path: Path, text: str) -> None:
-    """Check the parser's events before anything is built from them."""
+    """Raise ``UserError`` for aliases, or for too many or too deep values, before anything is built."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
         if number == 2 and not isinstance(event, yaml.MappingStartEvent):

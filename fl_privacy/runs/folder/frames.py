@@ -42,10 +42,7 @@ def write_csv(runs: Sequence[Path], file: Path) -> Path:
     try:
         table.to_csv(file, index=False, errors=UNENCODABLE)
     except OSError as error:
-        raise UserError(
-            f"A writable file is expected, but {file} can't be written: {error.strerror or error}; give --csv another"
-            " place."
-        ) from error
+        raise UserError(f"{file} is expected to be writable ({error.strerror or error}); change --csv.") from error
     return file
 
 

@@ -39,7 +39,7 @@ Guess = TypeVar("Guess")
 
 @dataclass(frozen=True)
 class Guessed(Generic[Original, Guess]):
-    """An original image and its reconstructions."""
+    """An original and its reconstructions."""
 
     original: Original | None
     guess: Guess | None = None  # plain attacker's guess; ``None`` if its attack failed
@@ -189,8 +189,7 @@ def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], li
 
 def read_small(path: Path, most: int) -> Any:
     """Load JSON of at most ``most`` bytes; ``ValueError`` if it is larger or damaged."""
-    if path.stat().st_size > most:
-        raise ValueError("it is too large")
+    _expect_at_most(most, path)
     return json.loads(path.read_text(encoding="utf-8"))
 
 

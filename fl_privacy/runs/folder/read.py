@@ -242,7 +242,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
         shown = {**content, "config": _with_names_only(content["config"])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}); run it again."
+            f"{source / IDENTITY} is expected to be a run's, but is damaged ({error}); run again."
         ) from error
     write(destination / IDENTITY, json.dumps(shown, indent=1, ensure_ascii=False))
     if (source / CONFIG).is_file():  # its text may fold or quote a path

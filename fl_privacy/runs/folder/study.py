@@ -121,7 +121,6 @@ class StudyRow:
 
     @property
     def delta(self) -> float | None:
-        """Return the largest delta over the trainings; ``None`` without one."""
         return max((s.privacy.delta for s in self.trainings.values() if s.privacy), default=None)
 
     @property

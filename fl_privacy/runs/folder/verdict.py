@@ -112,10 +112,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Decide the verdict on ``summary``; ``claim_is_false`` ignores the bound, since a claim was contradicted.
-
-    ``loader`` is the name of the function that loaded the data.
-    """
+    """Decide the verdict on ``summary``, without a bound if ``claim_is_false``; ``loader`` names the data's loader."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
