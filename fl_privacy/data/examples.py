@@ -261,7 +261,7 @@ def encode_labels(
             f" but got {values.min()}..{values.max()}; set {setting} to another, or use a labelled split."
         )
     if len(names) < 2:
-        raise UserError(f"Data set {name} is expected to have 2 classes or more, but got only {names[0]}; add one.")
+        raise UserError(f"Data set {name} is expected to have at least 2 classes, but got {names[0]}; add one.")
     return list(torch.from_numpy(values.astype(np.int64)).split([len(part) for part in parts])), tuple(names)
 
 

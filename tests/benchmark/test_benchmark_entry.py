@@ -39,7 +39,7 @@ def test_a_file_a_function_in_it_an_import_path_and_a_name_are_found(tmp_path: P
     [
         ("two_of_them.py", OWN + OWN.replace("mostly", "never"), "mostly_sent, never_sent; name it as"),
         ("none_of_them.py", "x = 1\n", "has none; name it as"),
-        ("broken_one.py", "import nowhere_at_all\n", "can't be imported (ModuleNotFoundError"),
+        ("broken_one.py", "import nowhere_at_all\n", "can't be imported .ModuleNotFoundError"),
         ("json.py", OWN, "rename it"),
         ("not-a-name.py", OWN, "rename it"),
     ],

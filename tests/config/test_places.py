@@ -34,7 +34,7 @@ def test_a_grid_from_elsewhere_is_held_to_it_and_the_command_line_is_not(tmp_pat
     assert "tiny" in names_in(GRIDS)
     text = "settings: [out=/any]\ntrain: []\nattack: []\nattacks: {}\nweights: initial\ndefenses: {}\n"
     (tmp_path / "own.yaml").write_text(text)
-    with pytest.raises(UserError, match="say it on the command line"):
+    with pytest.raises(UserError, match="set it on the command line"):
         load_grid(str(tmp_path / "own.yaml"))
     (tmp_path / "own.yaml").write_text(text.replace("out=/any", "seed=1"))
     assert "out=/any" in load_grid(str(tmp_path / "own.yaml"), ["out=/any"]).trainings[""]
