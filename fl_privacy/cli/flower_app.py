@@ -161,7 +161,7 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
-    """Log errors with this machine's paths or on the operator's ``own_folder`` here, and raise one without details."""
+    """Log errors that name this machine's paths or concern ``own_folder``, and raise one without details instead."""
     try:
         yield
     except OpenSettingError:

@@ -24,7 +24,7 @@ AGAIN_SECONDS = 5.0
 """Seconds before a dead worker, or a node that is not admitted, is started again."""
 
 PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"
-"""Environment variable by which this command makes itself wait before it tries again."""
+"""Environment variable with the seconds that a restarted command waits first."""
 
 POLL_SECONDS = 0.1
 SECRET_BYTES = 32

@@ -126,7 +126,7 @@ OWNERS: Mapping[str, str] = {"celeba": "celeb_id", "femnist": "writer_id"}
 def hub_source(
     name: str, known: Mapping[str, HubData] = KNOWN, others: str = "mnist_mini, photograph, image_folder"
 ) -> HubData:
-    """Return a known data set, or any ``owner/name`` of the hub; else the ``UserError`` also names ``others``."""
+    """Return a known data set, or any ``owner/name`` of the hub; else raise a ``UserError`` that lists ``others``."""
     if name in known:
         return known[name]
     if name.count("/") == 1:
@@ -199,7 +199,7 @@ MOST_UNPACKED = 100  # most times its size, plus 1 GiB, that a parquet file may 
 
 @dataclass(frozen=True)
 class ParquetFolder:
-    """``<folder>/<split>.parquet``, or the hub's ``<split>-00000-of-00002.parquet``."""
+    """Data in ``<folder>/<split>.parquet``, or in the hub's ``<split>-00000-of-00002.parquet``."""
 
     folder: Path
 
@@ -219,7 +219,7 @@ class ParquetFolder:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """``<folder>/<class>/*.jpg``, or ``<folder>/<split>/<class>/*.jpg`` if there is a folder ``train``.
+    """Images in ``<folder>/<class>/*.jpg``, or in ``<folder>/<split>/<class>/*.jpg`` if there is a folder ``train``.
 
     ``classes`` are all classes in label order; ``None`` takes the folders.
     """

@@ -45,7 +45,7 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
 
 def read_captured(folder: Path) -> Captured | None:
-    """Load facts on captures from a strategy's untrusted record, if any; ``UserError`` if damaged or an app's."""
+    """Load the facts about clients from a strategy's ``audit.json``, if any; ``UserError`` if damaged or an app's."""
     path = folder / RECORD
     if not path.is_file():
         return None

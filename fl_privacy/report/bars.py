@@ -61,7 +61,7 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return bars of uploads without and with ``defense`` in turn; without a defense, all of ``after``."""
+    """Return each bar without the defense, then the one with it; ``after`` alone if ``defense`` is empty."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}

@@ -95,7 +95,7 @@ def why_incomplete(standing: StudyRow) -> str:
 
 
 def _rows(board: Board, uploads: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each defense at its chosen strength; ``found`` is by the worst attacker, if it is ranked."""
+    """Return a row for each defense at its chosen strength, with the worst attacker's result if it is ranked."""
     rows, rank = list[dict[str, Any]](), 0
     for order, standing in enumerate([*board.ranked, *board.beyond]):
         ranked, defended = order < len(board.ranked), not standing.entry.undefended

@@ -304,7 +304,7 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 
 
 def paper_view_of(run: Run) -> dict[str, Any] | None:
-    """Return the view of a paper's table whose first run is ``run``, or ``None``.
+    """Return the paper's table for the page of its first run ``run``; ``None`` for other runs.
 
     ``printed``: whether the paper has figures of each column; ``orders``: column -> whether our 95 % intervals order
     the lines as the paper does; ``strips``: rows of images as data URIs, without deleted runs.

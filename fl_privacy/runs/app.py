@@ -74,7 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return the observations, with models that normalize images as each client states instead of by ``own``."""
+    """Return ``observations`` whose models normalize images as their clients state, not by ``own``."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -232,7 +232,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended uploads on the server, one image and step each, for each model that was sent."""
+    """Compute undefended uploads on the server: one step on one image, for each model that was sent."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -257,7 +257,7 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 def describe_app(
     observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Return sentences on the threat model and the clients, then those ``found`` on single updates (with counts)."""
+    """Return sentences on the threat model and the clients, then those ``found`` on single updates."""
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",

@@ -165,7 +165,7 @@ def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]
 
 
 def app_captures(captured: str) -> Path | None:
-    """Return the folder of an app's captures in or around ``captured``; ``None`` if it is of no app."""
+    """Return the folder of an app's captured updates in or above ``captured``; ``None`` if there is none."""
     folder = Path(captured)
     within = [path.parent for path in sorted(folder.glob(f"audit-*/{RECORD}"))]
     for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):

@@ -83,7 +83,7 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function that names the examples behind a victim, or returns ``None`` if rounds differ in them.
+    """Return a function from a victim to a name of its examples, ``None`` if they change between rounds.
 
     A probe has the same examples in every round, as has the update of a client that trains on all its data, unless the
     defense or augmentation redraws images; mixtures share the mixed image.

@@ -117,7 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return s coordinates (s,) and m canary directions (m, s), orthonormal for examples if m <= s."""
+        """Return coordinates (s,) and the canaries' directions (m, s); orthonormal for examples if m <= s."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]

@@ -36,7 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Return ``number`` random public images as distractors; of texts and rows, up to 10,000."""
+    """Return ``number`` random public images as distractors; for texts and rows up to 10,000."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -143,7 +143,7 @@ Samples = list[tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class _Drawn:
-    """An image (C, H, W) in [0, 1], its partition and index in it; ``None`` if no client trains on it."""
+    """An image (C, H, W) in [0, 1]; ``place`` is its partition and index, ``None`` if no client trains on it."""
 
     image: Tensor
     label: int

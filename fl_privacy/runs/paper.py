@@ -27,7 +27,7 @@ _ALONE = ("captured", "weights", "evaluator")  # settings with which a preset is
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A paper's table, filled by ``command`` with the overrides ``own``; fields as in ``conf/papers.yaml``."""
+    """A paper's table, which ``command`` fills; ``conf/papers.yaml`` explains the fields."""
 
     command: Command
     title: str
@@ -53,7 +53,7 @@ class PaperTable:
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Return line -> for each strength, the run to start, or the training and its attack."""
+        """Return for each line and strength the runs to start: one, or a training and its attack."""
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])

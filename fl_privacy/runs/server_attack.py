@@ -31,7 +31,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack, if any, with public and, if it needs them, ``attacked`` images."""
+    """Build a malicious server's attack, if any, with ``public`` and, if it needs some, ``attacked`` images."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None

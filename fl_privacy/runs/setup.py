@@ -99,7 +99,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Intercept the probes at the ``sent`` model, or a malicious server's version of it, without training."""
+        """Return the intercepted uploads of all probes, for the model ``sent`` or as a malicious server changes it."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -238,7 +238,7 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build parts without training: a client with one split, perhaps a colluder; ``UserError`` for few examples."""
+    """Build a setup without training: one client, perhaps a colluder; ``UserError`` for too few examples."""
     dataset, victims, batch_size = build.build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":

@@ -240,7 +240,7 @@ def test_hub_that_can_not_be_reached(monkeypatch, cause):
         raise cause
 
     monkeypatch.setattr(hf, "load_dataset", load)
-    with pytest.raises(UserError, match=r"uoft-cs/cifar10 can't be had.*check the network") as error:
+    with pytest.raises(UserError, match=r"uoft-cs/cifar10 is expected .*can't be loaded.*check the network") as error:
         load_data("cifar10")
     assert "\n" not in str(error.value)
 

@@ -138,7 +138,7 @@ def search_path() -> list[str]:
 
 @cache
 def config_folders() -> tuple[Path, ...]:
-    """Return the folders ``conf`` of this package and of plugins without importing; ``UserError`` if one is missing."""
+    """Return the ``conf`` folders of this package and of plugins; ``UserError`` if a plugin has none."""
     folders = [CONFIG_DIR]
     for point in sorted(entry_points(group=PLUGINS)):
         package, *below = point.module.split(".")

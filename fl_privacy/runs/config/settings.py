@@ -28,7 +28,7 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting with a phrase for the table; ``captured`` if captured updates fix its value."""
+    """Declare a setting; ``meaning`` is for tables, and ``captured`` is ``True`` if captured updates fix its value."""
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 
@@ -42,7 +42,7 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options: ``shown`` on pages, ``runtime`` settings, ranges ``within``, allowed ``names``."""
+    """Declare a group of options: its ``runtime`` settings, their ranges ``within``, and the allowed ``names``."""
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 

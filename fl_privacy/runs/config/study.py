@@ -30,7 +30,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """One cell's attack, on the model of ``training`` in ``state``."""
+    """One cell's attack: its overrides, and which training's model it attacks."""
 
     training: str
     state: State
@@ -39,7 +39,7 @@ class AttackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Trainings, attacks and defenses, of which all are combined."""
+    """Defenses, trainings and attacks; all combinations are run."""
 
     settings: tuple[str, ...]  # overrides of every job
     attack: tuple[str, ...]

@@ -68,7 +68,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return key -> setting that captured updates fix; ``UserError`` for names neither registered nor in ``trust``."""
+    """Return the settings that captured updates fix, by key; ``UserError`` for names neither registered nor trusted."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]

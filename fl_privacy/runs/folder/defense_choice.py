@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def tells(self) -> list[str]:
-        """Return the questions that an attacker may answer by the upper bounds, or that were not measured."""
+        """Return the questions whose upper bound is too high, or that were not measured."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
@@ -198,7 +198,7 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most if nothing was reconstructed undefended, else ``None``."""
+    """Return the undefended candidate that leaks most; ``None`` if undefended examples were reconstructed."""
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None
@@ -206,7 +206,7 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing; ``None`` also if nothing leaked undefended."""
+    """Return the most accurate candidate that leaks nothing; ``None`` if none does, or nothing leaked undefended."""
     if not comparable(candidates) or unread_undefended(candidates):
         return None
     least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)

@@ -89,7 +89,7 @@ def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the attacked modality; without results that of the data's ``loader``, or images."""
+    """Return the attacked modality; without results, the one that ``loader`` loads, images by default."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 

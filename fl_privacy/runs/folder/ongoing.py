@@ -169,7 +169,7 @@ def read_texts(folder: Path) -> list[Pieces]:
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Add a sweep's folders ``jobs`` to the plan in ``out``, where unfinished ones stay; may raise ``OSError``."""
+    """Add a sweep's folders ``jobs`` to the plan in ``out``, which keeps unfinished ones; may raise ``OSError``."""
     file = out / LOCKS / f"{PLAN}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file, timeout=10):  # another sweep may start now

@@ -115,7 +115,7 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
 
 
 def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
-    """Return (victim id, image) -> pair from all files in ``folder``, and a line on each unreadable file."""
+    """Return (victim id, image number) -> original and guesses in ``folder``, and a line on each unreadable file."""
     pairs = _Found[Pixels, Pixels]()
 
     def read(path: Path) -> None:
@@ -172,7 +172,7 @@ def write_sentences(folder: Path, round: int, scores: Sequence[VictimScore], att
 
 
 def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-    """Return (victim id, text) -> texts from all files in ``folder``; see :func:`read_pairs`."""
+    """Return (victim id, text number) -> original and guesses in ``folder``; see :func:`read_pairs`."""
     found = _Found[Pieces, Pieces]()
 
     def read(path: Path) -> None:
@@ -211,7 +211,7 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
 
 
 def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-    """Return (victim id, row) -> rows from all files in ``folder``; see :func:`read_pairs`."""
+    """Return (victim id, row number) -> original and guesses in ``folder``; see :func:`read_pairs`."""
     found = _Found[Pieces, RowGuess]()
 
     def read(path: Path) -> None:

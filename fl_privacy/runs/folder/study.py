@@ -188,7 +188,7 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List cells that lack a finished attack, or one that knew the defense; malicious servers always count."""
+        """List cells of ``threat`` that lack a finished attack, or one that knew the defense."""
 
         def known(cell: AttackCell) -> bool:
             found = self.readings.get(cell, ())
@@ -330,7 +330,7 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the figures of whole rows (none if the undefended one is not), and the names of the others."""
+    """Return the figures of whole rows, and the names of the others; no figures without the undefended row."""
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)

@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Tracing distance of a round's attacks, and ``chance``, that of guesses among ``participants``."""
+    """Tracing distance of a round's attacks; ``chance`` is that of random guesses among ``participants``."""
 
     attacked: float
     queries: int

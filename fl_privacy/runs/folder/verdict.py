@@ -59,7 +59,7 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bound ``at_most`` on any attacker's identification of a ``unit`` (example or client), by differential privacy."""
+    """Bound by differential privacy on the probability that an attacker identifies a ``unit``."""
 
     epsilon: float
     delta: float

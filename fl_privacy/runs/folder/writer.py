@@ -127,7 +127,7 @@ class RunFolder:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=loss)
 
     def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
-        """Record how a defense changed an update, and figures on ``solving`` its first layer's equations."""
+        """Record how a defense changed an update; ``solving`` are figures on its first layer's equations."""
         figures = {**asdict(distortion), **solving}
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
