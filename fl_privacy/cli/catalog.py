@@ -43,7 +43,7 @@ _OTHERS: Mapping[str, Callable[[], dict[str, str]]] = {
     "benchmark": lambda: {name: comment_of(TRACKS / f"{name}.yaml") for name in names_in(TRACKS)},
     "metrics": _metrics,
 }
-"""Kinds that are no configuration group -> descriptions of their parts."""
+"""Kind without a configuration group -> function that describes its parts by name."""
 
 
 def describe_option(group: str, name: str) -> str:

@@ -31,7 +31,7 @@ MISSING = "(missing)"  # name of a missing category
 MOST_BYTES = 1 << 31  # most bytes of a CSV file
 
 QUANTITY, ROWS_OF_A_NUMBER, ROWS_OF_A_NAME = 20, 10, 2
-"""A target of more than ``QUANTITY`` different values needs these numbers of rows for each, to be classes."""
+"""With over ``QUANTITY`` different values, a target holds classes only if each has this many rows on average."""
 
 _VALUE = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?", re.IGNORECASE)  # values that betray a file without a header
 _AROUND = "\ufeff \t\r\n"  # characters stripped from the names of columns

@@ -467,6 +467,6 @@ def _words(one: Any) -> dict[str, Any]:
 
 
 _VIEWS: dict[str, Callable[[Any], dict[str, Any]]] = {"image": _picture, "row": _row, "text": _words}
-"""Kind of examples -> view of one example."""
+"""Kind of examples -> function that makes the view of one example."""
 
 _READ_IN_WORDS = {"text"}  # kinds whose single words are reconstructed

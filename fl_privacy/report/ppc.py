@@ -238,7 +238,7 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
 
 
 NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
-"""Dotted keys that do not distinguish attacks, since both attackers have their own samples."""
+"""Dotted keys of settings that do not distinguish attacks in charts."""
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:

@@ -31,7 +31,7 @@ class Privacy:
 
 _UNKNOWN = "it depends on the clients' numbers of examples, which stay on their nodes"
 UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", missing=_UNKNOWN, epsilons=None)
-"""Privacy of clients with data of their own."""
+"""Privacy of clients with data of their own, for which no guarantee can be computed."""
 
 
 def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:

@@ -213,7 +213,7 @@ def expect_readable_updates(aggregation: str, where: str) -> None:
 LOOKED_AT = 1000  # number of images checked in the victims' split, evenly spaced
 
 MOST_SEEN = 10.0
-"""Largest percentage of these images that a generator may have seen; data sets have a few images in both splits."""
+"""Largest percentage of the victims' split that a generator may have seen; a few images are in both splits."""
 
 
 def describe_image_prior(

@@ -244,7 +244,7 @@ _PROBABILITIES = (
 OPERATIONS: tuple[Operation, ...] = tuple(
     Operation(name, level, probability) for (name, level), probability in zip(_TABLE, _PROBABILITIES, strict=True)
 )
-"""By index: Table 1 of Gao et al. 2023; probabilities of the CIFAR-10 policies of AutoAugment (Cubuk et al. 2019)."""
+"""Operations of Table 1 (Gao et al. 2023); probabilities of AutoAugment's CIFAR-10 policies (Cubuk et al. 2019)."""
 
 _IN_THE_CODE = {16: ("equalize", 5), 43: ("translate_y", 3), 47: ("invert", 0)}
 

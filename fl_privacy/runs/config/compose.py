@@ -113,7 +113,7 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
 NESTED = ("inference",)  # sections of several options, each a section like those
 _ANY_MODEL = {"init": None, "lora_rank": None, "lora_alpha": None}
 _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": _ANY_MODEL, **COMPLETED}
-"""Section -> the same, for all sections that are checked before anything is built."""
+"""Section -> such settings, for all sections that are checked before anything is built."""
 
 
 def complete(config: DictConfig) -> None:
