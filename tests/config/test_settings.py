@@ -112,7 +112,7 @@ def test_settings_are_frozen_and_changed_by_dotted_keys() -> None:
     changed = config.changed({"federation.rounds": 3, "defense": compose_run(["defense=pruning"]).defense})
     assert (changed.federation.rounds, changed.defense["_target_"]) == (3, "fl_privacy.defenses.pruning")
     assert config.federation.rounds == 20
-    with pytest.raises(UserError, match=r"federation\.rounds is expected within 1"):
+    with pytest.raises(UserError, match=r"federation\.rounds is expected to be at least 1"):
         config.changed({"federation.rounds": 0})
     with pytest.raises(UserError, match="did you mean rounds"):
         config.changed({"federation.ruonds": 3})

@@ -82,7 +82,8 @@ def expect_type(name: str, value: object, annotation: Any) -> None:
 def expect_within(name: str, value: object, within: tuple[float, float] | None) -> None:
     """Raise ``UserError`` for a number outside ``within``."""
     if within and isinstance(value, int | float) and not within[0] <= value <= within[1]:
-        raise UserError(f"{name} is expected within {within[0]:g}..{within[1]:g}, but got {value}; change it.")
+        low, high = (f"{end:g}" for end in within)
+        raise UserError(f"{name} is expected to be at least {low} and at most {high}, but got {value}; change it.")
 
 
 def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> T:
