@@ -137,7 +137,7 @@ class RichMonitor(LineMonitor):
 
     @contextmanager
     def attacking(self, what: str) -> Iterator[progress.Progress]:
-        """Show a bar with the current attack while the context lasts, or a line for each tenth."""
+        """Show a bar with the current attack; without a terminal, print a line for each tenth of the work."""
         if not self.console.is_terminal:
             with super().attacking(what) as tell:
                 yield tell

@@ -222,7 +222,7 @@ Kind = Literal["plain", "right", "misplaced", "wrong"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A token for display, ``True`` if it continues the word before it, and its kind."""
+    """A token for display; ``glued`` is ``True`` if it continues the word before it."""
 
     text: str
     glued: bool

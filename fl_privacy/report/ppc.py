@@ -164,7 +164,7 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    """Draw bars of CAP (SPN, Figure 25) of the strongest attacker, with a line at that of a plain one."""
+    """Draw the strongest attacker's CAP as bars (SPN, Figure 25), with a line at the plain attacker's CAP."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []

@@ -98,7 +98,7 @@ _made_once = lru_cache(maxsize=_MOST_LATEST)(_made)
 
 
 def at_most(number: int, shape: tuple[int, ...]) -> int:
-    """Return ``number``, lowered if as many images of ``shape`` need too much memory."""
+    """Return ``number``, lowered to the number of images of ``shape`` that fit into memory."""
     return min(number, _MOST_VALUES // max(1, math.prod(shape)))
 
 

@@ -201,7 +201,7 @@ def who_draws(clients: ClientLocation) -> str:
 
 
 def expect_readable_updates(aggregation: str, where: str) -> None:
-    """Raise ``UserError`` for secure aggregation where single updates are needed; ``where`` starts the message."""
+    """Raise ``UserError``, with the subject ``where``, if secure aggregation hides single updates."""
     if aggregation != "none":
         raise UserError(
             f"{where} needs every update and is expected with secure_aggregation=none, but got {aggregation};"

@@ -394,7 +394,7 @@ def _decode(code: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def disjoint(policies: Sequence[Policy], number: int) -> list[Policy]:
-    """Return the first ``number`` of ``policies`` that share no kind and magnitude with an earlier one."""
+    """Return the first ``number`` policies that share no operation (same kind and magnitude) with an earlier one."""
     found: list[Policy] = []
     used: set[tuple[str, float]] = set()
     for policy in policies:
