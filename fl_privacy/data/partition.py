@@ -126,7 +126,7 @@ class Dirichlet:
 class Pathological:
     """Every client has examples of exactly ``classes_per_client`` classes (after McMahan et al., 2017).
 
-    Classes are dealt in turn in a random order: all are used, equally often up to one.
+    Classes are dealt in turn in a random order, so that all are used about equally often.
     """
 
     classes_per_client: int = 2
@@ -164,7 +164,7 @@ class Pathological:
 class Natural:
     """Each client is a person, writer or device, with all of its examples (``data.group_column``).
 
-    With fewer clients than groups, groups are dealt at random, equally many up to one per client.
+    With fewer clients than groups, groups are dealt at random, about equally many to each client.
     """
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:

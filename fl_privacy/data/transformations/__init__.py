@@ -263,7 +263,7 @@ TABLES: Mapping[Table, tuple[Operation, ...]] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Operations applied in sequence: ``indices`` into the table; none leave the image unchanged."""
+    """Operations applied in sequence, by their ``indices`` in the table; without any, images stay unchanged."""
 
     indices: tuple[int, ...]
     table: Table = "paper"
