@@ -195,7 +195,7 @@ def report(  # noqa: PLR0917
             raise UserError("--share and --out are expected one at a time, but got both; leave --out out.")
         page = share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap)
     elif with_originals:
-        raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
+        raise UserError("--with-originals is expected with --share DEST, but got it alone; add --share DEST.")
     folders = [run_folder_of(run) for run in runs]
     if not brief and share is None:
         page = write_report(folders, out, psnr_below=psnr_below, cap=cap)

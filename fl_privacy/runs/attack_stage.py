@@ -41,7 +41,7 @@ class Tracer:
     """Measures how often the reconstruction nearest to an image comes from another owner.
 
     If all images are of one client, they are divided in order among ``participants``. The images looked up are those
-    attacked and random others of the same clients, ``queries`` in all.
+    attacked, and random others of the same clients up to ``queries``.
     """
 
     participants: int = PARTICIPANTS
