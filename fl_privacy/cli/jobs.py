@@ -154,7 +154,7 @@ def _run_sweep(
 
         end_with(answers_of(folders), write_report(folders, None), open_page=open_page)
     if failed:
-        raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
+        raise UserError(f"{len(failed)} of {len(jobs)} runs failed; mend and repeat. The first: {failed[0]}")
     expect_reconstructions(folders)
 
 

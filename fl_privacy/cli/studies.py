@@ -91,10 +91,7 @@ def _rank(track: Track, processes: int, console: Console, *, only_report: bool, 
     measured = measured_by(planned)
     end_with(benchmark_in_words(measured), write_benchmark(planned, measured), open_page=open_page)
     if failed and not only_report:
-        raise UserError(
-            f"{len(failed)} jobs failed, and what they would have measured counts as unknown; the first:"
-            f" {_first(failed)}"
-        )
+        raise UserError(f"{len(failed)} jobs failed and count as unknown; mend and repeat. The first: {_first(failed)}")
 
 
 def trade_off(  # noqa: PLR0917
@@ -130,7 +127,7 @@ def trade_off(  # noqa: PLR0917
     write_sweep_table(sweep, grid, overrides or [])
     end_with(trade_off_in_words(entries, psnr_below=psnr_below), page, open_page=open_page)
     if failed:
-        raise UserError(f"{len(failed)} jobs failed, the page leaves them out; the first: {_first(failed)}")
+        raise UserError(f"{len(failed)} jobs failed, the page omits them; mend and repeat. The first: {_first(failed)}")
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
 
 

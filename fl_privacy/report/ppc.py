@@ -29,7 +29,7 @@ DISTANCES: Mapping[str, str] = {
     "label": "Label: share wrong",
     "tracing": "Tracing: share wrong",
 }
-"""Attack of SPN -> title of its distance; the paper calls the label attack membership."""
+"""SPN's attack -> title of its distance; ``label`` is called membership in the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def _facts(run: Run, defense: Defense, rounds: int, asked: DpCheckRequest) -> tu
 
 
 def facts_of(found: Guarantee, rounds: int) -> Facts:
-    """Return the facts behind a guarantee, over ``rounds`` rounds."""
+    """Return what a guarantee assumes (noise, sampling, number of releases), over ``rounds`` rounds."""
     return Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
         sample_rate=found.sample_rate,
