@@ -283,7 +283,7 @@ def test_nodes_train_on_folders_of_their_own(
         ("attack=idlg", "nothing is expected that needs the clients' data, but got attack=idlg"),
         ("defense=dp_sgd privacy.epsilon=8", "but got privacy.epsilon"),
         ("baseline=true", "but got baseline=true"),
-        ("data.classes=null", "data.classes is open"),
+        ("data.classes=null", "data.classes is expected for nodes"),
         ("data.classes=[bird,cat]", "one is dog; rename it or add it to data.classes"),
         (None, "expected to train on the data that the run names"),
     ],
