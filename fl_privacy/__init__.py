@@ -1,4 +1,4 @@
-"""Simulate federated training, attack and defend its updates, and judge what leaks.
+"""Simulation of federated training, with attacks on its updates, defenses, and measures of leakage.
 
 Names are imported on first use, so that attacks and models need PyTorch alone, without Flower.
 """

@@ -1,4 +1,4 @@
-"""``python -m fl_privacy``."""
+"""Entry point of ``python -m fl_privacy``."""
 
 from fl_privacy.cli.main import main
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import ModuleType
 
 MOVED: Mapping[str, str] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""Old name -> new one, within this package; what a package holds moved with it, unless it is named itself."""
+"""Old module name -> new one, both within this package; an entry for a package covers its modules without entries."""
 
 IN_SETTINGS = ("guard", "inference", "malicious")
-"""Their old names stay in settings, so that a run keeps its hash: no warning."""
+"""Packages whose old names give no warning: settings keep them, so that a run's hash stays the same."""
 
 
 class MovedFinder(MetaPathFinder):
-    """Import finder by which old module names import the moved module, with one warning."""
+    """Import finder that maps old module names to the moved modules, with a warning."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -28,7 +28,9 @@ class MovedFinder(MetaPathFinder):
             return None
         if fullname.split(".")[1] not in IN_SETTINGS:
             warnings.warn(
-                f"{fullname} is {new} now; the old name goes with version 0.4.", DeprecationWarning, stacklevel=2
+                f"{fullname} is {new} now; import that, since version 0.4 removes the old name.",
+                DeprecationWarning,
+                stacklevel=2,
             )
         return ModuleSpec(fullname, _Alias(new), origin=getattr(find_spec(new), "origin", None), is_package=True)
 
@@ -42,7 +44,7 @@ class _Alias(Loader):
 
 
 def new_name(fullname: str) -> str | None:
-    """Return the new name of module ``fullname``; ``None`` if it never moved."""
+    """Return the new name of the module ``fullname``, or ``None`` if it never moved."""
     package, _, name = fullname.partition(".")
     if package != __package__ or not name:
         return None

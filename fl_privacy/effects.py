@@ -1,4 +1,4 @@
-"""Effects of defenses as values, for accountants, attackers and pages, and the public description of a defense."""
+"""Public descriptions of defenses: their parts, and each part's effect as a value."""
 
 import typing
 from collections.abc import Iterable, Mapping
@@ -11,23 +11,23 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 
 Scope = Literal["layer", "global"]
-"""``layer``: each parameter tensor by itself (as in Opacus' per-layer clipping); ``global``: all as one vector."""
+"""``layer`` treats each parameter tensor separately, ``global`` all as one vector."""
 
 _POSITIVE = {"check": partial(checks.number, above=0, example=1.0)}
 _ABOVE_0 = {"check": partial(checks.number, above=0, example=1)}
 _MULTIPLIER = {"check": partial(checks.number, at_least=0, example=1.0)}
-"""Checks of fields, as their metadata: (name, value) raises ``UserError``."""
+"""Field metadata with a check: a function (name, value) that raises ``UserError``."""
 
 KNOWN: dict[str, type["Effect"]] = {}
-"""Effects by the names of their classes."""
+"""Class name -> effect class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """Effect of one part of a defense; its class's name identifies it, also in files.
+    """Effect of one part of a defense; files identify it by its class name.
 
-    Subclasses are frozen dataclasses of numbers, text, booleans, tuples of them and other effects. A field ``None`` is
-    hidden from readers, unless the class says otherwise. Third-party defenses declare one of these, or a subclass.
+    Subclasses are frozen dataclasses of numbers, text, booleans, tuples of these and other effects. ``None`` in a field
+    means "not published", unless the class says otherwise. Third-party defenses declare one of these, or a subclass.
     """
 
     def __init_subclass__(cls) -> None:
@@ -47,22 +47,22 @@ class Effect:
 
 
 class Undeclared(Effect):
-    """Unknown effect: accountants don't cover it, and attacks take no countermeasure."""
+    """Unknown effect: privacy accountants refuse it, and attacks take no countermeasure."""
 
 
 UNDECLARED = Undeclared()
 
 
 class PostProcessing(Effect):
-    """Effect that depends only on its input update and so costs no privacy after noise."""
+    """Function of the update alone, which costs no privacy budget if noise was added before."""
 
 
 class Heuristic(Effect):
-    """Effect that hides data by other means than calibrated noise, and so gives no guarantee."""
+    """Protection without calibrated noise, and so without a guarantee."""
 
 
 class PerExample(Effect):
-    """Change of each example by itself, which leaves accountants' arguments valid."""
+    """Independent change of each example, after which privacy accounting stays valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Noise(Effect):
     Attributes:
         std: standard deviation of an element, in units of the update, at least 0.
         clip: clipping of the update before the noise, if any.
-        at: whole ``upload``, or the ``gradient`` of every local step.
+        at: place of the noise: whole ``upload``, or the ``gradient`` of every local step.
     """
 
     std: float | None = field(metadata={"check": partial(checks.number, at_least=0, example=0.01)})
@@ -97,12 +97,12 @@ class Laplace(Noise):
 
 
 def layer_of(name: str) -> str:
-    """Return the layer of the parameter ``name``: its module, or itself without one."""
+    """Return the module name of the parameter ``name``, or ``name`` itself if it has no module."""
     return name.rpartition(".")[0] or name
 
 
 def layer_numbers(names: Iterable[str]) -> dict[str, int]:
-    """Return the layer number of each of the parameters ``names``, from 1, in their order."""
+    """Map each parameter of ``names`` to the number of its layer, from 1, in order of first appearance."""
     names, numbers = list(names), dict[str, int]()
     for name in names:
         numbers.setdefault(layer_of(name), len(numbers) + 1)
@@ -111,7 +111,7 @@ def layer_numbers(names: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedExamples(Effect):
-    """Clipping of each example's gradient to ``norm`` and Gaussian noise on their sum (DP-SGD).
+    """Clipping of each example's gradient to the l2 ``norm`` and Gaussian noise on their sum (DP-SGD).
 
     ``noise_multiplier`` is the standard deviation of the noise on the sum, in units of ``norm``.
     """
@@ -122,7 +122,7 @@ class ClippedExamples(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateRelease(Effect):
-    """Training on data derived from one noised release of the client's examples, (epsilon, delta) for each example."""
+    """Training on data derived from one (``epsilon``, ``delta``)-private release of the client's examples."""
 
     epsilon: float = field(metadata=_POSITIVE)
     delta: float = field(metadata={"check": partial(checks.number, above=0, below=1, example=1e-5)})
@@ -134,8 +134,8 @@ class Sparse(PostProcessing):
     """Upload of some elements; the others are zero.
 
     Attributes:
-        largest: ``True`` if the elements of largest magnitude in the upload stay.
-        scope: unit within which elements are counted.
+        largest: ``True`` if the upload keeps the elements of largest magnitude.
+        scope: ``layer`` counts elements within each tensor, ``global`` within the update.
         noise_std: standard deviation of the noise on the remaining elements.
         dropped: share of zero elements, in [0, 1].
     """
@@ -151,7 +151,7 @@ class Sparse(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(Sparse):
-    """Upload of some elements, cut to ``bound``, with noise that is paid for each: epsilon grows with their number."""
+    """Upload of some elements, cut to ``bound`` and noised; epsilon grows with their number."""
 
     bound: float | None = field(default=None, metadata=_POSITIVE)
 
@@ -164,12 +164,12 @@ class Truncated(PostProcessing):
 
 
 class Withheld(PostProcessing):
-    """Upload of the other parameters only."""
+    """Removal of some parameters from the upload."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized(PostProcessing):
-    """Rounding of each tensor to an even grid of at most 2^bits values up to its largest magnitude."""
+    """Rounding of each tensor to at most 2^bits evenly spaced values, up to its largest magnitude."""
 
     bits: int | None = field(metadata={"check": partial(checks.whole, at_least=1, at_most=28, example=8)})
     rounding: Literal["nearest", "stochastic"] = "stochastic"
@@ -177,7 +177,7 @@ class Quantized(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Transformed(PerExample):
-    """Transformation of each image by a random policy (``3-43-15``); ``by_probability`` leaves operations out."""
+    """Transformation of each image by a random policy (``3-43-15``); ``by_probability`` skips operations at random."""
 
     policies: tuple[str, ...] | None
     table: Literal["paper", "code"] = "paper"
@@ -186,7 +186,7 @@ class Transformed(PerExample):
 
 @dataclass(frozen=True, kw_only=True)
 class Summed(PostProcessing):
-    """Mean of several clients' updates; ``rounding`` is the standard deviation of the protocol's rounding of it."""
+    """Mean of several clients' updates, rounded by the protocol with standard deviation ``rounding``."""
 
     clients: int = field(metadata={"check": partial(checks.whole, at_least=1, example=8)})
     rounding: float = field(default=0.0, metadata={"check": partial(checks.number, at_least=0, example=1e-6)})
@@ -198,7 +198,7 @@ class OtherImages(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Weighted sum of images, anew each time, with random pixels inverted; ``labeled`` of them enter the label."""
+    """Fresh weighted sum of ``images`` images with random pixels inverted; ``labeled`` of them enter the label."""
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
     labeled: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -210,7 +210,7 @@ class RobustGradient(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class MutedFeatures(Heuristic):
-    """Zeroed columns, a share in [0, 1], of the last linear layer's weight gradient: the most revealing features."""
+    """Zeroing of the share ``dropped`` of the columns of the last linear layer's weight gradient."""
 
     dropped: float | None = field(
         default=None, metadata={"check": partial(checks.number, at_least=0, at_most=1, example=0.8)}
@@ -226,7 +226,7 @@ class SlicedNoise(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedLayers(Heuristic):
-    """Noise on some layers, by name or number from 1; the others are uploaded in the clear: nothing is guaranteed."""
+    """Noise on some layers, by name or number from 1; the others are uploaded in the clear, without guarantee."""
 
     added: Noise | None
     layers: tuple[int | str, ...] | None
@@ -248,11 +248,11 @@ class AdversarialPerturbation(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateLoss(Heuristic):
-    """Private head on the features, trained to secret codes next to the public one.
+    """Private head on the features that is trained to output secret codes, in addition to the public head.
 
     Attributes:
-        layer: linear layer whose inputs are the features; ``None`` is the last one.
-        bound: initial weights of the private head are from U(-bound, bound); ``None`` is that layer's spread.
+        layer: linear layer whose inputs are the features; ``None`` takes the last one.
+        bound: bound of the private head's initial weights, U(-bound, bound); ``None`` takes that layer's spread.
         widths: widths of the private layers between the features and the last one.
     """
 
@@ -278,8 +278,8 @@ class Part:
     """Public description of one component of a defense.
 
     Attributes:
-        strength: setting that the strength follows, if any, in pages that compare runs; proportional to the noise of a
-            mechanism of differential privacy.
+        strength: name of the setting that is the defense's strength on pages, if any; proportional to the noise of
+            a differentially private mechanism.
     """
 
     name: str
@@ -289,11 +289,11 @@ class Part:
 
 
 Description = tuple[Part, ...]
-"""Public description of a defense: its parts in order; empty without defense."""
+"""Parts of a defense, in order; empty without a defense."""
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the mixing effect if the defense changes images at random in no other way."""
+    """Return the defense's ``Mixed`` effect, or ``None`` if it has none or also changes images otherwise."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 
@@ -310,7 +310,7 @@ def settings_in_words(parts: Iterable[Part]) -> str:
 
 
 def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """Turn ``parts`` into lists, mappings, numbers and text."""
+    """Convert ``parts`` to JSON values."""
     return [
         {"name": p.name, "settings": dict(p.settings), "strength": p.strength, "effect": _effect_to_plain(p.effect)}
         for p in parts
@@ -318,21 +318,23 @@ def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def from_plain(plain: object) -> Description:
-    """Invert ``to_plain``; ``UserError`` if ``plain`` is malformed or names an effect that no module declares."""
+    """Convert JSON values of ``to_plain`` to parts; ``UserError`` if they are malformed or name an unknown effect."""
     if not isinstance(plain, list):
-        raise UserError(f"The description of a defense is expected to be a list of its parts, but got {plain!r}.")
+        raise UserError(f"The description of a defense is expected to be a list, but got {plain!r:.200}; use to_plain.")
     return tuple(_part_from_plain(part) for part in plain)
 
 
 def _part_from_plain(plain: object) -> Part:
     types = {"name": str, "settings": Mapping[str, Any], "strength": str | None, "effect": Mapping[str, Any]}
     if not isinstance(plain, dict) or plain.keys() != types.keys():
-        raise UserError(f"A part of a defense is expected to be described by {', '.join(types)}, but got {plain!r}.")
+        raise UserError(
+            f"A part of a defense is expected to have {', '.join(types)}, but got {plain!r:.200}; use to_plain."
+        )
     for key, annotation in types.items():
         if not checks.fits(plain[key], annotation):
             raise UserError(
                 f"The {key} of a part of a defense is expected to be {checks.in_words(annotation)}, but got"
-                f" {plain[key]!r}."
+                f" {plain[key]!r:.200}; use to_plain."
             )
     return Part(**(plain | {"effect": _effect_from_plain(plain["effect"])}))
 
@@ -357,7 +359,7 @@ def _effect_from_plain(plain: Mapping[str, Any], base: type[Effect] = Effect) ->
     given = {key: value for key, value in plain.items() if key != "effect"}
     if not needed <= given.keys() <= set(names):
         raise UserError(
-            f"{name} is expected to be described by {', '.join(names) or 'nothing'}, but got {sorted(given)}."
+            f"{name} is expected to have {', '.join(names) or 'no fields'}, but got {sorted(given)}; give those."
         )
     return known(**{key: _value_from_plain(f"{name}.{key}", value, types[key]) for key, value in given.items()})
 
@@ -368,5 +370,5 @@ def _value_from_plain(name: str, value: Any, annotation: Any) -> Any:
     if effects and isinstance(value, Mapping):
         return _effect_from_plain(value, effects[0])
     if not any(checks.fits(value, kind) for kind in kinds if kind not in effects):
-        raise UserError(f"{name} is expected to be {checks.in_words(annotation)}, but got {value!r}.")
+        raise UserError(f"{name} is expected to be {checks.in_words(annotation)}, but got {value!r:.200}; change it.")
     return tuple(value) if isinstance(value, list) else value

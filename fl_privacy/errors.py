@@ -1,4 +1,4 @@
-"""The exception that users read, and conversions to it."""
+"""``UserError``, the exception whose message users see, and conversions of other exceptions to it."""
 
 import re
 import sys
@@ -20,9 +20,9 @@ class UserError(Exception):
 
 @contextmanager
 def blamed_on(who: str) -> Iterator[None]:
-    """Turn an exception in ``who``, possibly third-party code, into a ``UserError`` that names both.
+    """Turn an exception within the context into a ``UserError`` that names ``who`` and the exception.
 
-    Interrupts, disk and memory errors pass through. The traceback stays attached as the cause.
+    Interrupts, disk and memory errors pass through.
     """
     try:
         yield
@@ -38,21 +38,21 @@ _ODD = re.compile(
     "[\\0-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001-\U000e007f]"
 )
-"""Characters that move the cursor, or color, hide or reorder their neighbors; not newline and tab."""
+"""Characters that move the cursor, or that color, hide or reorder other text; without newline and tab."""
 
 
 def neutral(text: str) -> str:
-    """Return untrusted ``text`` without characters that affect the display of others in terminals or pages."""
+    """Replace control characters of untrusted ``text``, except newline and tab, by spaces."""
     return text if text.isascii() and text.isprintable() else _ODD.sub(" ", text)
 
 
 def say(text: object, *, aside: bool = False) -> None:
-    """Print ``text``, with control characters neutralized, to standard output, or with ``aside`` to standard error."""
+    """Print ``text`` without control characters, to standard output, or with ``aside`` to standard error."""
     print(neutral(str(text)), file=sys.stderr if aside else sys.stdout, flush=True)
 
 
 def visible(text: str) -> str:
-    """Return ``text`` in one line, without terminal control characters."""
+    """Replace line breaks and all other unprintable characters of ``text`` by spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
@@ -65,7 +65,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def what_was_asked(error: BaseException) -> str:
-    """Return the requested memory in an allocator's error (``313.6 TB at once``), or a loader's library, or ""."""
+    """Return what a failed allocation asked for: ``313.6 TB at once``, ``to load LIBRARY``, or "" if unknown."""
     if isinstance(error, ImportError):
         return f"to load {visible(str(error)).partition(':')[0]}"
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))
@@ -79,7 +79,7 @@ def what_was_asked(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error's message, without its period; its class if it has none."""
+    """Return the first line of an error's message without its period, or its class name if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
@@ -88,7 +88,7 @@ _INSTALLED = re.compile(rf"<|({_NOT_OWN}|.*[/\\](site|dist)-packages)[/\\]")
 
 
 def in_one_line(error: BaseException) -> str:
-    """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the last line of the user's own code."""
+    """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the place in the user's own code."""
     first, *rest = (str(error).strip() or "without a word").splitlines()
     text = " ".join([first, *(each.strip()[:200] for each in rest[:1] if first.endswith(":"))])  # as PyTorch lists keys
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]

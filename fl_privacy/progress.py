@@ -1,4 +1,4 @@
-"""Progress of long work, ``counted("condensing images", range(200))``, reported to a listener in the same thread."""
+"""Progress of long loops: ``counted("condensing images", range(200))`` reports to the thread's listener."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +33,7 @@ _stages: ContextVar[tuple[Stage, ...]] = ContextVar("stages", default=())
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Report the steps within the context to ``listener``, in place of any outer one."""
+    """Report progress within the context to ``listener``, in place of any outer listener."""
     before, around = _listener.set(listener), _stages.set(())
     try:
         yield
@@ -43,7 +43,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def counted(what: str, items: Sequence[T]) -> Iterator[T]:
-    """Yield ``items``; report before each how many of ``what`` (``client``, ``condensing images``) are done."""
+    """Yield ``items``, and report before each the number done, under the name ``what`` (``condensing images``)."""
     outer, total = _stages.get(), len(items)
     try:
         for done, item in enumerate(items):
@@ -56,7 +56,7 @@ def counted(what: str, items: Sequence[T]) -> Iterator[T]:
 
 
 def share_done(stages: Sequence[Stage]) -> float:
-    """Return the share of the outermost stage done, in [0, 1], including inner steps."""
+    """Return the finished share, in [0, 1], of the outermost stage, including its inner stages."""
     share = 0.0
     for stage in reversed(stages):
         share = min((stage.done + share) / max(stage.total, 1), 1.0)
@@ -69,12 +69,12 @@ def describe(stages: tuple[Stage, ...]) -> str:
 
 
 def at_work(stages: tuple[Stage, ...]) -> str:
-    """Describe the stages like :func:`describe`, without single steps: ``cocktail party, victim 3/8``."""
+    """Describe the stages like :func:`describe`, but stages of one step by name: ``cocktail party, victim 3/8``."""
     return ", ".join(describe((stage,)) if stage.total > 1 else stage.what for stage in stages)
 
 
 SHOWN_FROM = 0.05
-"""Least share of the work for an estimate, since startup time would be extrapolated."""
+"""Least finished share from which the time left is estimated; before, startup time would be extrapolated."""
 
 
 class Remaining:
@@ -86,7 +86,7 @@ class Remaining:
         self._from = 0.0
 
     def __call__(self, work: object, share: float) -> float | None:
-        """Return the seconds left of ``work`` at ``share`` in [0, 1], if known; a new ``work`` restarts the clock."""
+        """Return the seconds left of ``work``, of which ``share`` in [0, 1] is done; ``None`` while unknown."""
         now = time.monotonic()
         if work != self._work or share < self._from:
             self._work, self._started, self._from = work, now, share
@@ -95,12 +95,12 @@ class Remaining:
 
 
 def time_left(seconds: float | None) -> str:
-    """Format the time left, ``, about 1:20 min left``; empty if unknown."""
+    """Format ``seconds`` as ``, about 1:20 min left``; empty for ``None``."""
     return "" if seconds is None else f", about {clock(seconds)} left"
 
 
 def clock(seconds: float) -> str:
-    """Format a time: ``45 s``, ``1:20 min``, ``2:05 h``."""
+    """Format ``seconds`` as ``45 s``, ``1:20 min`` or ``2:05 h``."""
     if seconds < 60:
         return f"{max(round(seconds), 1)} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -109,11 +109,11 @@ def clock(seconds: float) -> str:
 
 
 BETWEEN_LINES, LONGEST_SILENCE = 10, 60
-"""Least and most seconds between lines."""
+"""Least and most seconds between two progress lines."""
 
 
 class ShareLines:
-    """Printer of progress: after some seconds, at each tenth and at least every minute, with ``beside`` text."""
+    """Progress callback that says a line at each tenth and at least every minute; ``beside`` adds text to it."""
 
     def __init__(self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str) -> None:
         self._say, self._title, self._beside, self._pause = say, title, beside, BETWEEN_LINES

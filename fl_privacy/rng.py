@@ -1,4 +1,4 @@
-"""Reproducibility: random streams derived by name, and CPU threads."""
+"""Named random streams, derived from a seed or a secret; global streams; number of CPU threads."""
 
 import hashlib
 import random
@@ -13,20 +13,20 @@ import numpy as np
 import torch
 
 SECRET_BYTES = 32
-"""Length of a ``Secret``; 2^256 values can't be searched."""
+"""Length of a ``Secret``, too long to search."""
 
 _WORDS, _HEADER = 624, 24
-"""Words of the Mersenne Twister of PyTorch's CPU generator, and their offset in ``Generator.get_state()``."""
+"""Number of state words of PyTorch's Mersenne Twister, and their byte offset in ``Generator.get_state()``."""
 
 
 class Secret:
-    """Secret source of one client's random streams, 32 bytes; never printed, pickled or sent."""
+    """Secret of 32 bytes from which one client's random streams derive; never printed, pickled or sent."""
 
     __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
         if len(key) != SECRET_BYTES:
-            raise ValueError(f"A secret is expected to have {SECRET_BYTES} bytes, but has {len(key)}.")
+            raise ValueError(f"A secret is expected to have {SECRET_BYTES} bytes, but has {len(key)}; use draw().")
         self._key = bytes(key)
 
     @classmethod
@@ -34,7 +34,7 @@ class Secret:
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def derive(self, *names: str | int) -> "Secret":
-        """Derive the secret of the stream ``names``, which reveals neither this one nor another stream's."""
+        """Derive the secret of the stream ``names``; it reveals neither this secret nor those of other streams."""
         digest = hashlib.blake2b(key=self._key, digest_size=SECRET_BYTES)
         for name in map(str, names):
             digest.update(f"{len(name)}:{name}/".encode())
@@ -48,14 +48,14 @@ class Secret:
         return "Secret(...)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("A client's secret stays in its process and is expected in no message or file.")
+        raise TypeError("A Secret is expected to stay in its process, but is to be copied or pickled; draw one there.")
 
 
 class SecretGenerator(torch.Generator):
-    """CPU generator whose whole state of 19,937 bits comes from a secret, not the 32 bits of ``manual_seed``.
+    """CPU generator seeded by a whole secret, instead of the 32 bits of ``manual_seed``.
 
-    The Mersenne Twister can be continued from enough of its output. For visible output, such as noise on a zero value,
-    ``next_bytes`` gives the cryptographic stream of the same secret.
+    Enough output of the Mersenne Twister reveals its state. For visible output, such as noise on a zero value,
+    ``next_bytes`` gives cryptographic bytes from the same secret.
     """
 
     def __new__(cls, secret: Secret) -> "SecretGenerator":
@@ -71,12 +71,12 @@ class SecretGenerator(torch.Generator):
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Derive a 63-bit seed for the stream ``names`` under the run's ``seed``; independent for different names.
+    """Derive the 63-bit seed of the stream ``names`` from the run's ``seed``; different names are independent.
 
-    It is not secret: PyTorch's CPU generator takes 32 bits of it, which can be searched.
+    It is not secret: PyTorch's CPU generator uses only 32 bits of it, which can be searched.
     """
     if not isinstance(seed, Integral):
-        raise TypeError(f"A seed is expected to be a whole number or a Secret, but got {seed!r}, which all can repeat.")
+        raise TypeError(f"A seed is expected to be a whole number or a Secret, but got {seed!r:.200}; try 0.")
     text = "/".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
@@ -84,9 +84,9 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def derive_generator(
     seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
 ) -> torch.Generator | SecretGenerator:
-    """Derive a generator on ``device`` for the stream ``names``, such as ``("client", 3, "round", 7)``.
+    """Derive the generator of the stream ``names``, such as ``("client", 3, "round", 7)``, on ``device``.
 
-    Under a ``Secret`` it is on the CPU.
+    A ``Secret`` gives a generator on the CPU.
     """
     if isinstance(seed, Secret):
         return SecretGenerator(seed.derive(*names))
@@ -95,7 +95,7 @@ def derive_generator(
 
 @contextmanager
 def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Seed PyTorch's global streams, of the CPU and of ``device``, from ``rng``; restore them afterwards."""
+    """Seed PyTorch's global streams of the CPU and of ``device`` from ``rng`` within the context."""
     gpus = [torch.device(device)] if torch.device(device).type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):
         torch.default_generator.set_state(rng.get_state())
@@ -110,7 +110,7 @@ def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") ->
 
 @contextmanager
 def global_stream(rng: torch.Generator) -> Iterator[None]:
-    """Seed PyTorch's global CPU stream from ``rng``, which advances; restore it afterwards."""
+    """Seed PyTorch's global CPU stream within the context from the next value of ``rng``."""
     with torch.random.fork_rng(devices=[]):
         if isinstance(rng, SecretGenerator):
             torch.default_generator.set_state(_twister_state(rng.next_bytes(4 * _WORDS)))
@@ -121,7 +121,7 @@ def global_stream(rng: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def streams_put_back(seed: int | None = None) -> Iterator[None]:
-    """Restore PyTorch's, NumPy's and Python's global streams after the context; ``seed`` seeds them within it."""
+    """Restore PyTorch's, NumPy's and Python's global streams after the context; ``seed``, if any, seeds them before."""
     ours, numpys = random.getstate(), np.random.get_state()
     gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
@@ -154,13 +154,13 @@ class Streams:
 
 
 def streams_now() -> Streams:
-    """Return the state of the global streams."""
+    """Return the current state of the global streams."""
     return Streams(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 
 @contextmanager
 def cpu_threads(number: int) -> Iterator[None]:
-    """Make PyTorch compute with ``number`` threads within the context."""
+    """Let PyTorch use ``number`` CPU threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

@@ -1,4 +1,4 @@
-"""Checks of options and settings, with uniform messages."""
+"""Checks of options and settings, with uniform error messages."""
 
 import difflib
 import functools
@@ -23,7 +23,7 @@ LARGEST = sys.float_info.max  # larger whole numbers, which a file may contain, 
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
-    """Raise ``UserError`` unless ``value`` is one of ``allowed``; the message suggests the closest."""
+    """Raise ``UserError`` unless ``value`` is one of ``allowed``; the message suggests the closest one."""
     allowed = tuple(allowed)
     if value in allowed:
         return
@@ -38,10 +38,10 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str | None = None) -> str:
-    """Return the ``allowed`` name that ``word`` probably means, or advice; empty if nothing matches.
+    """Return the ``allowed`` name, or the advice, that fits a misspelled ``word``; empty if nothing fits.
 
-    Aliases (``aliases.json``) of the configuration ``group`` (empty: of settings) come before similar spelling.
-    ``above`` is a setting's section; ``None`` if only ``allowed`` can be meant.
+    Aliases (``aliases.json``) of the configuration ``group``, or of settings if it is empty, come before similar names.
+    ``above`` is the section of a setting, which may belong elsewhere; ``None`` suggests only ``allowed`` names.
     """
     table = aliases()
     plain = re.sub(r"[\s.-]+", "_", word.strip().lower())
@@ -63,10 +63,10 @@ _YEAR = re.compile(r"(_?et_?al)?_?((19|20)?\d\d)?$")
 
 @cache
 def aliases() -> Mapping[str, Any]:
-    """Return the table of aliases.
+    """Return the tables of aliases, from ``aliases.json``.
 
-    ``options``: group -> option (or what to write) -> aliases. ``settings``: setting -> aliases, in any section.
-    ``elsewhere``: alias -> full name of the setting.
+    ``options``: group -> option (or advice) -> aliases. ``settings``: setting -> aliases. ``elsewhere``: alias -> full
+    name of the setting.
     """
     return json.loads(Path(__file__).with_name("aliases.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
@@ -82,7 +82,7 @@ def number(
     infinite: bool = False,
     example: float | str,
 ) -> float:
-    """Return ``value``; raise ``UserError``, with an ``example``, if it is NaN or outside of the bounds."""
+    """Return ``value``; raise ``UserError``, which suggests ``example``, if it is NaN or outside of the bounds."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     inside = inside and (_is_number(value) if infinite else abs(value) <= LARGEST)  # NaN is within no bound
     inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)
@@ -110,7 +110,7 @@ def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, e
 
 
 def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
-    """Return ``value``, one whole number or several, as a shape; raise ``UserError`` unless all are at least 1."""
+    """Return ``value``, a whole number or a list of them, as a shape; raise ``UserError`` unless all are at least 1."""
     sizes = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         raise UserError(f"{name} is expected to be whole numbers of at least 1, but got {value!r}; {example}.")
@@ -118,7 +118,7 @@ def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
 
 
 def expects_its_arguments(**remedies: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Turn wrong or missing arguments into a one-line ``UserError``; ``remedies``: wrong argument -> hint."""
+    """Decorate a function to raise a one-line ``UserError`` for wrong arguments; ``remedies``: argument -> remedy."""
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)
@@ -135,7 +135,7 @@ def expects_its_arguments(**remedies: str) -> Callable[[Callable[_P, _R]], Calla
             try:
                 signature.bind(*args, **given)
             except TypeError as error:
-                raise UserError(f"{function.__name__} is expected to get its arguments, but: {error}.") from None
+                raise UserError(f"{function.__name__} is expected to get its arguments, but {error}; add it.") from None
             return function(*args, **given)
 
         return checked
@@ -174,7 +174,7 @@ def fits(value: object, annotation: Any) -> bool:
 
 
 def in_words(annotation: Any) -> str:
-    """Return the type ``annotation`` in words, for example ``a whole number or null``."""
+    """Return the type ``annotation`` in words: ``a whole number or null``."""
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in _UNIONS:
         return " or ".join(dict.fromkeys(map(in_words, arguments)))

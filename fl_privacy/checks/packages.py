@@ -1,4 +1,4 @@
-"""Optional packages and the extras that install them; import on first use."""
+"""Optional packages: checks that they are installed, and imports on first use."""
 
 import ast
 import sys
@@ -22,11 +22,11 @@ INSTALLED_BY: Mapping[str, str] = {
     "tokenizers": "fl-privacy[text]",
     "peft": "fl-privacy[text]",
 }
-"""Imported package -> what installs it."""
+"""Imported package -> name to install it by pip."""
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
-    """Return the error that ``what`` (``Epsilon``) needs ``package``; ``instead`` names an alternative."""
+    """Return the error for a missing ``package`` that ``what`` (``Epsilon``) needs; ``instead`` is an alternative."""
     other = f", {instead}" if instead else ""
     return UserError(
         f"{what} is expected to find the package {package}, but it is not installed; run"
@@ -35,13 +35,13 @@ def lacks(package: str, what: str, *, instead: str = "") -> UserError:
 
 
 def expect_package(package: str, what: str) -> None:
-    """Raise ``UserError`` if ``package``, which ``what`` (``backend=ray``) needs, is not installed."""
+    """Raise ``UserError`` if ``package`` is not installed; ``what`` (``backend=ray``) is the part that needs it."""
     if find_spec(package) is None:
         raise lacks(package, what)
 
 
 def missing_extra(error: BaseException) -> UserError | None:
-    """Return ``error`` as a one-line ``UserError`` if a missing package of an extra caused it, else ``None``."""
+    """Return a one-line ``UserError`` if a missing optional package caused ``error``, else ``None``."""
     cause: BaseException | None = error
     while cause is not None:
         package = (cause.name or "").partition(".")[0] if isinstance(cause, ImportError) else ""
@@ -60,7 +60,9 @@ def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
     spec = find_spec(module)
     places = list((spec and spec.submodule_search_locations) or ())
     if not places:
-        raise UserError(f"{needed_by} needs the package {module}, which is missing; run: {install}.")
+        raise UserError(
+            f"{needed_by} is expected to find the package {module}, but it is not installed; run `{install}`."
+        )
     return Path(places[0])
 
 
@@ -71,7 +73,7 @@ def minilm_folder() -> Path:
 
 
 def registered_files(package: str) -> dict[str, str]:
-    """Map NAME to the module of each file ``_NAME.py`` in ``package``, which registers an object called NAME."""
+    """Map NAME to the module name for each file ``_NAME.py`` of ``package``; such a file defines an object NAME."""
     folder = Path(str(sys.modules[package].__file__)).parent
     return {path.stem[1:]: f"{package}.{path.stem}" for path in sorted(folder.glob("_[a-z]*.py"))}
 
@@ -79,10 +81,10 @@ def registered_files(package: str) -> dict[str, str]:
 def on_demand(
     package: str, *, registers: bool = False
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of ``package`` that import its names on first use.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` by which ``package`` imports its names on first use.
 
-    The names are those imported under ``if TYPE_CHECKING``, and with ``registers`` those of ``registered_files``. If
-    one needs a package that is not installed, the ``UserError`` names the extra.
+    Names are those imported under ``if TYPE_CHECKING``, and with ``registers`` those of ``registered_files``. If
+    a name needs a package that is not installed, the ``UserError`` says how to install it.
     """
     module = sys.modules[package]
     source = Path(str(module.__file__)).read_text(encoding="utf-8")
@@ -105,7 +107,7 @@ def on_demand(
 
 
 class _Later(ModuleType):
-    """Package that is executed on the first attribute access; ``importlib.util.LazyLoader`` executes on import."""
+    """Package that is executed on the first attribute access."""
 
     def __getattr__(self, name: str) -> object:
         self.__class__ = ModuleType  # type: ignore[assignment]
@@ -115,7 +117,7 @@ class _Later(ModuleType):
 
 
 def loaded_when_used(package: str) -> None:
-    """Import ``package`` on first attribute access, if it is slow and may not be needed."""
+    """Delay the import of ``package``, if it is not imported yet, to its first attribute access."""
     spec = None if package in sys.modules else find_spec(package)
     if spec is not None and spec.loader is not None:
         sys.modules[package] = module = module_from_spec(spec)

@@ -1,6 +1,6 @@
-"""Client-side defenses: each is a ``Defense`` of hooks.
+"""Client-side defenses: functions that return a ``Defense``.
 
-A file ``_NAME.py`` with a function NAME that returns a ``Defense`` is exported without a line here; a line gives type
+A file ``_NAME.py`` with such a function NAME is exported without a line here; a line below gives type
 checkers its signature.
 """
 

@@ -1,4 +1,4 @@
-"""ATS: training on transformed images."""
+"""ATS: training on randomly transformed images."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ def ats(
     table: Table | None = None,
     by_probability: bool = False,
 ) -> Defense:
-    """Transform every image by a random policy; labels stay (Gao et al. 2021, 2023).
+    """Transform every training image by a random policy; labels are unchanged (ATS, Gao et al. 2021, 2023).
 
     The defaults are the paper's policies for CIFAR-100 and ResNet20; ``fl-privacy search-policies`` finds others.
 
     Args:
-        policies: ``i-j-k``, a list of such (drawn uniformly for each image: "hybrid"), or a file of the search.
-        table: table of operations: ``paper`` (Table 1) or ``code`` (the authors' program, which differs at 16 and 43);
-            ``None`` is that of the file, and the paper's for names.
+        policies: policy ``i-j-k``, a list of policies (each image draws one: "hybrid"), or a file of the search.
+        table: table of operations, ``paper`` (Table 1) or ``code`` (the authors' program, which differs at 16 and 43);
+            ``None`` takes the file's, or the paper's if there is no file.
         by_probability: ``True`` applies each operation with AutoAugment's probability instead of always.
     """
     checks.one_of("defense.by_probability", by_probability, (True, False))

@@ -1,4 +1,4 @@
-"""DP-MERF: training on images of a generator that is fitted to a noised mean of random features."""
+"""DP-MERF: training on images of a generator fitted to noised random features of the client's images."""
 
 import math
 
@@ -18,7 +18,7 @@ _NOISE = 10  # length of the noise, as in DP-MERF and GS-WGAN
 
 
 class Generator(nn.Module):
-    """Generator of labelled images: a linear layer onto ``width`` coarse maps, then two upsampled convolutions."""
+    """Image generator: a linear layer to ``width`` feature maps, and two convolutions with upsampling."""
 
     def __init__(self, *, in_channels: int, image_size: int, num_classes: int, noise: int, width: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Generator(nn.Module):
         self.end = nn.Conv2d(width // 2, in_channels, 5, padding=2)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Turn noise (B, noise) and classes (B,) into images (B, C, H, W) in [0, 1]."""
+        """Generate images (B, C, H, W) in [0, 1] from noise (B, noise) and classes (B,)."""
         codes = torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)
         hidden = F.relu(self.start(codes)).reshape(len(noise), self.width, self.side, self.side)
         hidden = F.relu(self.middle(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
@@ -37,7 +37,7 @@ class Generator(nn.Module):
         return images[..., : self.image_size, : self.image_size]
 
     def draw(self, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """Draw images (B, C, H, W) of the classes ``labels``."""
+        """Generate random images (B, C, H, W) of the classes ``labels`` (B,)."""
         noise = torch.randn(len(labels), self.noise, generator=rng, device=rng.device).to(labels.device)
         images: Tensor = self(noise, labels)
         return images
@@ -49,12 +49,12 @@ class Generator(nn.Module):
 
 
 def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
-    """Build a generator for images like those of ``batch``, initialized from ``rng``."""
+    """Build a generator for images of the size of ``batch``, initialized from ``rng``."""
     return dc_dsa_dm.fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
-    """Draw ``images_per_class`` images of every class, so that the client's classes are hidden."""
+    """Generate ``images_per_class`` images of every class, in 256 levels; the client's classes stay hidden."""
     device = generator.start.weight.device
     labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
     with torch.no_grad():
@@ -74,19 +74,19 @@ def dp_merf(
     batch_size: int = 100,
     width: int = 16,
 ) -> defense.Defense:
-    """Train on generated images, fitted to the noised mean of the client's random features (Harder et al. 2021).
+    """Train on images of a generator fitted to the client's noised random features (DP-MERF, Harder et al. 2021).
 
-    The sum over examples of random Fourier features times the one-hot label has sensitivity 1. Noise added to it once
-    gives each example (epsilon, delta)-differential privacy for all later uploads. The number of examples is public.
+    The sum over examples of random Fourier features times the one-hot label has sensitivity 1. One addition of noise
+    makes all uploads (epsilon, delta)-private for each example. The number of examples is public.
 
     Args:
-        images_per_class: number of images of every class.
-        epsilon: budget of one example, above 0.
+        images_per_class: generated images of every class.
+        epsilon: privacy budget of one example, above 0.
         delta: probability in (0, 1).
         features: even number of random features.
-        bandwidth: Gaussian kernel's bandwidth, as a share of the square root of the number of pixels.
+        bandwidth: bandwidth of the Gaussian kernel, in units of the square root of the number of pixels.
         iterations: training steps of the generator.
-        lr: learning rate of Adam.
+        lr: learning rate of the generator's Adam.
         batch_size: generated images per iteration.
         width: channels of the generator.
     """
@@ -122,9 +122,9 @@ def dp_merf(
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:
-    """Sum random features (of norm 1) of ``images`` (N, C, H, W) times one-hot ``labels`` (N,): (F, K).
+    """Return the sum (F, K) of random features of ``images`` (N, C, H, W) times one-hot ``labels`` (N,).
 
-    ``frequencies`` are (F / 2, C H W).
+    ``frequencies`` are (F / 2, C H W). The features of an image have norm 1.
     """
     phases = images.flatten(1) @ frequencies.T
     features = torch.cat([phases.cos(), phases.sin()], 1) / math.sqrt(len(frequencies))

@@ -1,4 +1,4 @@
-"""Clipping and noise of the update, of each local gradient or of each example's gradient."""
+"""Clipping and noise on the update, on each local gradient or on each example's gradient."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,9 +17,9 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
-    """Scale ``tensors`` by min(1, norm / l2 norm), of each for the scope ``layer``, or of all together.
+    """Scale ``tensors`` down to the l2 ``norm``: all together for the scope ``global``, each for ``layer``.
 
-    Tensors without a finite norm become zero, as noise would not hide them.
+    Tensors whose norm is not finite become zero, since noise would not hide them.
     """
     if not tensors:
         return {}
@@ -36,11 +36,11 @@ Distribution = Literal["gaussian", "laplace"]
 
 
 def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: torch.Generator) -> Tensor:
-    """Draw independent zero-mean noise with the shape, dtype and device of ``like``.
+    """Return independent zero-mean noise with the shape, dtype and device of ``like``.
 
     Args:
         scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
-        rng: generator, advanced by the draw; a ``SecretGenerator`` gives cryptographic bits.
+        rng: generator of the noise; a ``SecretGenerator`` gives cryptographic noise.
     """
     if isinstance(rng, SecretGenerator):  # inverse distribution function of 52 secret bits and a sign, in float64
         bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")
@@ -59,7 +59,7 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
 
 
 def noise_std(distribution: Distribution, scale: float) -> float:
-    """Return the standard deviation of an element of ``sample_noise``."""
+    """Return the standard deviation of ``sample_noise``."""
     return scale * (math.sqrt(2) if distribution == "laplace" else 1.0)
 
 
@@ -72,17 +72,17 @@ def dp_noise(
     at: Literal["upload", "gradient"] = "upload",
     layers: Sequence[int | str] | None = None,
 ) -> Defense:
-    """Clip, then add independent noise to every element (Abadi et al. 2016 for a whole update; DLG section 5.1).
+    """Clip the update, if asked, and add independent noise to every element (Abadi et al. 2016; DLG section 5.1).
 
     Without ``clip_norm`` no ``scale`` gives a guarantee; with it, ``privacy.guarantee`` computes one.
 
     Args:
         noise: distribution of each element.
         scale: standard deviation of the Gaussian, or the Laplace parameter b; in units of the update, at least 0.
-        clip_norm: l2 norm that the update is first scaled down to; ``None`` does not clip.
+        clip_norm: largest l2 norm, to which the update is scaled down before the noise; ``None`` does not clip.
         clip_scope: ``global`` bounds the norm of the whole update, ``layer`` that of each parameter tensor.
         at: ``upload`` perturbs the upload once, ``gradient`` the gradient of every local step.
-        layers: layers with noise, by module names or by numbers in the update, from 1 (Refiner Table 2); ``None`` is
+        layers: layers that get noise, by module names or by numbers from 1 (Refiner Table 2); ``None`` is
             all. The others are uploaded in the clear, without guarantee.
     """
     checks.one_of("defense.noise", noise, ("gaussian", "laplace"))
@@ -138,16 +138,16 @@ def _owned(names: Iterable[str], layers: tuple[int | str, ...]) -> frozenset[str
 def local_dp(
     *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
 ) -> Defense:
-    """Clip, then add Gaussian noise for one round by the classical formula (Dwork and Roth 2014, Theorem A.1).
+    """Clip, and add Gaussian noise by the classical formula for one round (Dwork and Roth 2014, Theorem A.1).
 
-    The update's distribution equals that of Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)``. The
+    It equals Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)`` in distribution. The
     formula is proven for one round and epsilon up to 1; for many rounds see ``privacy.guarantee``.
 
     Args:
-        round_epsilon: budget of one round, above 0.
+        round_epsilon: privacy budget of one round, above 0.
         delta: probability in (0, 1).
-        clip_norm: l2 norm that the update is scaled down to, above 0.
-        sensitivity: l2 distance that the calibration hides; ``None`` takes ``clip_norm``.
+        clip_norm: largest l2 norm, to which the update is scaled down, above 0.
+        sensitivity: l2 distance of two updates that the noise hides; ``None`` takes ``clip_norm``.
     """
     checks.number("defense.round_epsilon", round_epsilon, above=0, example=1.0)
     checks.number("defense.delta", delta, above=0, below=1, example=1e-5)
@@ -161,11 +161,11 @@ def local_dp(
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
-    Compose it before other gradient defenses, since it recomputes the gradient. Private parameters are included, since
+    Compose it before other gradient defenses, since it recomputes the gradient. It includes private parameters, since
     they shape later uploads. ``privacy.guarantee`` turns the noise multiplier into epsilon.
 
     Args:
-        clip_norm: bound C on the l2 norm of one example's gradient, above 0.
+        clip_norm: largest l2 norm C of one example's gradient, above 0.
         noise_multiplier: standard deviation of the noise on the sum, in units of C; at least 0.
     """
     checks.number("defense.clip_norm", clip_norm, above=0, example=1.0)

@@ -1,4 +1,4 @@
-"""FDL-PP: a private front with passport layers."""
+"""FDL-PP: private first layers whose convolutions are passport layers."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -23,17 +23,16 @@ from fl_privacy.types import Batch, Tensors
 
 
 class PassportConv2d(nn.Module):
-    """Convolution ``gamma * (W * X) + beta``, ``gamma = Avg(D(E(W * P_gamma)))``, beta alike (Gu et al. 2021, Eq. 24).
+    """Convolution whose scale and bias are computed from secret passports (Gu et al. 2021, Eq. 24).
 
-    E and D are linear layers over channels with a leaky ReLU between them; Avg is the mean over positions. ``W`` keeps
-    the name of the convolution's weight; beta replaces its bias. For speed, and exactly, E is applied to W first, D
-    after the mean, and images are convolved with ``gamma * W`` and bias beta.
+    Output is ``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))``, and beta in the same way from P_beta.
+    E and D are linear layers over channels with a leaky ReLU between them; Avg is the mean over positions.
 
     Args:
-        convolution: source of weight, stride, padding and its mode, dilation and groups.
-        input_shape: (C, H, W) of input and passports.
-        hidden: outputs of E.
-        stored: ``True`` makes gamma and beta parameters, initially 1 and 0, tied to the passports by a penalty.
+        convolution: convolution to replace, whose weight and geometry are kept.
+        input_shape: shape (C, H, W) of input and passports.
+        hidden: number of outputs of E.
+        stored: ``True`` makes gamma and beta parameters, initially 1 and 0, tied to Eq. 24 by a ``penalty``.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class PassportConv2d(nn.Module):
         self._geometry = convolution.stride, padding, convolution.dilation, convolution.groups
 
     def from_passports(self) -> tuple[Tensor, Tensor]:
-        """Compute gamma (O,) and beta (O,) of Eq. 24."""
+        """Return gamma (O,) and beta (O,) of Eq. 24."""
         widths, mode = self._pad
         stride, _, dilation, groups = self._geometry
         weight = self.weight.flatten(1)  # (O, C * kernel), with zeros outside the group of a grouped convolution
@@ -74,7 +73,7 @@ class PassportConv2d(nn.Module):
         return self.gamma, self.beta
 
     def penalty(self) -> Tensor:
-        """Return ``||gamma - Avg(D(E(W * P_gamma)))||^2`` plus that of beta (Eq. 25); 0 if they are not stored."""
+        """Return the squared distance of gamma and beta to Eq. 24 (Eq. 25); 0 if they are not stored."""
         pairs = zip(self.affine(), self.from_passports(), strict=True)
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
 
@@ -118,20 +117,20 @@ def fdl_pp(
     penalty: float = 1.0,
     hidden: int | None = None,
 ) -> Defense:
-    """Keep some layers private, with passport layers for convolutions (Gu et al. 2021, Algorithm 5).
+    """Keep some layers on the client, with passport layers for convolutions (FDL-PP, Gu et al. 2021, Algorithm 5).
 
     Private convolutions become ``PassportConv2d`` with passports from N(0, 1); private normalization layers, which
     would undo a passport, are removed. Weights, autoencoder and passports never leave the client.
 
     Args:
-        private: names of the private modules; ``None`` is the first convolution or linear layer and the normalization
+        private: names of the private modules; ``None`` takes the first convolution or linear layer and a normalization
             directly after it.
-        start: initial values of the private convolutions, ``own`` to each client or ``shared`` by all.
-        private_passes: passes over a client's examples at the end of each round that train the private part alone.
-        form: ``functional`` computes gamma and beta in every pass (Eq. 24); ``penalized`` trains them with a penalty
-            (Eq. 25), like the paper (Eq. 26), which keeps gamma small and the accuracy in long trainings.
+        start: initial values of the private convolutions: ``own`` to each client or ``shared`` by all.
+        private_passes: passes over the client's examples at the end of each round that train only the private part.
+        form: ``functional`` computes gamma and beta (Eq. 24); ``penalized`` trains them with a penalty
+            (Eq. 25), like the paper (Eq. 26), which keeps the accuracy in long trainings.
         penalty: weight of the penalty.
-        hidden: outputs of the encoder; ``None`` is half the channels of the convolution.
+        hidden: outputs of the encoder E; ``None`` takes half the channels of the convolution.
     """
     checks.one_of("defense.form", form, ("functional", "penalized"))
     checks.number("defense.penalty", penalty, above=0, example=1.0)
@@ -145,7 +144,7 @@ def fdl_pp(
     def install(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         if state.input_shape is None:
             raise UserError(
-                "FDL-PP expects a client that knows the shape of its images, but got none; use ClientState.of_images."
+                "FDL-PP is expected to get the shape of the client's images, but got none; use ClientState.of_images."
             )
         own = draw(model, state, rng) if start == "own" else copy.deepcopy(model)
         with global_stream(rng):
@@ -168,7 +167,7 @@ def _install_passports(
     convolutions = {name: module for name, module in below.items() if isinstance(module, nn.Conv2d)}
     if not convolutions:
         raise UserError(
-            f"FDL-PP expects a convolution among the private modules, but {', '.join(private) or 'nothing'} has none;"
+            f"FDL-PP is expected to have a private convolution, but got {', '.join(private) or 'nothing'} without;"
             " name one in defense.private, or use defense=split_fed."
         )
     black = next(model.parameters()).new_zeros(1, *input_shape)

@@ -1,4 +1,4 @@
-"""GS-WGAN: training on images of a generator whose gradients are clipped and noised."""
+"""GS-WGAN: training on images of a generator that is trained with clipped and noised gradients."""
 
 import math
 from typing import cast
@@ -27,21 +27,21 @@ def gs_wgan(
     batch_size: int = 16,
     width: int = 16,
 ) -> defense.Defense:
-    """Train on images of a Wasserstein generator with sanitized gradients (GS-WGAN, Chen et al. 2020).
+    """Train on images of a Wasserstein generator whose gradients are clipped and noised (GS-WGAN, Chen et al. 2020).
 
-    Each iteration draws one of the ``critics``, among which the client's examples are split. The generator receives
-    each generated image's gradient, clipped to norm 1 and noised. The paper takes 1,000 critics and 20,000 iterations;
+    Each iteration draws one of the ``critics``, among which the client's examples are divided. The generator receives
+    the gradient of each generated image, clipped to norm 1 and noised. The paper has 1,000 critics, 20,000 iterations;
     the defaults are for CPUs.
 
     Args:
-        images_per_class: number of images of every class.
-        epsilon: budget of one example, above 0.
+        images_per_class: generated images of every class.
+        epsilon: privacy budget of one example, above 0.
         delta: probability in (0, 1).
-        critics: parts of the client's examples, at least 1.
+        critics: number of critics, at least 1.
         iterations: updates of the generator, at least 1.
-        critic_steps: updates of the drawn critic before each.
-        lr: learning rate of Adam, for both.
-        batch_size: images of a step.
+        critic_steps: updates of the drawn critic before each update of the generator.
+        lr: learning rate of Adam, for generator and critics.
+        batch_size: images per step.
         width: channels of generator and critics.
     """
     settings = dict(locals())
@@ -77,9 +77,9 @@ def gs_wgan(
 
 
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:
-    """Clip slopes (B, C, H, W) to norm 1 each, and add noise.
+    """Clip each of ``slopes`` (B, C, H, W) to norm 1, and add Gaussian noise.
 
-    The noise's deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the largest distance of critics' slopes.
+    Its standard deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the largest distance of clipped slopes.
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
     noise = _dp_noise.sample_noise(slopes, "gaussian", 1.0, rng)
@@ -90,7 +90,7 @@ _PENALTY = 10.0  # weight of the gradient penalty (Gulrajani et al. 2017)
 
 
 class CriticNet(nn.Module):
-    """Two strided convolutions and a score for each class."""
+    """Critic network: two strided convolutions, and a score for each class."""
 
     def __init__(self, *, in_channels: int, image_size: int, num_classes: int, width: int) -> None:
         super().__init__()
@@ -100,13 +100,13 @@ class CriticNet(nn.Module):
         self.end = nn.Linear(2 * width * side**2, num_classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Score images (B, C, H, W) of classes (B,), giving (B,)."""
+        """Return the score (B,) of each of ``images`` (B, C, H, W) for its class in ``labels`` (B,)."""
         hidden = F.leaky_relu(self.second(F.leaky_relu(self.first(images), 0.2)), 0.2)
         return cast(Tensor, self.end(hidden.flatten(1)).gather(1, labels[:, None]).squeeze(1))
 
 
 class Critic:
-    """Critic of GS-WGAN with its own examples, possibly none."""
+    """Critic of GS-WGAN, trained on its own part ``own`` of the client's examples, which may be empty."""
 
     def __init__(self, own: Batch, num_classes: int, rng: torch.Generator, *, width: int, lr: float) -> None:
         self._images, self._labels = own.inputs, hard_labels(own.labels)
@@ -130,7 +130,7 @@ class Critic:
         self._optimizer.step()
 
     def slope(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the slope (B, C, H, W) of minus the score of each image, which a generator descends."""
+        """Return the gradient (B, C, H, W) of minus each image's score by its pixels."""
         leaf = images.detach().requires_grad_()
         (slope,) = torch.autograd.grad(-self._network(leaf, labels).sum(), leaf)
         return slope

@@ -1,4 +1,4 @@
-"""InstaHide: training on mixtures of images with random signs."""
+"""InstaHide: training on mixtures of images whose pixels are inverted at random."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -22,15 +22,15 @@ _TRIED, _WITHIN = 10_000, 10  # number of trial draws of coefficients, and least
 
 
 def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -> Defense:
-    """Mix each image with k - 1 others and flip the sign of random pixels (Huang et al. 2020).
+    """Mix each image with k - 1 others and invert random pixels, x to 1 - x (InstaHide, Huang et al. 2020).
 
-    Partners (other images of the client), coefficients and signs are drawn anew for every step; labels are mixed alike.
-    A flipped x is 1 - x. Compose this before other defenses that change images.
+    Partners (other images of the client), coefficients and pixels are drawn anew in every step. Labels are mixed with
+    the same coefficients. Compose this before other defenses that change images.
 
     Args:
-        k: images in a mixture, at least 1; 1 only flips.
-        largest: bound on a coefficient, at most 1 and well above 1 / k; ignored for k = 1.
-        public: folder of pictures from which all but two of each mixture are drawn, without a label ("cross").
+        k: images in a mixture, at least 1; 1 only inverts pixels.
+        largest: largest coefficient, at most 1 and well above 1 / k; ignored for k = 1.
+        public: folder of public pictures; all but two images of a mixture come from it, without labels ("cross").
     """
     checks.whole("defense.k", k, at_least=1, example=4)
     if k > 1:
@@ -48,7 +48,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
     def on_examples(batch: Batch, data: LocalData) -> Batch:
         if len(batch) < private:
             raise UserError(
-                f"instahide expects a client with at least {private} examples to mix, but it has {len(batch)}; lower"
+                f"A client is expected to have at least {private} examples to mix, but has {len(batch)}; lower"
                 " defense.k or federation.clients."
             )
         _keep(batch.inputs, one_hot(batch.labels, data.num_classes), data.state.tensors)
@@ -57,7 +57,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
     def on_batch(batch: Batch, state: ClientState, rng: torch.Generator) -> Batch:
         if _IMAGES not in state.tensors:
             raise UserError(
-                "instahide expects to have seen the client's examples, but has not; run its examples hook first."
+                "instahide is expected to get the client's examples first, but did not; call defense.examples before."
             )
         own, labels = state.tensors[_IMAGES].to(batch.inputs.device), state.tensors[_LABELS].to(batch.inputs.device)
         shares = coefficients(len(batch), k, largest, rng).to(batch.inputs)
@@ -94,9 +94,9 @@ def _keep(images: Tensor, labels: Tensor, kept: dict[str, Tensor]) -> None:
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
-    """Draw shares |z| / sum |z| (size, k) of normal z, and repeat while a share exceeds ``largest``.
+    """Draw coefficients |z| / sum |z| (size, k), z normal, again until none exceeds ``largest``.
 
-    This follows the authors' code; the paper (Algorithm 1) does not specify it.
+    This follows the authors' code; the paper does not specify it.
     """
     shares = _shares(size, k, rng)
     while k > 1 and bool((over := shares.amax(1) > largest).any()):
@@ -110,7 +110,7 @@ def _shares(size: int, k: int, rng: torch.Generator) -> Tensor:
 
 
 def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) -> Tensor:
-    """Draw indices (B, number) below ``population``, uniform among those not in their row of ``taken`` (B, T)."""
+    """Draw distinct indices (B, number) below ``population`` that are not in the row of ``taken`` (B, T)."""
     before = taken.shape[1]
     for _ in range(number):
         drawn = torch.randint(population - taken.shape[1], (len(taken),), generator=rng)
@@ -121,17 +121,17 @@ def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) 
 
 
 def levels(images: Tensor) -> Tensor:
-    """Convert images in [0, 1] to uint8."""
+    """Convert images in [0, 1] to uint8 in [0, 255]."""
     return (images * 255).round().to(torch.uint8)
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Convert labels (B,) or (B, K) to float (B, K)."""
+    """Convert classes (B,) to one-hot float (B, K); probabilities (B, K) stay."""
     return labels.float() if labels.dim() == 2 else torch.nn.functional.one_hot(labels, num_classes).float()
 
 
 def _expect_within_reach(k: int, largest: float) -> None:
-    """Refuse a bound that random coefficients hardly ever meet, since they are drawn until they do."""
+    """Raise ``UserError`` if random coefficients are almost never all below ``largest``."""
     if (_shares(_TRIED, k, derive_generator(0, "instahide", "trial")).amax(1) <= largest).sum() < _WITHIN:
         raise UserError(
             f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"
@@ -140,7 +140,7 @@ def _expect_within_reach(k: int, largest: float) -> None:
 
 
 def _marks(images: Tensor) -> Tensor:
-    """Sum the weighted levels of each image to an int64 mark (N,), exactly in float64."""
+    """Return a hash (N,) int64 of each image's bytes: their sum with random weights."""
     flat = images.flatten(1)
     largest = 2**53 // (255 * flat.shape[1])
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))
@@ -158,8 +158,8 @@ def read_pictures(folder: str, input_shape: tuple[int, ...]) -> Tensor:
     files = sorted(f for f in expanded(folder).rglob("*") if f.suffix.lower() in _ENDINGS)
     if not files:
         raise UserError(
-            f"defense.public is expected to be a folder of pictures ({', '.join(_ENDINGS)}), but there are none below"
-            f" {folder}."
+            f"defense.public is expected to be a folder of pictures ({', '.join(_ENDINGS)}), but got none below"
+            f" {folder}; name another folder."
         )
     return torch.stack([_read(file, "L" if channels == 1 else "RGB", (width, height)) for file in files])
 

@@ -1,4 +1,4 @@
-"""NVFlare's filter PercentilePrivacy: the smallest elements become zero, the largest are cut."""
+"""NVFlare's filter PercentilePrivacy: zeros for the smallest elements, and a bound on the others."""
 
 import numpy as np
 import torch
@@ -11,15 +11,15 @@ from fl_privacy.types import Tensors
 
 
 def percentile(*, percentile: float = 10.0, gamma: float = 0.01, steps: int = 1) -> Defense:
-    """Zero the elements below a percentile of all magnitudes and cut the others to ``gamma`` (NVFlare 2.9).
+    """Zero the elements below a percentile of all magnitudes, and clamp the others to ``gamma`` (NVFlare 2.9).
 
-    It equals NVFlare's PercentilePrivacy, after Shokri and Shmatikov 2015, and is no differential privacy.
+    It equals NVFlare's PercentilePrivacy, after Shokri and Shmatikov 2015, and is not differentially private.
 
     Args:
-        percentile: share in percent, in [0, 100], of the elements of smallest magnitude, which become zero.
-        gamma: largest magnitude of an element, for each of ``steps``, above 0.
-        steps: number of local steps that the client states (``NUM_STEPS_CURRENT_ROUND``), by which the update is
-            divided before, and multiplied after.
+        percentile: percentage in [0, 100] of the elements, those of smallest magnitude, that become zero.
+        gamma: largest magnitude of an element per local step, above 0.
+        steps: number of local steps (``NUM_STEPS_CURRENT_ROUND``): the update is divided by it before, and
+            multiplied after.
     """
     checks.number("defense.percentile", percentile, at_least=0, at_most=100, example=10)
     checks.number("defense.gamma", gamma, above=0, example=0.01)

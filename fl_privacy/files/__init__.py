@@ -1,4 +1,4 @@
-"""Atomic files, files for their owner alone, and the cache folder."""
+"""Atomic writing of files, private files and folders, and the cache folder."""
 
 import os
 import secrets
@@ -12,28 +12,28 @@ ORDINARY_FILE = 0o666
 """File mode before the process's umask."""
 
 UNENCODABLE = "backslashreplace"
-"""Error handler that writes lone surrogates, possible in JSON and file names but not in UTF-8, as JSON escapes."""
+"""Error handler of ``str.encode`` that writes lone surrogates, which UTF-8 cannot hold, as JSON escapes."""
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
-"""Configuration: inside the package in a wheel, next to it in a checkout and in a Flower app bundle."""
+"""Folder of the configuration: in the package of a wheel, next to the package in a checkout or Flower bundle."""
 
 CACHE_VARIABLE = "FL_PRIVACY_CACHE"
-"""Environment variable: cache folder; the user's if unset."""
+"""Environment variable with the cache folder; if unset, the user's default."""
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Replace ``path`` atomically; a reader, or a crash, sees the old file or the new one."""
+    """Write ``content`` to ``path`` atomically: readers see the old file or the new one, also after a crash."""
     _replace(path, content, ORDINARY_FILE)
 
 
 def write_private(path: Path, content: bytes | str) -> None:
-    """Write a file atomically, readable by its owner only from its first byte on."""
+    """Write ``content`` to ``path`` atomically, readable by its owner only."""
     _replace(path, content, PRIVATE_FILE)
 
 
 def make_private_folder(folder: Path, within: Path) -> None:
-    """Make ``folder`` and its parents up to and including ``within``, for their owner alone."""
+    """Make ``folder`` and its parents up to ``within``, included, and let only their owner access them."""
     within.parent.mkdir(parents=True, exist_ok=True)
     for step in reversed([folder, *folder.parents]):
         if step.is_relative_to(within):
@@ -42,13 +42,13 @@ def make_private_folder(folder: Path, within: Path) -> None:
 
 
 def make_missing_private(folder: Path) -> None:
-    """Make ``folder`` and its missing parents for their owner alone; existing ones are unchanged."""
+    """Make ``folder`` and its missing parents, accessible to their owner only; existing ones are unchanged."""
     for step in reversed([folder, *folder.parents]):
         step.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
 
 def user_cache_folder() -> Path:
-    """Return the user's cache folder, which may not exist yet."""
+    """Return the cache folder, which may not exist yet."""
     import platformdirs  # noqa: PLC0415  (the core goes without)
 
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("fl_privacy"))
@@ -67,10 +67,10 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
 
 
 def make_out_folder(folder: Path, within: Path, out: Path) -> None:
-    """Make ``folder`` for its owner alone; ``UserError`` that names ``--out`` if it can't be."""
+    """Make ``folder`` within ``within``, for its owner only; on failure, raise a ``UserError`` that names ``--out``."""
     try:
         make_private_folder(folder, within)
     except OSError as error:
         raise UserError(
-            f"--out is expected to be a folder that can be written, but {out} can't: {error.strerror}."
+            f"--out is expected to be a folder that can be written, but got {out}: {error.strerror}; name another."
         ) from error

@@ -1,4 +1,4 @@
-"""Untrusted files and folders: checks before reading and writing."""
+"""Checks of untrusted files and folders before reading or writing them."""
 
 import hashlib
 import importlib
@@ -25,34 +25,32 @@ LARGEST_FILE = 1 << 32
 
 
 LARGEST_TEXT, LARGEST_HASHED = 1 << 26, 1 << 22
-"""Most bytes of a file of settings or tables, and of a file within the digest of a folder."""
+"""Most bytes of a file of settings or tables, and of a file that ``files_digest`` hashes."""
 
 DAMAGED = (
     *(ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RuntimeError),
     *(SyntaxError, TypeError, ValueError, TokenError, lzma.LZMAError, pickle.UnpicklingError, struct.error),
     *(zipfile.BadZipFile, zlib.error),
 )
-"""Errors of the parsers of NumPy, PyTorch, pickle, msgpack and zip on damaged bytes."""
+"""Errors that NumPy, PyTorch, pickle, msgpack and zip raise for damaged bytes."""
 
 
 def expanded(path: str | Path) -> Path:
-    """Return ``path`` with ``~`` or ``~name`` replaced by the home folder; ``UserError`` if there is no such place."""
+    """Return ``path`` with ``~`` or ``~name`` replaced by the home folder; ``UserError`` for an invalid path."""
     if "\0" in str(path):
-        raise UserError(f"A place is expected, but {str(path)!r} has a zero character, which no name has; correct it.")
+        raise UserError(f"A path is expected, but {str(path)!r} has a zero character, which no name has; correct it.")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise UserError(
-            f"{path} is expected to be in a home folder, but there is none; give the whole path."
-        ) from error
+        raise UserError(f"{path} is expected to be in a home folder, but got none; give the whole path.") from error
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
-    """Open a file without blocking and return its descriptor; ``flags`` and ``mode`` are those of ``os.open``.
+    """Open a regular file without blocking, like ``os.open``, and return its descriptor.
 
     Raises:
-        UserError: it is a pipe, a device or a folder.
-        OSError: it can't be opened.
+        UserError: the path is a pipe, a device or a folder.
+        OSError: the file can't be opened.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -62,22 +60,22 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int
 
 
 def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
-    """Return the text of an untrusted file; ``UserError`` if it is no regular file of UTF-8 within ``most`` bytes."""
+    """Return an untrusted file's text; ``UserError`` unless it is a regular UTF-8 file of at most ``most`` bytes."""
     try:
         with os.fdopen(open_regular(path), encoding="utf-8") as file:
             if (size := os.fstat(file.fileno()).st_size) > most:
                 raise UserError(f"{path} is expected to have at most {most >> 20} MiB, but has {size >> 20}; cut it.")
             return file.read()
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is expected to be text, but is not; make it anew.") from error
+        raise UserError(f"{path} is expected to be UTF-8 text, but is not; save it as UTF-8.") from error
     except OSError as error:
-        raise UserError(f"{path} is expected to be a file, but can't be read: {error.strerror}.") from error
+        raise UserError(f"{path} is expected to be a readable file, but: {error.strerror}; name another.") from error
 
 
 def files_digest(folder: Path, most: int = 20_000) -> str:
-    """Return the SHA-256 of the names and contents of a folder's files of at most 4 MiB, without hidden ones.
+    """Return the SHA-256 of names and contents of a folder's files, without hidden ones and those above 4 MiB.
 
-    Byte code is left out. Empty if the folder holds more than ``most`` files.
+    Byte code is left out. The result is empty if there are more than ``most`` files.
     """
     whole, paths = hashlib.sha256(), list(islice(folder.rglob("*"), 10 * most + 1))
     inner = [path.relative_to(folder) for path in sorted(paths) if path.is_file() and not path.is_symlink()]
@@ -92,14 +90,14 @@ def files_digest(folder: Path, most: int = 20_000) -> str:
 
 
 def expect_file_name(out: Path) -> None:
-    """Raise ``UserError`` unless ``out`` has a name and is no folder."""
+    """Raise ``UserError`` if ``out`` is empty or a folder."""
     if not out.name or out.is_dir():
         what = f"the folder {out}" if out.name else "nothing"
         raise UserError(f"--out is expected to be a file, but names {what}; write --out page.html, or leave it out.")
 
 
 def expect_writable(file: Path) -> None:
-    """Make the folder of ``file``; raise ``UserError`` if no file can be written there."""
+    """Make the folder of ``file``; raise ``UserError`` if that or writing a file there fails."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=file.parent):
@@ -111,12 +109,9 @@ def expect_writable(file: Path) -> None:
 
 
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if an untrusted folder, ``without`` some of its folders, has large or irregular files.
+    """Raise ``UserError`` if an untrusted folder holds a link, pipe, device, or file above ``LARGEST_FILE`` bytes.
 
-    A link would let reading and writing leave the folder; a pipe blocks its reader.
-
-    Raises:
-        UserError: there is a link, a pipe, a device, or a file of more than ``LARGEST_FILE`` bytes.
+    Its subfolders ``without`` are not checked. A link could lead out of the folder; a pipe blocks its reader.
     """
     waiting = [folder]
     while waiting:
@@ -150,17 +145,17 @@ _HOMES = {
     "scalar": ("numpy._core.multiarray", "numpy.core.multiarray"),
     "_frombuffer": ("numpy._core.numeric", "numpy.core.numeric"),
 }
-"""NumPy array constructor -> its modules since and before NumPy 2."""
+"""Name of a NumPy array constructor -> its module since NumPy 2, and before."""
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """An unpickler of NumPy arrays and plain values that runs nothing else named in the bytes."""
+    """Unpickler that loads only NumPy arrays and plain values, and so runs no code from the file."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a constructor of arrays; ``UnpicklingError`` if the name is none."""
+        """Return the array constructor ``name``; ``UnpicklingError`` for any other name."""
         if module in _HOMES.get(name, ()):
             home = next(one for one in _HOMES[name] if find_spec(one))
             return getattr(importlib.import_module(home), name)
         if module == "numpy" and name in {"ndarray", "dtype"}:
             return getattr(importlib.import_module(module), name)
-        raise pickle.UnpicklingError(f"{module}.{name} is expected to be a part of an array, but is none.")
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a NumPy array")

@@ -1,4 +1,4 @@
-"""Trained networks in safetensors files: cached until the file changes, checked before allocation."""
+"""Reading of trained networks from safetensors files, with a cache."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the header of ``file`` and, if wanted, its values by name; ``OSError`` if it holds something else."""
+    """Return the metadata of ``file`` and, with ``tensors``, its tensors by name; ``OSError`` if it is damaged."""
     if not file.is_file():
         raise FileNotFoundError(file)
     try:
@@ -30,7 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 @contextmanager
 def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
-    """Turn an ``OSError`` within the context into the ``UserError`` that ``what`` is expected in ``file``."""
+    """Turn an ``OSError`` within the context into a ``UserError`` that expects ``what`` in ``file``."""
     try:
         yield
     except OSError as error:
@@ -38,7 +38,7 @@ def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Cache the result of ``load`` for a file until the file changes; ``OSError`` if it is missing."""
+    """Decorate ``load`` to cache its result until the file changes; ``OSError`` if the file is missing."""
 
     @lru_cache(maxsize=8)
     def kept(changed: int, file: Path, *more: Hashable) -> T:
@@ -52,7 +52,7 @@ def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[P
 
 
 def take_values(network: nn.Module, values: dict[str, Tensor]) -> str | None:
-    """Assign ``values`` to ``network``, laid out on the device ``meta``, and freeze it; return their fault, if any."""
+    """Assign ``values`` to ``network``, built on the device ``meta``, and freeze it; return a fault or ``None``."""
     wanted = {
         name: (value.shape, torch.float32 if value.is_floating_point() else value.dtype)
         for name, value in network.state_dict().items()

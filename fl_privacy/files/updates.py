@@ -1,4 +1,4 @@
-"""Checkpoints and updates of any framework, from untrusted files of which nothing is executed."""
+"""Safe reading of checkpoints and updates of several frameworks from untrusted files."""
 
 import io
 import os
@@ -22,7 +22,7 @@ from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import DAMAGED, LARGEST_FILE, open_regular
 
 _MAIN, _DATUMS = 100, (101, 102, 103)
-"""Markers of the sections of a FOBS file: the message, and large values that it refers to."""
+"""Section markers of NVFlare's FOBS files: the message, and large values that it refers to."""
 
 _HEADER = struct.Struct(">BBQ")
 _MOST_DEPTH, _MOST_ENTRIES = 32, 1 << 18
@@ -31,18 +31,18 @@ _MOST_SPREAD = 200
 
 _SCALARS = ("numpy.float32", "numpy.float64", "numpy.int32", "numpy.int64")
 _OF_FLARE = {"WEIGHTS": False, "WEIGHT_DIFF": True}
-"""Kind of NVFlare's DXO -> whether its arrays are a change."""
+"""Kind of NVFlare's DXO -> ``True`` if its arrays are changes of weights."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedArrays:
-    """The arrays of a file.
+    """Arrays of a file, and what the file states about them.
 
     Attributes:
         arrays: tensors by name.
-        is_change: ``True`` for a change of weights, instead of weights.
-        steps: number of local steps that the file states.
-        said: sentences on the file.
+        is_change: ``True`` if the arrays are changes of weights instead of weights.
+        steps: number of local steps, if stated.
+        said: sentences for pages on what the file states.
     """
 
     arrays: Mapping[str, Tensor]
@@ -52,17 +52,17 @@ class SavedArrays:
 
 
 class _UnfitError(ValueError):
-    """Reason why a file is refused."""
+    """Raised with the reason for which a file is refused."""
 
 
 def read_arrays(path: Path) -> SavedArrays:
-    """Read safetensors, ``.npz``, a PyTorch checkpoint (``weights_only``), NVFlare's DXO, Fed-BioMed's ``.mpk`` or
-    OpenFL's ``.pbuf``, whatever the file's name.
+    """Read a file of named arrays; its content, not its name, decides on the format.
 
-    Sizes are compared with the file's before anything takes memory.
+    Formats are safetensors, ``.npz``, PyTorch checkpoints (``weights_only``), NVFlare's DXO, Fed-BioMed's ``.mpk`` and
+    OpenFL's ``.pbuf``. Stated sizes are checked before memory is allocated.
 
     Raises:
-        UserError: the file is missing, too large, damaged, a plain pickle, or none of these.
+        UserError: the file is missing, too large, damaged, a plain pickle, or of another format.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:
@@ -72,7 +72,7 @@ def read_arrays(path: Path) -> SavedArrays:
             file.seek(0)
             return _of_stream(file, start, size)
     except OSError as error:
-        raise UserError(f"{path} is expected to be a file, but can't be read: {error.strerror or error}.") from error
+        raise UserError(f"{path} is expected to be a file, but: {error.strerror or error}; name another.") from error
     except (*DAMAGED, SafetensorError) as error:
         why = str(error) if isinstance(error, _UnfitError) else f"is damaged ({reason_of(error)[:160]})"
         raise UserError(
@@ -132,7 +132,7 @@ def _of_zip(file: Any) -> SavedArrays:
 
 
 def _largest(held: object) -> dict[str, Tensor]:
-    """Return the mapping with the most values, such as ``model`` next to ``optimizer`` in a checkpoint."""
+    """Return the mapping with the most values, such as ``model`` instead of ``optimizer`` in a checkpoint."""
     return max(_mappings(held, set()), key=lambda one: sum(t.numel() for t in one.values()), default={})
 
 
@@ -149,7 +149,7 @@ def _mappings(held: object, seen: set[int]) -> Iterator[dict[str, Tensor]]:
 
 
 def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Refuse tensors that claim more values than the file holds, or are not plain, and none at all."""
+    """Return ``arrays`` detached; refuse an empty mapping, sparse or quantized tensors, and repeated values."""
     if not arrays:
         raise _UnfitError("holds no arrays with names")
     for name, value in arrays.items():
@@ -161,7 +161,7 @@ def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _array(data: bytes) -> Tensor:
-    """Convert the bytes of a ``.npy`` file to a tensor, after its header was compared with their number."""
+    """Convert the bytes of a ``.npy`` file to a tensor; refuse a header that does not fit their number."""
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -176,7 +176,7 @@ def _array(data: bytes) -> Tensor:
 
 
 def _of_flare(file: Any, length: int) -> SavedArrays:
-    """Read NVFlare's DXO, or a Shareable with one, from FOBS: msgpack whose named classes are only compared."""
+    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file (msgpack); its classes are never imported."""
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
@@ -217,7 +217,7 @@ def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
 
 
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert values of FOBS and Fed-BioMed: arrays to tensors, other classes to what they hold."""
+    """Convert unpacked values of FOBS or Fed-BioMed: arrays to tensors, other classes to their contents."""
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")
     if not isinstance(value, dict):
@@ -243,7 +243,7 @@ def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
 
 
 def _values(data: Any, kind: np.dtype[Any], shape: Any) -> Tensor:
-    """Convert raw values in C order to a tensor of a shape that their number must fit."""
+    """Convert bytes in C order to a tensor of the kind ``kind`` and ``shape``; refuse another number of values."""
     shape = tuple(map(int, shape))
     if kind.kind not in "fiub" or min(shape, default=0) < 0 or prod(shape) * kind.itemsize != len(data):
         raise _UnfitError(f"holds an array of shape {shape} and kind {kind}, which is not the number of its values")
@@ -251,7 +251,7 @@ def _values(data: Any, kind: np.dtype[Any], shape: Any) -> Tensor:
 
 
 def _of_openfl(data: memoryview) -> SavedArrays:
-    """Read OpenFL's ModelProto, whose arrays of float32 no pipeline compressed; states of optimizers are left out."""
+    """Read the uncompressed float32 arrays of OpenFL's ModelProto, without optimizer states."""
     found, tags, rounds = dict[str, Tensor](), set[str](), set[int]()
     for number, message in _fields(data):
         held: dict[int, list[Any]] = {}
@@ -281,7 +281,7 @@ def _of_openfl(data: memoryview) -> SavedArrays:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield the fields of a protobuf message: a number and an integer, or bytes."""
+    """Yield the fields of a protobuf message as (number, integer or bytes)."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place)

@@ -1,4 +1,4 @@
-"""The nouns of the package: what is trained, what is uploaded, what an attacker knows and what it finds."""
+"""Central data types: examples, models, uploads, an attacker's knowledge and its reconstructions."""
 
 from typing import TYPE_CHECKING
 

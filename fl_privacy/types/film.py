@@ -1,7 +1,4 @@
-"""Snapshots of a reconstruction during the attack, for playback; they do not affect results.
-
-Each is also shown to the viewer of the context, like :mod:`fl_privacy.progress`.
-"""
+"""Films: snapshots of a reconstruction during the attack, kept for pages and passed to the context's viewer."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ FRAMES = 12
 """Most frames in a film."""
 
 LARGEST = 64
-"""Most pixels of a frame's longer side; larger images are scaled down."""
+"""Most pixels of a frame's longer side."""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One snapshot of a reconstruction's first image: (C, H, W) bytes on the CPU, at most ``LARGEST`` high and wide."""
+    """Snapshot of a reconstruction's first image, (C, H, W) uint8 on the CPU, after ``at`` iterations."""
 
     at: int
     image: Tensor
@@ -31,7 +28,7 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class TextFrame:
-    """One snapshot of a reconstruction's first text: (L,) tokens on the CPU, padded with -1."""
+    """Snapshot of a reconstruction's first text, (L,) tokens on the CPU padded with -1, after ``at`` iterations."""
 
     at: int
     tokens: Tensor
@@ -41,7 +38,7 @@ Snapshot = Frame | TextFrame
 
 
 def shots(moments: int) -> frozenset[int]:
-    """Choose which of the moments 0 to ``moments - 1`` to keep: dense at first, when most changes.
+    """Return the iterations, among 0 to ``moments - 1``, of which a film keeps a snapshot: most at the beginning.
 
     >>> sorted(shots(101))
     [0, 1, 3, 7, 13, 21, 30, 40, 53, 67, 83, 100]
@@ -51,7 +48,7 @@ def shots(moments: int) -> frozenset[int]:
 
 
 def frame(at: int, images: Tensor) -> Frame:
-    """Make a frame of the first of ``images`` (B, C, H, W), about in [0, 1]."""
+    """Return a frame of the first of ``images`` (B, C, H, W), clamped to [0, 1] and scaled down to ``LARGEST``."""
     from torch.nn.functional import interpolate  # noqa: PLC0415  (pages go without)
 
     image = images[:1].detach().clamp(0, 1).float().cpu()
@@ -63,14 +60,14 @@ def frame(at: int, images: Tensor) -> Frame:
 
 
 Viewer = Callable[[Sequence[Snapshot]], None]
-"""Callback with a snapshot of each filmed attempt."""
+"""Callback that receives the current snapshot of each filmed attempt."""
 
 _viewer: ContextVar[Viewer | None] = ContextVar("viewer", default=None)
 
 
 @contextmanager
 def viewed_by(viewer: Viewer) -> Iterator[None]:
-    """Pass snapshots to ``viewer`` within the context, in this thread."""
+    """Pass snapshots to ``viewer`` within the context."""
     before = _viewer.set(viewer)
     try:
         yield
@@ -79,18 +76,18 @@ def viewed_by(viewer: Viewer) -> Iterator[None]:
 
 
 def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
-    """Show the frames of ``take`` to the viewer, if any."""
+    """Pass the snapshots that ``take`` returns to the context's viewer; without a viewer, do not call ``take``."""
     if (viewer := _viewer.get()) is not None:
         viewer(take())
 
 
 def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Join two films, the first with a history of ``moments`` moments."""
+    """Join two films; those of ``then`` come ``moments`` iterations later."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 
 def shortened(film: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Shorten a film to at most ``FRAMES``, spaced like :func:`shots`; the first and the last frame stay."""
+    """Return at most ``FRAMES`` snapshots of a film, spaced like :func:`shots`, with the first and the last."""
     film = list({each.at: each for each in film}.values())
     if len(film) <= FRAMES:
         return tuple(film)

@@ -1,4 +1,4 @@
-"""Modalities: the kinds of clients' examples, and how to distinguish them."""
+"""Modalities (images, texts, table rows), and inference of the modality of a model or batch."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Modality:
-    """Kind of examples.
+    """Kind of examples: images, texts or table rows.
 
     Attributes:
         metric: metric by which an example counts as recognizable.
-        loader: function of ``fl_privacy.data`` that loads such examples.
-        facts: arguments that mark a model's class as made for such examples.
-        remedy: advice if the model is for others.
+        loader: name of the function of ``fl_privacy.data`` that loads such examples.
+        facts: constructor arguments by which a model class is recognized as one for such examples.
+        remedy: advice if the model does not take such examples.
         pixels: ``True`` for pictures: inputs in [0, 1] with neighbors.
-        continuous: ``True`` for numeric inputs; otherwise tokens, which enter by embeddings.
+        continuous: ``True`` for numeric inputs, ``False`` for tokens.
     """
 
     one: str
@@ -71,7 +71,7 @@ MODALITIES = (TEXTS, ROWS, IMAGES)
 
 
 def modality_of(model: object) -> Modality:
-    """Return the modality of ``model``: the stated one, rows if it has a schema, else images."""
+    """Return the modality of ``model``: its attribute ``modality``, else rows if it has a schema, else images."""
     from fl_privacy.types.schema import schema_of  # noqa: PLC0415  (of PyTorch, which names alone do not need)
 
     said = getattr(model, "modality", None)
@@ -81,25 +81,25 @@ def modality_of(model: object) -> Modality:
 
 
 def modality_of_inputs(inputs: Tensor) -> Modality:
-    """Return the modality of a batch: whole numbers (B, L) are tokens, (B, F) rows, (B, C, H, W) images."""
+    """Return the modality of ``inputs``: whole numbers are texts, floats (B, F) rows, other floats images."""
     if not inputs.is_floating_point():
         return TEXTS
     return ROWS if inputs.dim() == 2 else IMAGES
 
 
 def modality_judged_by(metric: str) -> Modality:
-    """Return the modality judged by ``metric``; images for any other."""
+    """Return the modality whose metric is ``metric``, else images."""
     return next((modality for modality in MODALITIES if modality.metric == metric), IMAGES)
 
 
 BEGINNINGS = ("\u0120", "\u2581")
-"""How byte-level and SentencePiece tokenizers write the space before a word."""
+"""Characters that mark the space before a word in byte-level and SentencePiece tokenizers."""
 
 _SPACES = str.maketrans({"\u0120": " ", "\u2581": " ", "\u010a": "\n"})
 
 
 def as_shown(piece: str) -> tuple[str, bool]:
-    """Return a token for display, and whether it continues a word, if the tokenizer marks that."""
+    """Return a token's text for display, and ``True`` if it is marked as the continuation of a word."""
     if piece.startswith("##"):
         return piece[2:], True
     readable = piece.translate(_SPACES)

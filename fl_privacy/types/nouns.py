@@ -30,9 +30,9 @@ class Batch:
     """Examples with their labels. Lists and arrays become tensors.
 
     Attributes:
-        inputs: images (B, C, H, W) float in [0, 1], texts (B, L) int64 token numbers, padded with -1, or rows (B, F)
-            float encoded by a :class:`fl_privacy.types.schema.Schema`.
-        labels: (B,) classes, or (B, K) class probabilities; next tokens (B, L) for language models, -100 for none.
+        inputs: images (B, C, H, W) float in [0, 1]; texts (B, L) int64 token numbers, padded with -1; or rows (B, F)
+            float of a table, encoded by a :class:`fl_privacy.types.schema.Schema`.
+        labels: classes (B,), class probabilities (B, K), or next tokens (B, L) of language models, -100 for none.
     """
 
     inputs: Tensor
@@ -79,13 +79,13 @@ class ModelState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Upload:
-    """Everything that leaves a client in a round.
+    """Everything that a client sends in a round.
 
     Attributes:
         tensors: gradient, delta or weights by parameter name; missing names were withheld.
-        buffers: client's running statistics, empty if the plan withholds them.
-        num_examples: number of examples behind the update; the server's weight.
-        rounding: standard deviation of secure aggregation's rounding of each value; 0 without.
+        buffers: client's running batch-norm statistics, empty if the plan withholds them.
+        num_examples: number of examples behind the update, its weight in the server's mean.
+        rounding: standard deviation of the rounding error of secure aggregation; 0 without it.
     """
 
     tensors: Tensors
@@ -103,23 +103,23 @@ def _moved(tensors: Tensors, device: torch.device | str) -> Tensors:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """Attacker's knowledge beyond the protocol.
+    """Attacker's knowledge in addition to what the protocol shows it; ``None`` is unknown.
 
     Attributes:
-        labels: (B,) class indices or (B, K) class probabilities of the client's loss.
-        defense: client's ``Defense.parts``, for an adaptive attacker.
-        same_data: name of the examples: an adaptive attacker attacks updates with the same name together. ``None`` if
+        labels: client's labels, (B,) class indices or (B, K) class probabilities.
+        defense: parts of the client's defense, for an adaptive attacker.
+        same_data: name of the examples. An adaptive attacker attacks updates with the same name together. ``None`` if
             the defense makes other images each time, except mixtures.
-        public_images: (N, C, H, W) in [0, 1], images of the same domain, or texts (N, L), padded with -1.
-        public_labels: (N,) classes of these.
-        previous: (B, C, H, W) in [0, 1], reconstruction of the same examples in an earlier round.
-        private: stand-ins for the victim's private values: a colluding client's, or drawn by the attacker.
-        colluder: client with the values ``private``.
-        features: (B, ...) outputs of the victim's private layers on its examples.
-        features_at: module with the inputs ``features``, if not the first public layer.
+        public_images: images (N, C, H, W) in [0, 1] of the same domain, or texts (N, L), padded with -1.
+        public_labels: classes (N,) of the public images.
+        previous: reconstruction (B, C, H, W) in [0, 1] of the same examples in an earlier round.
+        private: substitutes for the victim's private values: a colluding client's, or random ones.
+        colluder: number of the client that gave ``private``.
+        features: outputs (B, ...) of the victim's private layers for its examples.
+        features_at: name of the module whose inputs are ``features``, if not the first public layer.
         front: colluding client's model after its local training, if ``features`` are from the trained model.
-        lengths: (B,) number of tokens of each text.
-        bounds: least and largest value of each gradient element by name, if the optimizer hides the exact ones.
+        lengths: number of tokens (B,) of each text.
+        bounds: least and largest possible gradient by parameter name, if the optimizer hides the exact one.
     """
 
     labels: Tensor | None = None
@@ -162,12 +162,12 @@ class Observation:
     """Everything that an attacker knows about one update.
 
     Attributes:
-        id: name of the victim and its random streams.
-        model: architecture; its own values are not used.
-        sent: values that this client was sent.
+        id: name of the attacked update and of its random streams.
+        model: architecture; its parameter values are not used.
+        sent: parameters and buffers that the server sent to the client.
         input_shape: (C, H, W) of one image, (L,) of the longest text, or (F,) of a row.
-        num_classes: K.
-        filmed: ``True`` keeps snapshots of the reconstruction, without changing it.
+        num_classes: number of classes K.
+        filmed: ``True`` keeps snapshots of the reconstruction.
         loss: client's loss; ``None`` lets the attack infer it.
         input_range: least and largest value of an input.
         notes: sentences on how unstated properties were inferred.
@@ -203,22 +203,22 @@ class Observation:
         schema: Schema | None = None,
         number: int = 0,
     ) -> "Observation":
-        """Build an observation of the gradient of one batch's loss, at the values and in the mode of ``model``.
+        """Build an observation of the gradient of one batch's loss, computed with ``model``.
 
         Args:
-            model: model in the mode of the computation; ``fl_privacy.models.normalized`` adds a normalization.
+            model: model with its values and mode; ``fl_privacy.models.normalized`` adds a normalization.
             gradients: tensors or NumPy arrays by parameter name, or in the order of ``model.parameters()``.
-            input_shape: (C, H, W), or (F,) or F for rows.
+            input_shape: (C, H, W) of an image, or (F,) or F of a table row.
             batch_size: number of examples; ``None`` infers it from the rank of the layers' gradients.
-            batch_norm: mode of batch norm, if not the model's.
-            loss: name of ``models.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) -> scalar;
-                ``None`` takes the known one that gives the output layer's gradient.
+            batch_norm: mode of batch norm; ``None`` takes the model's.
+            loss: name in ``models.losses.NAMED_LOSSES``, a loss of PyTorch, or a function (outputs, labels) -> scalar;
+                ``None`` infers a named loss from the output layer's gradient.
             input_range: least and largest value of an input.
-            schema: schema of rows (F,); ``Schema.inferred(inputs)`` infers one.
-            number: number of the victim and its random streams.
+            schema: schema of table rows; ``Schema.inferred(inputs)`` infers one.
+            number: number of the observation, for its name and random streams.
 
         Raises:
-            UserError: gradients, images or the loss do not fit the model, or the batch size can't be inferred.
+            UserError: gradients, input shape or loss do not fit the model, or the batch size can't be inferred.
         """
         shape = checks.shape("input_shape", input_shape, example=_SHAPES)
         mode: Literal["train", "eval"] = "train" if model.training else "eval"
@@ -245,19 +245,18 @@ class Observation:
         schema: Schema | None = None,
         number: int = 0,
     ) -> "Observation":
-        """Build an observation of a client's weights after local training, as in FedAvg.
+        """Build an observation of a client's weights before and after local training, as in FedAvg.
 
         Args:
-            before: model as sent, or with ``model`` its ``state_dict()`` or the arrays of that in order.
-            after: model after the training, its ``state_dict()`` or its arrays.
+            before: model as sent; if ``model`` is given, its ``state_dict()`` or that one's arrays in order.
+            after: model after the training, its ``state_dict()``, or that one's arrays in order.
             plan: client's plan, known to the server: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``.
-            input_shape: (C, H, W), or (F,) or F for rows.
-            num_examples: number of training examples.
-            model: architecture, if ``before`` is none.
-            number: number of the victim and its random streams.
+            input_shape: (C, H, W) of an image, or (F,) or F of a table row.
+            model: architecture, if ``before`` is no model.
+            number: number of the observation, for its name and random streams.
 
         Raises:
-            UserError: weights do not fit the model, are the same before and after, or a number is invalid.
+            UserError: weights do not fit the model or did not change, or a number is invalid.
         """
         shape = checks.shape("input_shape", input_shape, example=_SHAPES)
         read = read_update(before, after, plan, model=model, shape=shape, num_examples=num_examples, loss=loss)
@@ -292,7 +291,7 @@ class Observation:
 
     @property
     def precision(self) -> torch.dtype:
-        """Return float64 if values sent and update are all in double precision, else float32."""
+        """Return float64 if the sent parameters and the upload are float64, else float32."""
         values = (*self.sent.parameters.values(), *self.upload.tensors.values())
         return torch.float64 if all(value.dtype == torch.float64 for value in values) else torch.float32
 
@@ -302,7 +301,7 @@ class Observation:
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
 
     def assumed(self) -> ModelState:
-        """Return the sent values, with stand-ins for private ones."""
+        """Return the sent values, completed by the attacker's substitutes for private values, if any."""
         private = self.knowledge.private
         if private is None:
             return self.sent
@@ -318,17 +317,17 @@ class Reconstruction:
 
     Attributes:
         batch: reconstruction, in the attacker's order; ``None`` if the attack failed.
-        history: (T,) attacker's loss over its iterations, thinned.
-        label_source: source of the labels: ``known``, ``inferred`` or ``optimized``.
-        countermeasures: sentences on the attack's steps against the known defense.
-        certainty: certainty without the truth.
-        certainties: (B,) certainty of each image, if they differ.
-        member: sub-attack of this reconstruction; empty if there was a single one.
-        film: snapshots of the first image or text, if requested and the attack is iterative.
-        cells_certain: (B, C) in [0, 1] for a table, the agreement of attempts on each cell, if computed.
-        words: (n,) tokens recovered from all texts together, unordered, with repetitions, if computed.
-        words_exact: ``True`` if no token of another text can have left such traces.
-        notes: sentences on inferred or assumed properties of the client.
+        history: attacker's loss (T,) at some of its iterations, in order.
+        label_source: origin of the labels: ``known``, ``inferred`` or ``optimized``.
+        countermeasures: sentences on how the attack counters the known defense.
+        certainty: attacker's own certainty, without the truth.
+        certainties: certainty of each example, if they differ.
+        member: name of the sub-attack that gave this reconstruction; empty if there is only one.
+        film: snapshots of the first image or text, if requested.
+        cells_certain: agreement (B, C) in [0, 1] of several attempts on each table cell, if computed.
+        words: tokens (n,) of all texts together, unordered, with repetitions, if computed.
+        words_exact: ``True`` if ``words`` are certainly the tokens of these texts.
+        notes: sentences on what the attack inferred or assumed about the client.
     """
 
     id: VictimId

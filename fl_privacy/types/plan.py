@@ -1,4 +1,4 @@
-"""A client's local plan, which is public, and input normalization."""
+"""Public plan of a client's local training, and input normalization."""
 
 import fnmatch
 import typing
@@ -16,13 +16,13 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
-    """How a client trains, from the sent model to its upload, as server and attacker know it.
+    """Public plan of a client's local training, known to server and attacker.
 
     Attributes:
         shares: content of the upload. ``gradient``: gradient of one batch (FedSGD);
             ``delta``: weights after local training minus weights sent (FedAvg);
             ``weights``: weights after local training, like stock Flower clients.
-        lr: learning rate of the local steps; if a gradient is shared, only a private part has such steps.
+        lr: learning rate of the local steps; if a gradient is shared, of private layers only.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
         lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``.
         lr_drop_factor: factor above 0 up to 1.
@@ -31,19 +31,19 @@ class LocalPlan:
         batch_size: examples per local step; ``None`` takes all.
         optimizer: ``sgd``, ``adam`` or ``adamw``; its state starts anew each round.
         momentum: momentum of SGD, in [0, 1).
-        nesterov: ``True`` takes Nesterov's form of the momentum.
-        weight_decay: L2 penalty on each local gradient; with ``adamw``, shrinkage relative to the learning rate.
-        frozen: name patterns of parameters neither trained nor uploaded, such as ``words.weight``.
-        trained: name patterns of the only trained parameters; by default the adapters of a model with some.
+        nesterov: ``True`` uses Nesterov's momentum.
+        weight_decay: factor of the L2 penalty; ``adamw`` decouples it from the gradient.
+        frozen: name patterns of parameters that are neither trained nor uploaded, such as ``words.*``.
+        trained: name patterns of the only trained parameters; a model with adapters trains just these by default.
         batch_norm: ``train`` normalizes by the batch and updates the running statistics, ``eval`` uses those sent.
-        probe_batch_norm: mode for probes. Published attacks ran in evaluation mode; in training mode a single image
-            leaks far less.
-        mode: mode of all other layers for a shared gradient; clients of a federation train in ``train``.
-        buffers: ``shared`` uploads the running statistics, ``withheld`` leaves the server's initial ones.
-        loss_scale: factor on the mean cross entropy of a batch.
-        crop_padding: black pixels around each training image before a random crop of its size, anew on each visit.
+        probe_batch_norm: mode for probes, extra uploads made for the attack. Published attacks use ``eval``; in
+            ``train`` a single image leaks far less.
+        mode: mode of all other layers for a shared gradient; clients of a federation use ``train``.
+        buffers: ``shared`` uploads the running statistics, ``withheld`` does not.
+        loss_scale: factor of a batch's mean loss.
+        crop_padding: black pixels around each training image before a random crop to its size; 0 does not crop.
         flip: ``True`` mirrors each training image left to right with probability 1/2.
-        augment_probes: ``True`` also augments probes, like the authors of ATS.
+        augment_probes: ``True`` crops and flips probes, too, like the authors of ATS.
     """
 
     shares: Literal["gradient", "delta", "weights"] = "gradient"
@@ -72,7 +72,7 @@ class LocalPlan:
     def __post_init__(self) -> None:
         for name, annotation in typing.get_type_hints(LocalPlan).items():
             if not fits(value := getattr(self, name), annotation):
-                raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}.")
+                raise UserError(f"plan.{name} is expected to be {in_words(annotation)}, but got {value!r}; change it.")
         for name in ("lr_drops", "frozen", "trained"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         number("plan.lr", self.lr, above=0, example=0.01)
@@ -89,7 +89,7 @@ class LocalPlan:
             whole("plan.lr_drops", last, at_least=1, example=100)
         if self.augment_probes and not self.augments:
             raise UserError(
-                "plan.augment_probes is expected with crop_padding or flip, but there is neither; set plan.flip=true."
+                "plan.augment_probes is expected with crop_padding or flip, but got neither; set plan.flip=true."
             )
         if self.nesterov and self.momentum == 0:
             raise UserError("plan.nesterov is expected with a momentum above 0, but got 0; try plan.momentum=0.9.")
@@ -100,8 +100,8 @@ class LocalPlan:
             )
         if self.shares == "gradient" and (self.epochs is not None or self.steps not in (None, 1)):
             raise UserError(
-                "A shared gradient is that of one batch, but the plan asks for several local steps;"
-                " use plan.shares=weights (or delta, their change), or drop plan.steps and plan.epochs."
+                f"A shared gradient is expected to be of one step, but got steps={self.steps}, epochs={self.epochs};"
+                " use plan.shares=weights (or delta, their change), or leave out plan.steps and plan.epochs."
             )
 
     @property
@@ -109,27 +109,27 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return which of ``names`` are not trained; ``UserError`` if a pattern matches none, or nothing is trained."""
+        """Return the untrained parameters of ``names``; ``UserError`` if a pattern matches none, or none is trained."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)
         for pattern in self.frozen:
             if not fnmatch.filter(names, pattern):
-                raise UserError(f"plan.frozen is expected to match parameters, but got {pattern!r}; some: {names[:3]}.")
+                raise UserError(f"plan.frozen is expected to match parameters, but got {pattern!r}; try {names[0]}.")
         found = frozenset(name for pattern in self.frozen for name in fnmatch.filter(names, pattern))
         if self.trained:
             free = {name for pattern in self.trained for name in fnmatch.filter(names, pattern)}
             if not free:
                 raise UserError(
-                    f"plan.trained is expected to match parameters, but got {list(self.trained)}; some: {names[:3]}."
+                    f"plan.trained is expected to match parameters, but got {list(self.trained)}; try {names[0]}."
                 )
             found |= frozenset(names) - free
         if len(found) == len(names):
-            raise UserError("plan.frozen is expected to leave something to train, but holds all parameters; free one.")
+            raise UserError("plan.frozen is expected to leave a parameter to train, but matches all; list fewer.")
         return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """Return the plan of ``round`` (from 1), with its learning rate and, for a ``probe``, its batch norm."""
+        """Return the plan of ``round``, from 1: its learning rate, and batch norm of a ``probe`` or of training."""
         return _in_round(self, round, probe)
 
 
@@ -143,7 +143,7 @@ def _in_round(plan: LocalPlan, round: int, probe: bool) -> LocalPlan:
 
 @dataclass(frozen=True)
 class Normalization:
-    """``(x - mean) / std`` by channel, or by one value for all, of images in [0, 1]; ``std`` is above 0."""
+    """Normalization ``(x - mean) / std`` of images in [0, 1], with a value for each channel or one for all."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -152,13 +152,14 @@ class Normalization:
         for name in ("mean", "std"):
             values = getattr(self, name)
             if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-                raise UserError(f"{name} is expected to be a list with a number for each channel, but got {values!r}.")
+                raise UserError(f"{name} is expected to be a number for each channel, but got {values!r}; try [0.5].")
             for value in values:
                 checks.number(name, value, above=0 if name == "std" else None, example=0.5)
             object.__setattr__(self, name, tuple(float(value) for value in values))
         if 1 not in (len(self.mean), len(self.std)) and len(self.mean) != len(self.std):
             raise UserError(
-                f"mean and std are expected to have as many values, but got {len(self.mean)} and {len(self.std)}."
+                f"mean and std are expected to have as many values, but got {len(self.mean)} and {len(self.std)};"
+                " give one for each channel, or one for all."
             )
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Columns of a table, and the encoding of its rows for models."""
+"""Columns of a table, and encoding of its rows as model inputs."""
 
 import copy
 import math
@@ -13,24 +13,24 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 
 TOLERANCE = 0.319
-"""Largest error of a right number in standard deviations (TabLeak, Vero et al. 2023, section 5)."""
+"""Largest error of a number that counts as right, in standard deviations (TabLeak, Vero et al. 2023, section 5)."""
 
 MOST_COLUMNS, MOST_CATEGORIES, MOST_VALUES = 2_000, 10_000, 100_000
 """Most columns of a table, categories of a column, and values of an encoded row."""
 
 MOST_DECIMALS = 20
-"""Most decimals that are written."""
+"""Most decimals of a number as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of a table: a number, or categories, encoded as a value of 0 or 1 each.
+    """Column of a table: numbers, or categories in one-hot encoding.
 
     Attributes:
-        categories: names, in the order of their values; empty for a number.
-        shift, scale: offset and divisor of each value: mean and standard deviation of a number, 0 and 1 for categories.
-        low, high: least and largest number.
-        std: standard deviation for the tolerance of right numbers; 0 stands for ``scale``.
+        categories: names of the categories, in the order of their encoded values; empty for a numeric column.
+        shift, scale: offset and divisor of each value: mean and standard deviation for numbers, 0 and 1 for categories.
+        low, high: least and largest number of the column.
+        std: standard deviation for the tolerance of right numbers; 0 takes ``scale``.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Column:
         if not 0 <= self.decimals <= MOST_DECIMALS or self.std < 0 or not self.low <= self.high:
             raise UserError(
                 f"Column {self.name} is expected to have 0 to {MOST_DECIMALS} decimals, a deviation of at least 0 and"
-                f" low up to high, but has {self.decimals}, {self.std}, {self.low} and {self.high}."
+                f" low up to high, but has {self.decimals}, {self.std}, {self.low} and {self.high}; correct it."
             )
         if len(self.shift) != width or len(self.scale) != width or not sound:
             raise UserError(
@@ -79,9 +79,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns of a table without the target, public in a federation, so that all clients encode rows equally.
+    """Columns of a table without its target; public in a federation, so that all clients encode rows equally.
 
-    A row is C cells (numbers, or indices of categories), or F encoded values.
+    A row has C cells (numbers or category indices) and is encoded as F values.
     """
 
     columns: tuple[Column, ...]
@@ -90,12 +90,12 @@ class Schema:
         if not 1 <= len(self.columns) <= MOST_COLUMNS:
             raise UserError(
                 f"A table is expected to have 1 to {MOST_COLUMNS} columns in addition to its target, but has"
-                f" {len(self.columns)}."
+                f" {len(self.columns)}; add one, or leave some out by data.leave_out."
             )
         if self.width > MOST_VALUES:
             raise UserError(
-                f"A row is expected to become at most {MOST_VALUES} values, but categories make {self.width} of it;"
-                " leave columns with many out by data.leave_out."
+                f"A row is expected to be encoded in at most {MOST_VALUES} values, but takes {self.width};"
+                " leave out columns with many by data.leave_out."
             )
 
     @property
@@ -109,13 +109,13 @@ class Schema:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Return the first index of each column's values, (C,)."""
+        """Return the index of each column's first encoded value, (C,)."""
         widths = [len(column.shift) for column in self.columns]
         return tuple(sum(widths[:number]) for number in range(len(widths)))
 
     @cached_property
     def numbers(self) -> Tensor:
-        """Return the mask of numeric columns, (C,)."""
+        """Return booleans (C,), true for numeric columns."""
         return torch.tensor([column.is_number for column in self.columns])
 
     @cached_property
@@ -124,7 +124,7 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return the indices (G, L) of each column's categories, padded with its first, and their mask."""
+        """Return indices (G, L) of the values of each categorical column, padded with its first, and their mask."""
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -135,27 +135,27 @@ class Schema:
 
     @cached_property
     def shift(self) -> Tensor:
-        """Return the offset of each value, (F,)."""
+        """Return the offset (F,) of each encoded value."""
         return torch.tensor([value for column in self.columns for value in column.shift])
 
     @cached_property
     def scale(self) -> Tensor:
-        """Return the divisor of each value, (F,)."""
+        """Return the divisor (F,) of each encoded value."""
         return torch.tensor([value for column in self.columns for value in column.scale])
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Return least and largest encoded values, (2, N), of the N numbers."""
+        """Return the least and largest encoded value of each of the N numeric columns, (2, N)."""
         return (torch.stack(self._limits).float() - self.shift[self.number_values]) / self.scale[self.number_values]
 
     @cached_property
     def tolerances(self) -> Tensor:
-        """Return the largest error of a right cell, (C,): :data:`TOLERANCE` standard deviations of a number."""
+        """Return the largest error (C,) of a right cell: ``TOLERANCE`` standard deviations for numbers, else 0."""
         return torch.tensor([column.tolerance for column in self.columns], dtype=torch.float64)
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the mean encoded row (F,): shares of categories; for numbers 0, or the bound nearest to it."""
+        """Return the mean encoded row (F,): shares of categories, and 0 for numbers, clamped to their bounds."""
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:
@@ -165,18 +165,18 @@ class Schema:
         return found
 
     def encode(self, cells: Tensor) -> Tensor:
-        """Encode cells (..., C) to values (..., F) float32."""
+        """Encode cells (..., C) as values (..., F) float32."""
         cells = torch.as_tensor(cells, dtype=torch.float64)
         pairs = zip(self.columns, cells.unsqueeze(-1).unbind(-2), strict=True)
         parts = [own if c.is_number else (own == torch.arange(len(c.categories))).double() for c, own in pairs]
         return ((torch.cat(parts, -1) - self.shift.double()) / self.scale.double()).float()
 
     def raw(self, inputs: Tensor) -> Tensor:
-        """Undo shift and scale of values (..., F): 1 and 0 for categories."""
+        """Undo shift and scale of encoded values (..., F)."""
         return inputs * self.scale.to(inputs) + self.shift.to(inputs)
 
     def cells(self, inputs: Tensor) -> Tensor:
-        """Decode values, or their reconstruction (..., F), to cells (..., C) float64 with the likeliest categories."""
+        """Decode values (..., F) to cells (..., C) float64: numbers within their bounds, and likeliest categories."""
         raw = self.raw(inputs.detach().cpu().double())
         found = raw.new_empty((*raw.shape[:-1], len(self.columns)))
         found[..., self.numbers] = raw[..., self.number_values].clamp(*self._limits)
@@ -192,11 +192,11 @@ class Schema:
         return torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
 
     def nearest(self, inputs: Tensor) -> Tensor:
-        """Return the encoded rows nearest to values (..., F)."""
+        """Return the possible encoded rows (..., F) nearest to ``inputs`` (..., F)."""
         return self.encode(self.cells(inputs)).to(inputs)
 
     def drawn(self, number: int, rng: torch.Generator) -> Tensor:
-        """Draw random rows (N, F): categories by their shares, encoded numbers from N(0, 1)."""
+        """Draw ``number`` random encoded rows (N, F): categories by their shares, numbers from N(0, 1)."""
         cells = torch.empty(number, len(self.columns), dtype=torch.float64)
         for place, column in enumerate(self.columns):
             if column.is_number:
@@ -212,14 +212,14 @@ class Schema:
 
     @classmethod
     def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
-        """Infer the schema of values (N, F): neighboring 0/1 values that sum to 1 are categories.
+        """Infer the schema of rows (N, F): neighboring columns of 0 and 1 that sum to 1 become one categorical column.
 
         Raises:
-            UserError: it is no matrix of finite numbers with at least two rows.
+            UserError: ``inputs`` is no matrix of finite numbers with at least two rows.
         """
         if inputs.dim() != 2 or len(inputs) < 2 or not bool(torch.isfinite(inputs.double()).all()):
             raise UserError(
-                f"Rows are expected as finite numbers (N, F), two of them at least, but got {tuple(inputs.shape)};"
+                f"Rows are expected to be at least two, of finite numbers (N, F), but got {tuple(inputs.shape)};"
                 " give the columns as Schema(...)."
             )
         values, columns, at = inputs.detach().cpu().double(), [], 0
@@ -250,7 +250,7 @@ def _group_at(values: Tensor, binary: Sequence[bool], at: int) -> int:
 
 
 def number_column(name: str, values: Tensor) -> Column:
-    """Describe a column of unscaled numbers (N,), with the tolerance for right cells."""
+    """Return the ``Column`` that describes the unscaled numbers ``values`` (N,)."""
     std = float(values.std()) or 1.0
     whole, low, high = bool((values == values.round()).all()), float(values.min()), float(values.max())
     decimals = 0 if whole else min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(std))))
@@ -261,13 +261,13 @@ M = TypeVar("M")
 
 
 def with_schema(model: M, schema: Schema) -> M:
-    """Return a shallow copy of ``model`` that knows the ``schema`` of its rows."""
+    """Return a shallow copy of ``model`` with the ``schema`` of its input rows as its attribute."""
     known = copy.copy(model)
     known.schema = schema  # type: ignore[attr-defined]
     return known
 
 
 def schema_of(model: object) -> Schema | None:
-    """Return the schema of the rows that ``model`` takes, if any."""
+    """Return the schema of the input rows of ``model``, or ``None``."""
     found = getattr(model, "schema", None)
     return found if isinstance(found, Schema) else None

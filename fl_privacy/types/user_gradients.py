@@ -1,4 +1,4 @@
-"""Inference of a user's gradient: model, names, number of examples and loss."""
+"""Checks of a user's gradients or weights, and inference of their names and number of examples."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,30 +29,30 @@ _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
 """Singular values below this share of the largest are rounding, by the type of the gradient."""
 
 _APART = 10.0
-"""Multiple of rounding from which a singular value shows a second example."""
+"""Least ratio of a singular value to rounding that shows a second example."""
 
 _GAP = 100.0
 """Least ratio of the last counted singular value to the first uncounted one."""
 
 _MOST, _SPARE = 256, 8
-"""Most examples counted, and extra combinations of columns."""
+"""Most examples that are counted, and further random combinations of columns for a reliable rank."""
 
 _LARGE = 1 << 22
-"""Elements of a gradient from which its rank is computed only if no other suffices."""
+"""Number of elements above which a gradient's rank is computed only if no smaller layer gives one."""
 
 COUNTED_BY_RANK = "The gradient is taken for that of"
 """Beginning of the note on an inferred batch size."""
 
 _LOOKED_AT = 1 << 16
-"""Number of values from which the floating-point type of the computation is inferred."""
+"""Number of values that are inspected for their floating-point type."""
 
 _SAME = 1e-4
-"""Largest relative distance of an output's gradient from that of one example."""
+"""Largest relative distance at which an output layer's gradient counts as that of one example."""
 
 
 @dataclass(frozen=True, eq=False)
 class UserUpload:
-    """A user's statement of one upload, under the model's names.
+    """One upload as stated by a user, with tensors under the model's parameter names.
 
     Attributes:
         parameters, buffers: copies of the values sent, by name.
@@ -60,7 +60,7 @@ class UserUpload:
         statistics: uploaded buffers.
         num_examples: number of examples of the gradient or the training.
         num_classes: K, the number of outputs.
-        notes: sentences on an inferred batch size above 1, or one that the rank contradicts.
+        notes: sentences on a batch size that was inferred or that contradicts the gradient's rank.
     """
 
     model: nn.Module
@@ -84,7 +84,7 @@ def read_gradients(
     batch_size: int | None,
     loss: LossLike | None,
 ) -> UserUpload:
-    """Infer from which training ``gradients`` come; see :meth:`fl_privacy.types.Observation.of_gradients`."""
+    """Return a user's gradients with the inferred batch size; see :meth:`fl_privacy.types.Observation.of_gradients`."""
     named, plain = named_tensors(model, gradients), plain_model(model, shape)
     inner, names = unwrapped(model), plain_names(unwrapped(model))
     parameters = {names[name]: p.detach().clone() for name, p in inner.named_parameters()}
@@ -97,7 +97,7 @@ def read_gradients(
         found = evidence.batch_size()
         if found is None:
             raise UserError(
-                "batch_size is expected, since the gradient does not show how many examples it is of; give batch_size=1"
+                "batch_size is expected, since it can't be inferred from this gradient, but got None; give batch_size=1"
                 " for a single one."
             )
         if found > 1:
@@ -115,13 +115,13 @@ def read_gradients(
 def examples_by_rank(
     plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> int | None:
-    """Infer a batch's number of examples from the rank of weight changes; ``None`` if that is impossible."""
+    """Infer the number of examples from the rank of weight changes ``gradients``; ``None`` if that is impossible."""
     num_classes, vectors = _watched(plain, shape, parameters)
     return _Evidence(parameters, gradients, num_classes, vectors, of_weights=True).batch_size()
 
 
 def expect_range(given: tuple[float, float]) -> tuple[float, float]:
-    """Return the least and the largest value of inputs; ``UserError`` unless they are two increasing numbers."""
+    """Return ``given`` as (least, largest) floats; ``UserError`` unless it is two increasing finite numbers."""
     try:
         low, high = (float(value) for value in given)
     except (TypeError, ValueError):
@@ -139,7 +139,7 @@ def as_tensor(value: object) -> object:
 
 
 def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]) -> dict[str, Tensor]:
-    """Rename gradients to the model's names without wrappers, each once, detached, as tensors."""
+    """Return ``gradients`` as detached tensors by parameter name, without wrappers' prefixes or tied duplicates."""
     inner, plain = unwrapped(model), plain_names(unwrapped(model))
     own = {plain[name]: p for name, p in inner.named_parameters(remove_duplicate=False)}
     if not isinstance(gradients, Mapping):
@@ -157,9 +157,9 @@ def named_tensors(model: nn.Module, gradients: Mapping[str, Any] | Sequence[Any]
     for name, gradient in gradients.items():
         known, got = own.get(wrapped[name]), getattr(gradient, "shape", None)
         if known is None or got != known.shape:
-            wanted = "of a parameter of the model" if known is None else f"a tensor {tuple(known.shape)}"
+            wanted = "that of a parameter of the model" if known is None else f"a tensor {tuple(known.shape)}"
             what = type(gradient).__name__ if got is None else tuple(got)
-            raise UserError(f"The gradient {name} is expected to be {wanted}, but is {what}; name those there are.")
+            raise UserError(f"The gradient {name} is expected to be {wanted}, but is {what}; give that model's.")
     renamed = {wrapped[name]: g.detach() for name, g in gradients.items()}
     return once_each(inner, renamed) if plain == {name: name for name in plain} else renamed
 
@@ -174,7 +174,7 @@ def _names_in_order(inner: nn.Module, count: int) -> list[str]:
             which = "[p for p in model.parameters() if p.requires_grad]"
         raise UserError(
             f"A gradient is expected for each of {len(names)} parameters{frozen}, but got {count};"
-            f" torch.autograd.grad(loss, {which}) has them."
+            f" take those of torch.autograd.grad(loss, {which})."
         )
     return [plain_names(inner)[name] for name in (names if count == len(names) else trained)]
 
@@ -194,9 +194,9 @@ class _LinearCalls(TorchFunctionMode):
 
 @without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
-    """Return K, and the linear layers whose gradients distinguish examples: called once, on one vector per example.
+    """Return K, and the linear layers from whose gradient's rank examples can be counted.
 
-    If features hardly differ between images, the gradient of two of a class equals that of one.
+    They are called once, on one vector per example, and their features differ between images.
     """
     copied = detached_copy(model).eval().requires_grad_(True)
     own = dict(copied.named_parameters())
@@ -225,9 +225,9 @@ def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, 
 
 
 def computed_in(values: Tensor) -> torch.dtype:
-    """Return the floating-point type in which ``values`` were computed, whatever their storage.
+    """Return the floating-point type in which ``values`` were computed, which may be less than their own.
 
-    Half-precision results end in zeros in single precision, also as the sum of a few batches.
+    The last bits of half-precision results are zero in single precision.
     """
     values = values.detach().flatten()[:_LOOKED_AT]
     if values.dtype == torch.float64 and bool((values.float() == values).all()):
@@ -250,7 +250,7 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Return random combinations of the columns (M, N), of the same rank if it is small (Halko et al. 2011)."""
+    """Return random combinations of the columns of ``values`` (M, N), whose rank is the same (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
@@ -260,11 +260,11 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence for the number of examples of a gradient.
+    """Evidence for the number of examples behind a gradient.
 
     Attributes:
-        vectors: linear layers with one vector of each example.
-        of_weights: ``True`` if gradients are differences of weights, which are rounded.
+        vectors: names of the linear layers that take one vector of each example.
+        of_weights: ``True`` if gradients are differences of weights, whose rounding adds to their rank.
     """
 
     parameters: Mapping[str, Tensor]
@@ -274,10 +274,10 @@ class _Evidence:
     of_weights: bool = False
 
     def batch_size(self) -> int | None:
-        """Return the largest rank of a layer's gradient with room for as many more; else, and after pruning, ``None``.
+        """Return the largest rank of a layer's gradient, or ``None`` if no layer is large enough or it was pruned.
 
         A layer's gradient is a sum of one outer product for each example. Under cross entropy, the output layer's
-        columns sum to 0, which takes one from its rank.
+        columns sum to 0, so its rank is at most K - 1.
         """
         told, whole, full = list[int](), list[int](), 0
         for name in sorted(self.vectors, key=self._size):
@@ -300,7 +300,7 @@ class _Evidence:
         return 0 if weight is None else weight.numel()
 
     def _rank(self, name: str) -> tuple[int, int]:
-        """Return the rank of a layer's gradient and its largest possible value; (0, 0) if unknown."""
+        """Return the rank of a layer's gradient and the largest possible rank; (0, 0) if unknown."""
         weight = self.gradients.get(f"{name}.weight")
         if weight is None or not bool(weight.any()):
             return 0, 0
@@ -322,13 +322,13 @@ class _Evidence:
         return rank, room
 
     def _joined(self, name: str) -> Tensor:
-        """Return a layer's gradient (M, N + 1), with the bias last, if any."""
+        """Return a layer's gradient (M, N + 1) with the bias as last column, or (M, N) without bias."""
         weight, bias = self.gradients[f"{name}.weight"], self.gradients.get(f"{name}.bias")
         joined = weight.float() if weight.dtype != torch.float64 else weight
         return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
 
     def _has_holes(self, name: str) -> bool:
-        """Return ``True`` if a layer's gradient is zero at a neuron and an input where others are not.
+        """Return ``True`` if a layer's gradient has single zeros in rows and columns that are not all zero.
 
         Such a zero raises the rank. The output layer has none unless a defense or rounding put it there.
         """
@@ -370,7 +370,7 @@ def read_update(
     num_examples: int,
     loss: LossLike | None,
 ) -> UserUpload:
-    """Infer the origin of ``before`` and ``after``; see :meth:`fl_privacy.types.Observation.of_update`."""
+    """Return a user's weights before and after training; see :meth:`fl_privacy.types.Observation.of_update`."""
     if model is None and not isinstance(before, nn.Module):
         raise UserError(
             "before is expected to be the model as it was sent, but got its values alone; give model=net as well."
@@ -383,7 +383,7 @@ def read_update(
             " the training: copy.deepcopy(net.state_dict())."
         )
     if not isinstance(plan, LocalPlan):
-        raise UserError(f"plan is expected to be a LocalPlan, but got {type(plan).__name__}; LocalPlan(lr=0.1, ...).")
+        raise UserError(f"plan is expected to be a LocalPlan, but got {type(plan).__name__}; try LocalPlan(lr=0.1).")
     whole("num_examples", num_examples, at_least=1, example="an update does not show it; give num_examples=8")
     plain, inner = plain_model(used, shape), unwrapped(used)
     sent, replied = _values("before", inner, before), _values("after", inner, after)
@@ -394,11 +394,11 @@ def read_update(
     )
     missing = [name for name in weights if name not in parameters]
     if missing:
-        raise UserError(f"before is expected to have all that after has, but {missing[0]} is missing; keep all of it.")
+        raise UserError(f"before is expected to have all values of after, but lacks {missing[0]}; give all of them.")
     if weights and all(bool((value == parameters[name]).all()) for name, value in weights.items()):
         raise UserError(
-            "before and after are expected to differ, but are equal: nothing was trained, or before is no copy of its"
-            " own; keep copy.deepcopy(net.state_dict()) from before the training."
+            "before and after are expected to differ, but are equal: nothing was trained, or both share memory;"
+            " keep copy.deepcopy(net.state_dict()) from before the training."
         )
     plan = replace(plan, shares="weights", buffers="shared" if statistics else "withheld")
     outputs, _ = _watched(plain, shape, parameters)

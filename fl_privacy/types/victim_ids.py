@@ -1,4 +1,4 @@
-"""Names of attacked updates, kinds of attackers, and certainty of reconstructions."""
+"""Names of attacked updates, the two kinds of attackers, and certainty of reconstructions."""
 
 import re
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9
 @total_ordering
 @dataclass(frozen=True)
 class VictimId:
-    """Name of an attacked update, its random streams and its files.
+    """Name of an attacked update, of its random streams and of its files.
 
-    As text: ``round-3/client-2/victim-0``, or ``round-3/client-2`` for a training update.
+    As text: ``round-3/client-2/victim-0`` for a probe, ``round-3/client-2`` for a training update.
 
     Attributes:
-        round: number from 1; 0 if no round was trained.
+        round: round from 1; 0 if no round was trained.
         client: partition number, from 0.
         probe: number of the client's probed batch, from 0; ``None`` for a training update.
-        part: word that distinguishes attacks on the same update, such as on its ``features``.
+        part: word that distinguishes several attacks on one update.
 
     Raises:
         ValueError: a number is negative, or ``part`` is no word.
@@ -32,18 +32,18 @@ class VictimId:
 
     def __post_init__(self) -> None:
         if min(self.round, self.client, self.probe or 0) < 0 or not re.fullmatch(r"[\w+-]*", self.part, re.ASCII):
-            raise ValueError(f"A victim is expected to be named by numbers from 0 and a word, but got {self!r}.")
+            raise ValueError(f"A victim's numbers are expected to be at least 0 and its part a word, but got {self!r}.")
 
     @classmethod
     def parse(cls, text: str) -> "VictimId":
         if not (match := _VICTIM_ID.fullmatch(text)):
-            raise ValueError(f"A name round-R/client-C or round-R/client-C/victim-K is expected, but got {text!r}.")
+            raise ValueError(f"A victim is expected to be round-R/client-C or round-R/client-C/victim-K, not {text!r}.")
         round, client, probe = match.groups()
         return cls(int(round), int(client), None if probe is None else int(probe))
 
     @property
     def source(self) -> str:
-        """Return the name without its round, which victims of several rounds share."""
+        """Return the name without its round; it is the same in all rounds."""
         words = [f"client-{self.client}", *([] if self.probe is None else [f"victim-{self.probe}"]), self.part]
         return "/".join(filter(None, words))
 
@@ -58,14 +58,13 @@ class VictimId:
 
 
 class Certainty(StrEnum):
-    """How certain an attacker is, without the truth.
+    """Certainty of a reconstruction, as the attacker knows it without the truth.
 
     Attributes:
-        PROVEN: inputs of the model's first layer, up to rounding: the unique solution of a system of equations, which
-            the update confirms. Changes before that layer (mixup, dropout, crops) are included; a note says so if the
-            update shows them.
-        CONSISTENT: reproduction of the observed update, up to rounding.
-        APPROXIMATE: neither.
+        PROVEN: reconstruction equals the inputs of the model's first layer, up to rounding: it is the unique solution
+            of a system of equations, confirmed by the update. These inputs include mixup, dropout and crops.
+        CONSISTENT: reconstruction reproduces the observed update, up to rounding.
+        APPROXIMATE: reconstruction is neither.
     """
 
     PROVEN = "proven"
@@ -74,7 +73,7 @@ class Certainty(StrEnum):
 
 
 class Attacker(StrEnum):
-    """The two attackers of each victim: without and with knowledge of the defense."""
+    """Attacker of an update: ``plain`` does not know the defense, ``adaptive`` does."""
 
     PLAIN = "plain"
     ADAPTIVE = "adaptive"

@@ -146,9 +146,9 @@ def test_the_penalized_form_adds_the_gradient_of_the_penalty() -> None:
 
 
 def test_wrong_uses_are_refused() -> None:
-    with pytest.raises(UserError, match="expects a convolution among the private modules"):
+    with pytest.raises(UserError, match="expected to have a private convolution"):
         installed(lenet(), (1, 28, 28), private=["classifier"])
-    with pytest.raises(UserError, match="knows the shape of its images"):
+    with pytest.raises(UserError, match="expected to get the shape of the client.s images"):
         fdl_pp().model[-1](lenet(), ClientState(), torch.Generator())
     with pytest.raises(UserError, match=r"defense\.form is expected to be one of functional, penalized"):
         fdl_pp(form="stored")
