@@ -1,4 +1,4 @@
-"""Uploading only some elements of the update, with optional error feedback."""
+"""Defenses that upload only some elements of the update, with optional error feedback."""
 
 import typing
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from fl_privacy.types import Tensors
 
 
 def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
-    """Return boolean masks, false at the floor(drop * n) smallest ``scores``; ties are broken arbitrarily.
+    """Return boolean masks that are false at the floor(drop * n) smallest of n ``scores``.
 
-    ``drop`` is in [0, 1), so that at least one stays; ``layer`` counts n within each tensor, ``global`` over all.
+    ``drop`` is in [0, 1). The scope ``layer`` counts n within each tensor, ``global`` over all. Ties are arbitrary.
     """
     if scope == "layer":
         return {name: _mask(s.flatten(), drop).view(s.shape) for name, s in scores.items()}
@@ -29,14 +29,14 @@ def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
 
 
 def upload_scores(by: str, tensors: Tensors, rng: torch.Generator) -> Tensors:
-    """Score the elements of ``tensors`` by magnitude, or uniformly if ``by`` is ``random``."""
+    """Return a score of each element of ``tensors``: its magnitude, or a random number if ``by`` is ``random``."""
     if by != "random":
         return {n: t.abs() for n, t in tensors.items()}
     return {n: torch.rand(t.shape, generator=rng, device=rng.device).to(t.device) for n, t in tensors.items()}
 
 
 def _mask(scores: Tensor, drop: float) -> Tensor:
-    """Turn scores (n,) into booleans (n,); NaN counts as large, so that a broken update stays visibly broken."""
+    """Return booleans (n,), false at the lowest ``scores`` (n,); NaN is kept, so that a broken update stays visible."""
     dropped = int(drop * len(scores) + 1e-6)  # 0.29 * 100 is 28.999999999999996
     if dropped == 0:
         return torch.ones_like(scores, dtype=torch.bool)
@@ -49,9 +49,9 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; ``feedback`` adds the residual of earlier calls, kept in ``state``.
+    """Return ``compress(tensors)``, with ``feedback`` after adding the residual of earlier calls from ``state``.
 
-    ``owner`` prefixes the residual's name. ``compress`` must not add privacy noise, which the residual would undo.
+    ``owner`` prefixes the residual's name. ``compress`` must not add privacy noise: the residual would undo it.
     """
     if not feedback:
         return compress(tensors)
@@ -66,11 +66,11 @@ def compress_with_feedback(
 Criterion = Literal["gradient", "weight", "product", "integrated_gradients", "shapley", "random"]
 
 OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
-"""Criteria that need the parameters, and prune the gradient of every local step."""
+"""Criteria that prune the gradient of every local step, since they need the parameters."""
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score the elements of ``gradients`` by one of ``OF_STEPS``; larger is more important."""
+    """Return a score of each element of ``gradients`` by one of ``OF_STEPS``; larger is more important."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}
@@ -92,19 +92,18 @@ def pruning(
     error_feedback: bool = False,
     samples: int | None = None,
 ) -> Defense:
-    """Zero the floor(rate * n) least important elements (DLG section 5.2; Refiner Tables 1 and 11).
+    """Zero the floor(rate * n) least important of n elements (DLG section 5.2; Refiner Tables 1 and 11).
 
     Args:
         rate: share of the elements set to zero, in [0, 1).
-        by: importance of an element: ``gradient`` is its magnitude in the upload, ``random`` a uniform draw. The others
-            prune the gradient of every local step: ``weight`` (magnitude of the parameter), ``product`` (|parameter x
+        by: importance of an element: ``gradient`` is its magnitude in the upload, ``random`` a random number. The
+            others prune the gradient of every local step: ``weight`` (|parameter|), ``product`` (|parameter x
             gradient|), ``integrated_gradients`` (|parameter x mean gradient on the line from zero to the parameters|)
-            and ``shapley`` (Neuron Shapley value of its neuron for the batch's loss; parameters of no neuron go by
-            ``product``).
+            and ``shapley`` (Shapley value of the element's neuron for the batch's loss, else ``product``).
         scope: ``layer`` prunes the share of each parameter tensor, ``global`` of the whole update.
         error_feedback: ``True`` adds the pruned elements to the next update.
-        samples: points of ``integrated_gradients`` (one pass each), or random orders of ``shapley`` (one pass per
-            neuron each); ``None`` takes 20 points or 10 orders.
+        samples: number of points of ``integrated_gradients`` (a pass each), or of random orders of ``shapley`` (a pass
+            per neuron each); ``None`` takes 20 points or 10 orders.
     """
     _check_pruning(rate, by, scope, error_feedback, samples=samples)
 
@@ -143,7 +142,7 @@ def _check_pruning(rate: float, by: str, scope: str, error_feedback: bool, *, sa
             )
     if by == "shapley" and scope == "global":
         raise UserError(
-            "defense.scope is expected to be layer with defense.by=shapley, whose values rank the neurons of a layer,"
+            "defense.scope is expected to be layer with defense.by=shapley, which ranks the neurons of a layer,"
             " but got 'global'; set defense.scope=layer."
         )
 
@@ -157,17 +156,16 @@ def selective_sharing(
     noise_scale: float = 0.0,
     error_feedback: bool = False,
 ) -> Defense:
-    """Share ceil(share * n) elements, the largest or random ones, noised; the others are zero.
+    """Upload ceil(share * n) of n elements, the largest or random ones, with noise, and zeros for the others.
 
-    PPDL of Shokri and Shmatikov 2015, the baseline of the SPN paper (Table 11 for the noise).
+    It is PPDL of Shokri and Shmatikov 2015, the baseline of the SPN paper (Table 11).
 
     Args:
-        share: theta, in (0, 1].
-        by: choice of the shared elements.
+        share: share theta of the uploaded elements, in (0, 1].
+        by: choice of the uploaded elements.
         scope: ``global`` takes the share of the whole update, ``layer`` of each parameter tensor.
-        noise: distribution of the noise.
-        noise_scale: standard deviation (Gaussian) or b (Laplace) of the noise on the shared elements, at least 0.
-        error_feedback: ``True`` adds the other elements (not the noise) to the next round's update.
+        noise_scale: standard deviation (Gaussian) or b (Laplace) of the noise, at least 0.
+        error_feedback: ``True`` adds the elements that were not uploaded to the next update.
     """
     checks.number("defense.share", share, above=0, at_most=1, example=0.05)
     checks.one_of("defense.by", by, ("magnitude", "random"))
@@ -200,11 +198,10 @@ def selective_sharing(
 
 
 def ppdl(*, share: float = 0.05, noise: Distribution = "gaussian", scale: float = 0.01) -> Defense:
-    """Add noise to every gradient, then share only the largest elements of the update (Fan et al. 2020, Table 11).
+    """Add noise to every local gradient, and upload only the largest elements (PPDL, Fan et al. 2020, Table 11).
 
     Args:
-        share: theta, in (0, 1].
-        noise: distribution of the noise.
+        share: share theta of the uploaded elements, in (0, 1].
         scale: standard deviation (Gaussian) or b (Laplace), at least 0.
     """
     return compose(dp_noise(noise=noise, scale=scale, at="gradient"), selective_sharing(share=share))

@@ -1,4 +1,4 @@
-"""Quantization of the update to few bits an element."""
+"""Quantization of the update to few bits per element."""
 
 from typing import Literal
 
@@ -16,16 +16,16 @@ from fl_privacy.types import Tensors
 def quantization(
     *, bits: int = 8, rounding: Literal["nearest", "stochastic"] = "stochastic", error_feedback: bool = False
 ) -> Defense:
-    """Round each tensor to an even grid of at most 2^bits values (QSGD, Alistarh et al. 2017; Refiner's GQ).
+    """Round each tensor to at most 2^bits evenly spaced values (QSGD, Alistarh et al. 2017; Refiner's GQ).
 
-    The grid reaches to the tensor's largest magnitude (QSGD's variant of section 4): ``encoding.encode`` needs ``bits``
-    bits an element and one number a tensor. One bit and ``nearest`` give the sign times the mean magnitude.
+    These reach to the tensor's largest magnitude (QSGD, section 4), so that ``encoding.encode`` needs ``bits`` bits per
+    element and one number per tensor. One bit and ``nearest`` give the sign times the mean magnitude.
 
     Args:
-        bits: bits of each element, 1 to 28; zero stays zero from 2 bits on.
-        rounding: ``nearest`` has the least error, ``stochastic`` is unbiased.
-        error_feedback: ``True`` adds the rounding error to the next update; only with ``nearest``, since the residual
-            of random rounding to few bits would grow.
+        bits: bits per element, 1 to 28; zero stays zero from 2 bits on.
+        rounding: ``nearest`` or ``stochastic``, which is unbiased.
+        error_feedback: ``True`` adds the rounding error to the next update; only with ``nearest``, since the error
+            of random rounding would grow.
     """
     checks.whole("defense.bits", bits, at_least=1, at_most=28, example=8)
     checks.one_of("defense.rounding", rounding, ("nearest", "stochastic"))
@@ -33,7 +33,7 @@ def quantization(
     if error_feedback and rounding == "stochastic":
         raise UserError(
             "defense.error_feedback is expected with defense.rounding=nearest, but got stochastic,"
-            " which has no bias to make up for; set one of them."
+            " which has no bias; set defense.rounding=nearest."
         )
 
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
@@ -48,7 +48,7 @@ def quantization(
 
 
 def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> Tensor:
-    """Round ``tensor`` to the grid of ``bits`` bits: at random with ``rng``, else to the nearest value."""
+    """Return ``tensor`` rounded to ``bits`` bits: at random with ``rng``, else to the nearest value."""
     magnitudes = tensor.abs()
     if not magnitudes.any():
         return tensor.clone()
@@ -64,22 +64,22 @@ def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> T
 
 
 def largest_code(bits: int) -> int:
-    """Return c of the integer codes [-c, c]: 2^bits - 1 codes around 0, or -1 and 1 for one bit."""
+    """Return the largest integer code c of ``bits`` bits; codes are -c to c, or -1 and 1 for one bit."""
     return 1 if bits == 1 else 2 ** (bits - 1) - 1
 
 
 def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Map ``values`` in [-scale, scale] to unrounded codes in [-c, c], float64."""
+    """Scale ``values`` in [-scale, scale] to unrounded codes in [-c, c], float64."""
     return values.double() / scale.double() * largest_code(bits)
 
 
 def round_to_codes(positions: Tensor, bits: int) -> Tensor:
-    """Round each position to the nearest code; for one bit, to the sign, with 0 positive."""
+    """Round each unrounded code to the nearest code; for one bit to its sign, 1 for 0."""
     if bits == 1:
         return torch.where(positions < 0, -1.0, 1.0).double()
     return positions.round()
 
 
 def from_grid(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Return the values of ``codes``, in the dtype of ``scale``."""
+    """Return the values in [-scale, scale] of ``codes``, in the dtype of ``scale``."""
     return (scale.double() * (codes.double() + 0.0) / largest_code(bits)).to(scale.dtype)  # + 0.0 makes -0.0 positive

@@ -1,4 +1,4 @@
-"""RecUP-FL: a perturbation of the gradient that misleads attribute inference."""
+"""RecUP-FL: perturbation of the gradient that misleads attribute inference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,16 +20,16 @@ STEPS = 80  # training steps of a substitute, for each set of parameters
 
 
 def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4, public: int = 200) -> Defense:
-    """Add to the gradient a perturbation that misleads classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
+    """Perturb each local gradient to mislead classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
 
-    At every local step the client trains substitutes for the attacker's classifier on gradients of public examples. In
-    turn each plays the unknown attacker: a step against the others is followed by one against it, up the loss of the
-    inferred attribute, within a ball around the gradient.
+    At every local step the client trains substitutes for the attacker's classifier on gradients of public examples.
+    Each iteration leaves one substitute out: a first step raises the others' loss of the inferred attribute, a second
+    step its own. The perturbation stays within a ball.
 
     Args:
-        budget: radius of the ball in units of the gradient's norm, at least 0.
-        iterations: number of turns, two steps each.
-        substitutes: number of classifiers, 2 to 8.
+        budget: radius of the ball around the gradient, in units of its norm, at least 0.
+        iterations: number of iterations of two steps.
+        substitutes: number of substitutes, 2 to 8.
         public: number of public training examples, at least 2.
     """
     checks.number("defense.budget", budget, at_least=0, example=0.5)
@@ -50,7 +50,7 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
 def mislead(
     gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], *, budget: float, iterations: int
 ) -> Tensors:
-    """Add to ``gradient`` the perturbation of ``recup_fl``."""
+    """Return ``gradient`` with the perturbation of ``recup_fl`` against the classifiers ``heads``."""
     radius = budget * _norm(gradient)
     if radius == 0:
         return gradient
@@ -96,7 +96,7 @@ class _Zoo:
     def at(self, step: LocalStep, uploaded: Tensors) -> tuple[GradientSketch, list[GradientClassifier]]:
         if self._examples is None:
             raise UserError(
-                "recup_fl is expected to be given public examples with attributes, but was not; call each of"
+                "recup_fl is expected to get public examples with attributes, but got none; call each of"
                 " defense.informed with them, or use data with an attribute in addition to the class."
             )
         values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)

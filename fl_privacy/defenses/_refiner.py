@@ -1,4 +1,4 @@
-"""Refiner: upload the gradient of robust data."""
+"""Refiner: upload of the gradient of robust data, noise-like images whose gradient is close to the true one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -38,10 +38,7 @@ from fl_privacy.types.modality import modality_of
 
 
 def fingerprints(images: Tensor) -> Tensor:
-    """Hash images (B, ...) to int64 (B,): their bits times odd numbers, modulo 2^64.
-
-    Texts (B, L) are hashed as token + 1, so that the padding of -1 becomes 0 and does not change the hash.
-    """
+    """Return a hash int64 (B,) of each image or text (B, ...); the padding of texts does not change it."""
     values = images.detach() if images.is_floating_point() else images.detach() + 1
     bits = values.float().contiguous().flatten(1).view(torch.int32).long()
     odd = torch.randint(2**62, (bits.shape[1],), generator=derive_generator(0, "fingerprints")) * 2 + 1
@@ -49,16 +46,16 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """A cache of images by fingerprint in a ``ClientState``, as bytes; those stored since ``end_round`` are fresh."""
+    """Cache of robust data by fingerprint, as bytes in a ``ClientState``; data stored since ``end_round`` are fresh."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state
         self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
 
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the images (B, C, H, W) or texts (B, L, d) of ``keys``, else ``default``, in [0, 1].
+        """Return the cached images (B, C, H, W) or texts (B, L, d) in [0, 1] of ``keys``, else those of ``default``.
 
-        Two masks (B,) follow: kept, and fresh.
+        Booleans (B,) follow: cached, and fresh.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)
@@ -70,7 +67,7 @@ class ImageMemory:
         return torch.where(found.to(default.device).view(-1, *[1] * (default.dim() - 1)), kept, default), found, fresh
 
     def remember(self, keys: Tensor, images: Tensor) -> None:
-        """Keep ``images`` (B, C, H, W), or texts (B, L, d), in [0, 1], in place of older ones with the same keys."""
+        """Store ``images`` (B, C, H, W), or texts (B, L, d), in [0, 1] under ``keys``."""
         tensors = self._state.tensors
         new = keys.cpu(), (images * 255).round().byte().cpu(), torch.ones(len(keys), dtype=torch.bool)
         if self._keys in tensors:
@@ -93,12 +90,12 @@ class ImageMemory:
 
 
 def _as_wide(images: Tensor, width: int) -> Tensor:
-    """Pad texts (n, L, d) to ``width`` words with zeros; images, all of one shape, are unchanged."""
+    """Pad texts (n, L, d) with zeros to ``width`` words; images are unchanged."""
     return torch.nn.functional.pad(images, (0, 0, 0, width - images.shape[1])) if images.dim() == 3 else images
 
 
 _CHUNK_ELEMENTS = 1 << 24
-"""Elements of per-example gradients held at once; differentiation takes several times their 64 MB."""
+"""Most elements of per-example gradients at once; differentiation takes several times their 64 MB."""
 
 
 def refiner(
@@ -117,33 +114,32 @@ def refiner(
     warm_start: bool = False,
     evaluator: str | Sequence[str] | None = None,
 ) -> Defense:
-    """Upload the gradient of noise-like images with a similar gradient (Refiner, Fan et al. 2025).
+    """Replace each local gradient by a close one, that of noise-like robust data (Refiner, Fan et al. 2025).
 
-    From ``(1 - alpha) x + alpha v``, v uniform noise, the robust data x* descend on ``UM - beta PM`` (Eq. 2): UM is the
-    weighted distance of the gradients (Eq. 4), PM the noise ratio estimated by the evaluation network. The gradient is
+    Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
+    weighted distance of the gradients (Eq. 4), PM the noise ratio by the evaluation network. The uploaded gradient is
     projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient descent with its
     step size reaches its noise ratio. As printed, UM's slope is three to eight orders of magnitude below PM's (LeNet).
 
-    Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are still those of
-    the true images. For texts (appendix F), the robust data are word embeddings in the box around those of all tokens,
-    v are random words, and PM is the share of random words. The gradient of the embeddings is not uploaded.
+    Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of
+    the true images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings,
+    v are random words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
 
     Args:
-        epsilon: bound on the l2 distance of the uploaded gradient to the true one, at least 0; no privacy budget.
+        epsilon: largest l2 distance of the uploaded gradient to the true one, at least 0; it is no privacy budget.
         alpha: share of noise in the start, in [0, 1].
         beta: weight of PM, at least 0.
-        iterations: iota, at least 1.
+        iterations: number of descent steps iota, at least 1.
         lr: step size, above 0.
-        decay: tau, factor of each layer's weight over the one before, in (0, 1].
-        weights: weight of an element in UM: |gradient x value|, |gradient|, |value| or none; ``integrated_gradients``
+        decay: ratio tau of each layer's weight in UM to that of the layer before, in (0, 1].
+        weights: weight of an element in UM: |gradient x value|, |gradient|, |value| or 1; ``integrated_gradients``
             takes the mean gradient on the line from zero to the values, 20 passes a step (appendix A).
-        utility: ``relative`` divides UM by that of pure noise, ``absolute`` is Eq. 2 as printed.
-        privacy: PM: the ``evaluator``, or the paper's baseline, the mean squared distance of the pixels.
-        match: gradient of the ``batch``, or of each ``example``; the same for a batch of one.
-        per: ``step`` makes robust data in each local step, ``round`` once for each image, at the first step that uses
-            it (a batch with any new image is refined as a whole).
+        utility: ``relative`` divides UM by the UM of noise, ``absolute`` is Eq. 2 as printed.
+        privacy: choice of PM: the ``evaluator``, or ``mse``, the paper's baseline.
+        match: gradient to match, of the ``batch`` or of each ``example``.
+        per: ``step`` makes robust data in each local step, ``round`` once per round for each image.
         warm_start: ``True`` starts from the robust data of an earlier round, if all images of a batch have some, with
-            half the iterations. Only then can an attacker see the same images with the same noise again.
+            half the iterations. An attacker then sees similar noise again.
         evaluator: file of ``fl-privacy train-evaluator``; ``None`` takes a small one, for gray images and texts only.
             With a list, client k takes file k modulo its length.
     """
@@ -209,8 +205,8 @@ class _Refinement:
     def on_gradient(self, tensors: Tensors, step: LocalStep) -> Tensors:
         if self.match == "example" and step.plan.batch_norm == "train" and has_batch_norm(step.model):
             raise UserError(
-                "defense.match=example expects each example to have its own gradient, but the model normalizes by the"
-                " batch; set federation.plan.batch_norm=eval, take a model with group norm, or match=batch."
+                "defense.match is expected to be batch for a model that normalizes by the batch, but got example;"
+                " set federation.plan.batch_norm=eval, take a model with group norm, or match=batch."
             )
         space = self._space(step)
         target = {name: gradient for name, gradient in tensors.items() if name not in space.withheld}
@@ -270,7 +266,7 @@ class _Refinement:
         return torch.cat(refined)
 
     def _weights(self, step: LocalStep, space: RobustSpace, target: Tensors, depths: dict[str, int]) -> Tensors:
-        """Weight the elements of ``target``, the gradient of the batch or (B, *shape) of its examples."""
+        """Return the weights of the elements of ``target``, gradients of the batch or (B, *shape) of its examples."""
         values = step.sent.parameters
         if self.weights != "integrated_gradients":
             return importance(target, values, depths, by=self.weights, decay=self.decay)
@@ -299,14 +295,14 @@ def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
         return [evaluator]
     if not isinstance(evaluator, Sequence) or not evaluator or not all(isinstance(f, str) and f for f in evaluator):
         raise UserError(
-            "defense.evaluator is expected to be a file, or a list of files of which client k takes number k, but got"
+            "defense.evaluator is expected to be a file, or a list with a file for each client, but got"
             f" {evaluator!r}; make them by `fl-privacy train-evaluator`."
         )
     return list(evaluator)
 
 
 class _Judge:
-    """Evaluation networks of a file: of images, and by word table, as federations with different words may share it."""
+    """Evaluation networks from one file: for images, and for each table of word embeddings."""
 
     def __init__(self, file: str | None) -> None:
         self.file, self.of_images = file, CachedEvaluator(file)
@@ -318,6 +314,6 @@ class _Judge:
         self._judges[name] = judge
 
     def judging(self, table: Tensor) -> WordEvaluator | None:
-        """Return the evaluator of the words in ``table``, else the last one kept, as for weights trained elsewhere."""
+        """Return the evaluator for the word embeddings ``table``, else the last one kept, or ``None``."""
         last = next(reversed(self._judges.values()), None)
         return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last

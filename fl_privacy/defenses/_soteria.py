@@ -1,4 +1,4 @@
-"""Soteria: withhold the most revealing features in front of the last linear layer; and its successor."""
+"""Soteria: zeroed columns of the last linear layer's gradient; and its successor, noise on slices."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,16 +27,15 @@ warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
 
 
 def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
-    """Return the name of the linear layer that makes the logits, from one forward pass.
+    """Return the name of the linear layer whose output is the logits, by a forward pass on ``inputs``.
 
-    It is the layer whose output the model returns, else the last linear layer that is called. Without any, it raises
-    ``UserError``.
+    If no linear layer's output is returned, it is the last one called; without any, it raises ``UserError``.
     """
     with torch.no_grad(), leaving(linear_layers(model)) as calls:
         logits = _forward(model, state, inputs)
     if not calls:
         raise UserError(
-            "Soteria expects a model that ends in a linear layer, but no torch.nn.Linear is called;"
+            "Soteria is expected to get a model with a linear layer, but no torch.nn.Linear is called;"
             " choose another model or defense."
         )
     return maker_of(logits, calls)
@@ -48,12 +47,12 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
-    """Return the name of the layer among ``calls`` whose output is ``logits``, or else the last one."""
+    """Return the name of the layer in ``calls`` whose output is ``logits``, else of the last one."""
     return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
 
 
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
-    """Return the input (B, D) of the layer ``head``, differentiable by ``inputs``.
+    """Return the input (B, D) of the layer ``head`` in a forward pass on ``inputs``, differentiable by them.
 
     The model is in evaluation mode, like in Soteria's code, so that examples do not influence each other.
     """
@@ -62,7 +61,7 @@ def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: st
     features = calls[-1].inputs
     if features.dim() != 2:
         raise UserError(
-            f"Soteria expects one vector an example in front of the layer {head}, but it gets the shape"
+            f"Soteria expects one vector per example as input of the layer {head}, but got the shape"
             f" {tuple(features.shape)}; choose another model or defense."
         )
     return features
@@ -78,13 +77,13 @@ Features = Callable[[Tensor], Tensor]  # (B, ...) -> (B, D), each example by its
 _CHUNK_ELEMENTS = 1 << 20  # input elements of the products computed together, which bounds the memory
 
 _KEPT_BYTES = 1 << 25
-"""Most bytes that the forward pass of backward products writes; fewer would make each product too short."""
+"""Most bytes that the batched forward pass of ``exact_row_norms`` writes."""
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute norms (B, D) of d r_i / d x for each of the ``features`` r of ``inputs`` x (B, ...), and r (B, D).
+    """Return the norms (B, D) of d r_i / d x for the ``features`` r of ``inputs`` x (B, ...), and r (B, D).
 
-    It takes a backward product a feature.
+    It takes a backward pass per feature.
     """
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
@@ -105,10 +104,10 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the norms by random forward products: E[(J v)_i^2] = ||J_i||^2 for v of independent signs.
+    """Estimate the results of ``exact_row_norms`` by forward products with ``directions`` random sign vectors v.
 
-    The relative error of one norm is about 1 / sqrt(2 directions). ``features`` must be differentiable in forward mode;
-    ``directions`` is the number of v.
+    E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` must be
+    differentiable in forward mode.
     """
     x = inputs.detach()
 
@@ -124,7 +123,7 @@ def estimated_row_norms(
 
 
 def _random_signs(like: Tensor, directions: int, rng: torch.Generator, progress: str) -> Iterator[Tensor]:
-    """Draw ``directions`` tensors of -1 and 1 shaped ``like``; yield them (N, *shape), as many as are held at once."""
+    """Yield ``directions`` tensors of -1 and 1 with the shape of ``like``, in chunks (N, *shape)."""
     chunk = max(1, _CHUNK_ELEMENTS // like.numel())
     for start in counted(progress, range(0, directions, chunk)):
         size = (min(chunk, directions - start), *like.shape)
@@ -145,20 +144,20 @@ def soteria(
 ) -> Defense:
     """Zero the columns of the last linear layer's weight gradient with the lowest scores (Sun et al. 2021).
 
-    The score of feature i is the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is the layer's
+    Feature i has as score the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon), where r is the layer's
     input (Soteria, section 4). The bias gradient and all other layers stay.
 
     The paper divides by the feature alone, approached by a small epsilon. ``form="code"`` follows the authors' scripts
-    for the cosine attack, with epsilon 0.1. There a negative feature has a negative score, and the score's magnitude is
-    compared with the interpolated percentile ``rate``.
+    for the cosine attack, with epsilon 0.1: negative features have negative scores, and the magnitude of a score is
+    compared with the interpolated percentile ``rate`` of all scores.
 
     Args:
-        rate: share of the features withheld, in [0, 1).
-        scores: ``exact`` costs a backward product a feature, ``estimated`` a forward product a direction.
-        directions: directions of the estimate; ``None`` takes 256 / B for a batch of B, at least 32, which treats at
-            least 96 % of the features like the exact scores.
+        rate: share of the features that are zeroed, in [0, 1).
+        scores: ``exact`` takes a backward pass per feature, ``estimated`` a forward product per direction.
+        directions: number of directions of the estimate; ``None`` takes 256 / B for a batch of B, at least 32, which
+            zeroes at least 96 % of the same features.
         form: ``paper`` or ``code``.
-        epsilon: added constant, above 0; ``None`` is 1e-10 for the paper's form and 0.1 for that of the code.
+        epsilon: added constant, above 0; ``None`` takes 1e-10 for ``paper`` and 0.1 for ``code``.
     """
     checks.number("defense.rate", rate, at_least=0, below=1, example=0.8)
     checks.one_of("defense.scores", scores, ("exact", "estimated"))
@@ -173,7 +172,7 @@ def soteria(
         head = find_head(step.model, step.sent, step.batch.inputs[:1])
         weight = f"{head}.weight"
         if weight not in tensors:
-            raise UserError(f"Soteria expects the gradient of {weight}, but it was withheld; compose Soteria first.")
+            raise UserError(f"Soteria expects the gradient of {weight}, but got none; compose Soteria first.")
         estimate = (directions or max(32, 256 // len(step.batch))) if scores == "estimated" else None
         scored = feature_scores(step, head, directions=estimate, epsilon=added, form=form)
         keep = feature_mask(scored, rate) if form == "paper" else published_mask(scored, rate)
@@ -187,9 +186,9 @@ def soteria(
 def feature_scores(
     step: LocalStep, head: str, *, directions: int | None = None, epsilon: float = 1e-10, form: Form = "paper"
 ) -> Tensor:
-    """Sum ||d r_i / d x|| / (|r_i| + epsilon) over the batch, (D,); form ``code`` takes r_i with its sign.
+    """Return the score (D,) of each feature: the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon).
 
-    ``head`` has the input r (``find_head``); ``directions`` are those of the estimate, ``None`` for exact norms.
+    The layer ``head`` has the input r; the form ``code`` takes r_i with its sign. ``directions``: see ``soteria``.
     """
 
     def features(inputs: Tensor) -> Tensor:
@@ -203,26 +202,26 @@ def feature_scores(
 
 
 def feature_mask(scores: Tensor, rate: float) -> Tensor:
-    """Return booleans (D,), false at the floor(rate * D) lowest ``scores``."""
+    """Return booleans (D,), false at the floor(rate * D) lowest ``scores`` (D,)."""
     return keep_largest({"features": scores}, drop=rate, scope="layer")["features"]
 
 
 def published_mask(scores: Tensor, rate: float) -> Tensor:
-    """Return booleans (D,), false where the magnitude of ``scores`` is below their percentile ``rate``, in [0, 1)."""
+    """Return booleans (D,), false where the magnitude of ``scores`` (D,) is below their quantile ``rate``."""
     return scores.abs() >= scores.quantile(rate)
 
 
 def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 0.01, directions: int = 4) -> Defense:
-    """Add Gaussian noise to randomly chosen slices of the gradient (Wang et al., INFOCOM 2022; "Soteria" in Refiner).
+    """Add Gaussian noise to random slices of the gradient (Wang et al., INFOCOM 2022; "Soteria" in Refiner).
 
-    Slices of the flattened gradient have equal sensitivity: more revealing layers are cut finer. Each step draws them
-    anew, so that an informed attacker cannot ignore a layer.
+    Slices of the flattened gradient have equal sensitivity: more revealing layers are cut finer. Each step draws the
+    slices anew, so that an attacker cannot know which layers have no noise.
 
     Args:
-        rate: share of the slices that are perturbed, in [0, 1]; rounded to a number of slices.
+        rate: share of the slices with noise, in [0, 1].
         slices: number of slices, at least 1.
         noise_scale: standard deviation of the noise, in units of the gradient, at least 0.
-        directions: directions of the sensitivity estimate, at least 1.
+        directions: number of directions of the sensitivity estimate, at least 1.
     """
     checks.number("defense.rate", rate, at_least=0, at_most=1, example=0.5)
     checks.whole("defense.slices", slices, at_least=1, example=10)
@@ -243,9 +242,9 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
 
 
 def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) -> dict[str, Tensor]:
-    """Assign each element its slice, in [0, slices), nondecreasing in the order of ``tensors``.
+    """Return the slice number, in [0, slices), of each element of ``tensors``, in slices of equal sensitivity.
 
-    The ``sensitivity`` of a tensor is spread evenly over its elements; if all are zero, elements count equally.
+    A tensor's ``sensitivity`` is spread evenly over its elements; if all are zero, elements count equally.
     """
     known = sum(sensitivity.values()) > 0
     weights = sensitivity if known else {name: float(t.numel()) for name, t in tensors.items()}
@@ -260,9 +259,9 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
 
 
 def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generator) -> dict[str, float]:
-    """Estimate the Frobenius norm of d (gradient of a parameter) / d (inputs), by parameter name.
+    """Return estimates, by parameter name, of the Frobenius norm of d (gradient) / d (inputs).
 
-    It takes ``directions`` products of forward over reverse mode with random signs v: E||J v||^2 = ||J||_F^2.
+    It uses ``directions`` products with random sign vectors v, forward over reverse mode: E||J v||^2 = ||J||_F^2.
     Batch-norm layers are in evaluation mode.
     """
     parameters = {name: p.detach() for name, p in step.sent.parameters.items()}

@@ -1,4 +1,4 @@
-"""Split learning: some modules stay with the clients."""
+"""Split learning: some layers stay on the clients."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -15,17 +15,17 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.unwrap_model import first_names
 
 Start = Literal["own", "shared"]
-"""Initial private values: ``own``, drawn by each client, or ``shared``, those of the model."""
+"""Initial private values: ``own`` to each client, or ``shared``, the model's."""
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return ``names``, or the first layer for ``None``; ``UserError`` if one is missing or none is left to share."""
+    """Return the private modules' names, the first layer for ``None``; ``UserError`` if one is missing or all are."""
     modules = dict(model.named_modules())
     if names is None:
         names = [name for name, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)][:1]
         if not names:
             raise UserError(
-                f"A convolution or linear layer to keep private is expected, but {type(model).__name__} has none;"
+                f"A model is expected to have a convolution or linear layer, but {type(model).__name__} has none;"
                 " name modules in defense.private."
             )
     else:
@@ -37,12 +37,12 @@ def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
             )
     first = first_names(model)
     if {own for name, own in first.items() if _within(name, names)} == {*first.values()}:
-        raise UserError("defense.private is expected to leave something to share, but covers the model; name fewer.")
+        raise UserError("defense.private is expected to leave something to share, but names all; name fewer.")
     return list(names)
 
 
 def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
-    """Build the hook that keeps parameters and buffers of the modules named by ``choose`` with the clients."""
+    """Return a hook for ``Defense.private`` that names parameters and buffers of the modules of ``choose``."""
 
     def kept(model: nn.Module) -> list[str]:
         chosen = choose(model)
@@ -53,9 +53,9 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """Build the hook by which each client starts with its own private parameters.
+    """Return a hook for ``Defense.model`` that gives each client its own initial private parameters.
 
-    They are the model's, shuffled elementwise by each client, which keeps the distribution of any initialization.
+    They are the model's, shuffled within each tensor, which keeps the distribution of any initialization.
     """
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
@@ -76,15 +76,15 @@ def _within(name: str, modules: Sequence[str]) -> bool:
 
 
 def split_fed(*, private: Sequence[str] | None = None, start: Start = "own", private_passes: int = 1) -> Defense:
-    """Keep some layers with the clients; only the others are sent, uploaded and averaged (Gu et al. 2021, Eq. 23).
+    """Keep some layers on the client: only the others are sent, uploaded and averaged (Gu et al. 2021, Eq. 23).
 
-    At the end of each round a client trains its private layers alone (Algorithm 5 without the passport). With an empty
-    ``private`` this is plain federated averaging.
+    At the end of each round a client trains its private layers alone (Algorithm 5 without the passport). An empty
+    ``private`` is plain federated averaging.
 
     Args:
-        private: names of the private modules; ``None`` is the first convolution or linear layer.
+        private: names of the private modules; ``None`` takes the first convolution or linear layer.
         start: initial private values, ``own`` to each client or ``shared`` by all.
-        private_passes: passes over a client's examples at the end of each round.
+        private_passes: passes over the client's examples at the end of each round that train only the private layers.
     """
     checks.one_of("defense.start", start, ("own", "shared"))
     checks.whole("defense.private_passes", private_passes, at_least=0, example=1)

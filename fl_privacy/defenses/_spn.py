@@ -1,4 +1,4 @@
-"""SPN: gradients perturbed by a private loss."""
+"""SPN: gradients perturbed by the loss of a private head."""
 
 import copy
 import math
@@ -31,22 +31,22 @@ def spn(
     bound: float | None = None,
     widths: Sequence[int] | None = None,
 ) -> Defense:
-    """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
+    """Train with alpha1 CE + alpha2 LP, LP the loss of a private head (SPN, Fan et al. 2020, Eq. 4).
 
-    LP pulls a private head's output to random codes of the classes; its gradient by the backbone is the upload's secret
-    perturbation. The public head's gradient is that of alpha1 CE alone. The paper's body has alpha1 + alpha2 = 1, its
-    experiments alpha1 = 1. Whoever knows the client's seed knows head and codes.
+    LP pulls the private head's output to random codes of the classes; its gradient by the layers before perturbs the
+    upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals head and
+    codes.
 
     Args:
-        alpha1: factor of the cross entropy, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)
+        alpha1: factor of the cross entropy CE, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)
             times the gradient of the cross entropy.
-        alpha2: factor of the polarization loss, at least 0.
-        bits: K, length of the codes (32, 64 or 128 in the paper).
-        margin: m, at least 1.
-        layer: linear layer whose inputs are the features; ``None`` is the last one.
-        bound: initial weights of the private head are from U(-bound, bound), above 0; ``None`` gives them that layer's
+        alpha2: factor of the polarization loss LP, at least 0.
+        bits: length K of the codes (32, 64 or 128 in the paper).
+        margin: margin m of LP (Eq. 5), at least 1.
+        layer: linear layer whose inputs the private head takes; ``None`` takes the last one.
+        bound: bound of the private head's initial weights, U(-bound, bound), above 0; ``None`` takes that layer's
             spread, like the paper. The perturbation grows with it.
-        widths: widths of further private layers before the codes, each followed by ReLU; ``None`` is a single layer.
+        widths: widths of further private layers before the last, each followed by ReLU; ``None`` adds none.
             The paper has "fully connected polarization layers" (section 3.1), without number, widths or activation.
     """
     _expect(alpha1, alpha2, bits, bound, margin)
@@ -113,7 +113,7 @@ def _with_private_head(
     private = copy.deepcopy(model)
     linear = {path: m for path, m in private.named_modules() if isinstance(m, nn.Linear)}
     if not linear:
-        raise UserError("SPN expects a model that ends in a linear layer, but got one without; choose another model.")
+        raise UserError("SPN is expected to get a model with a linear layer, but got one without; choose another.")
     if layer is not None:
         checks.one_of("defense.layer", layer, linear)
     *_, last = linear.values()
@@ -130,12 +130,12 @@ def _features(host: str, seen: list[Tensor]) -> Tensor:
     if not seen or seen[-1].dim() != 2:
         got = f"gets the shape {tuple(seen[-1].shape)}" if seen else "is not called"
         raise UserError(
-            "SPN expects one vector of features an example to enter the linear layer of its private head, but"
+            "SPN expects one vector per example as input of the linear layer of its private head, but"
             f" {host} {got}; name another one by defense.layer."
         )
     if not seen[-1].requires_grad:
         raise UserError(
-            f"SPN expects public layers before its private head, but none lies before {host}, whose input is the data;"
+            f"SPN is expected to have public layers before its private head, but got none before {host};"
             " name another layer by defense.layer, or choose a deeper model."
         )
     return seen[-1]
@@ -155,13 +155,13 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 
 
 class PolarizationHead(nn.Module):
-    """Fully connected layers from F ``features`` to K ``bits`` of the codes of C ``classes`` (SPN, section 3.1).
+    """Private head: linear layers from F ``features`` to K ``bits``, with a code for each class (SPN, section 3.1).
 
     Weights and biases start from U(-bound, bound).
 
     Attributes:
-        weight: (K, W) of the last layer, W the last of ``widths``, or F.
-        bias: (K,).
+        weight: weight (K, W) of the last layer, W the last of ``widths``, or F.
+        bias: bias (K,) of the last layer.
         before: layers in front of the last one, each followed by ReLU.
     """
 
@@ -189,10 +189,10 @@ class PolarizationHead(nn.Module):
 
 
 def polarization_loss(outputs: Tensor, codes: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """Return the mean over the batch of sum_k max(m - v_k t_k, 0), t the code of the example's class (SPN, Eq. 5).
+    """Return the mean over the batch of sum_k max(m - v_k t_k, 0), t the code of an example's class (SPN, Eq. 5).
 
-    ``outputs`` are v (B, K), ``codes`` (C, K) of -1 and 1, and ``margin`` m; ``labels`` are classes (B,), or
-    probabilities (B, C), which weight the classes' losses.
+    ``outputs`` (B, K) are v, ``codes`` (C, K) are -1 and 1, ``margin`` is m; ``labels`` are classes (B,), or
+    probabilities (B, C).
     """
     if labels.dim() == 1:
         return (margin - outputs * codes[labels]).relu().sum(1).mean()

@@ -1,4 +1,4 @@
-"""NVFlare's filter SVTPrivacy: a share of the elements, chosen by the sparse vector technique, with Laplace noise."""
+"""NVFlare's filter SVTPrivacy: Laplace noise on elements chosen by the sparse vector technique."""
 
 import math
 
@@ -23,19 +23,19 @@ def svt(
     replace: bool = True,
     steps: int = 1,
 ) -> Defense:
-    """Share a noised fraction of the elements, chosen by the sparse vector technique (NVFlare 2.9's SVTPrivacy).
+    """Upload some elements with noise, chosen by the sparse vector technique (NVFlare 2.9's SVTPrivacy).
 
-    Elements are cut to ``gamma``. Its name says privacy, but epsilon grows with the elements:
+    Elements are clamped to ``gamma``. Epsilon grows with their number:
     ``privacy.svt_epsilon`` gives about 70,000 a round for 7 million elements with these defaults.
 
     Args:
         fraction: share of the elements that are uploaded, in (0, 1]; the others are zero.
-        epsilon: budget of the choice, above 0.
-        noise_var: budget of each shared value, above 0: Laplace noise of scale 2 gamma / noise_var.
-        gamma: largest magnitude of an element, for each of ``steps``, above 0.
-        tau: threshold of the choice, at least 0.
-        replace: ``True`` draws the shared elements among the accepted ones with replacement, hence fewer.
-        steps: number of local steps that the client states.
+        epsilon: privacy budget of the choice, above 0.
+        noise_var: privacy budget of each uploaded value, above 0: Laplace noise of scale 2 gamma / noise_var.
+        gamma: largest magnitude of an element per local step, above 0.
+        tau: threshold of an element's magnitude for the choice, at least 0.
+        replace: ``True`` draws the uploaded elements among the accepted ones with replacement, so that fewer differ.
+        steps: number of local steps.
     """
     checks.number("defense.fraction", fraction, above=0, at_most=1, example=0.1)
     for name, value in {"epsilon": epsilon, "noise_var": noise_var, "gamma": gamma}.items():

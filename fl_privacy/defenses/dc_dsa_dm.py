@@ -1,4 +1,4 @@
-"""DC, DSA and DM: training on condensed images, made by matching gradients or mean features."""
+"""DC, DSA and DM: training on condensed images whose gradients or features match those of real images."""
 
 import math
 from collections.abc import Callable
@@ -23,12 +23,12 @@ MIDDLE, SPREAD = 0.5, 0.25  # condensed images are optimized normalized: pixels 
 
 
 Start = Literal["noise", "real"]
-"""Initial condensed images: normal noise around the middle of the range, or images of the client."""
+"""Initial condensed images: normal noise around 0.5, or real images of the client."""
 
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Examples of one client by class."""
+    """Examples of one client, grouped by class."""
 
     images: Tensor  # (N, C, H, W) normalized
     present: Tensor  # (P,) classes of the client
@@ -38,26 +38,26 @@ class Classes:
 
     @classmethod
     def of(cls, batch: Batch) -> "Classes":
-        """Split ``batch``, with inputs in [0, 1], into its classes."""
+        """Group the examples of ``batch``, images in [0, 1], by class."""
         labels = hard_labels(batch.labels)
         present, counts = torch.unique(labels, return_counts=True)
         first = counts.cumsum(0) - counts
         return cls((batch.inputs - MIDDLE) / SPREAD, present, first, counts, labels.argsort(stable=True))
 
     def draw(self, number: int, rng: torch.Generator) -> Tensor:
-        """Draw images of each class (P, number, C, H, W), with replacement."""
+        """Draw ``number`` images of each class with replacement, (P, number, C, H, W)."""
         chance = torch.rand(len(self.present), number, generator=rng, device=rng.device).to(self.images.device)
         return self.images[self.order[self.first.unsqueeze(1) + (chance * self.counts.unsqueeze(1)).long()]]
 
     def start(self, number: int, how: Start, rng: torch.Generator) -> Tensor:
-        """Return the initial condensed images (P, number, C, H, W)."""
+        """Return initial condensed images (P, number, C, H, W), ``number`` of each class."""
         if how == "real":
             return self.draw(number, rng)
         shape = (len(self.present), number, *self.images.shape[1:])
         return torch.randn(shape, generator=rng, device=rng.device).to(self.images)
 
     def finished(self, images: Tensor) -> Batch:
-        """Turn normalized images (P, I, C, H, W) into a batch of 256 levels in [0, 1]."""
+        """Return normalized images (P, I, C, H, W) as a batch of pixels in [0, 1], rounded to 256 levels."""
         pixels = (MIDDLE + SPREAD * images.detach()).clamp(0, 1)
         return Batch((pixels.flatten(0, 1) * 255).round() / 255, self.present.repeat_interleave(images.shape[1]))
 
@@ -66,9 +66,9 @@ Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples 
 
 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
-    """Build a defense that trains on the result of ``make``, computed once and kept in the client's state as bytes.
+    """Build a defense that trains on the images of ``make``, computed once and kept in the client's state as bytes.
 
-    The result has ``images_per_class`` images of every class, or of each class that the client has.
+    ``make`` gives ``images_per_class`` images of every class, or of the client's classes only.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 
@@ -91,7 +91,7 @@ Augmentation = Callable[[Tensor], Tensor]  # (..., C, H, W) -> the same, differe
 
 
 def siamese(rng: torch.Generator) -> Augmentation:
-    """Draw one of color, crop, cutout, flip, scale and rotation, with its parameters (Zhao and Bilen 2021)."""
+    """Return a random augmentation: color, crop, cutout, flip, scale or rotation (Zhao and Bilen 2021)."""
     kinds = ("color", "crop", "cutout", "flip", "scale", "rotation")
     kind = kinds[int(torch.randint(len(kinds), (1,), generator=rng, device=rng.device))]
     draws = torch.rand(3, generator=rng, device=rng.device)
@@ -99,7 +99,7 @@ def siamese(rng: torch.Generator) -> Augmentation:
 
 
 def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
-    """Draw one augmentation for each of the ``classes``, which are the first dimension of images."""
+    """Return a random augmentation of images (P, ...) that differs between the P ``classes``."""
     changes = [siamese(rng) for _ in range(classes)]
     return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
 
@@ -140,7 +140,7 @@ _BLOCKS = 3
 
 
 class InstanceNorm(nn.Module):
-    """Instance normalization by plain operations, which can be differentiated twice under ``vmap``."""
+    """Instance normalization that can be differentiated twice under ``vmap``."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class InstanceNorm(nn.Module):
 
 
 class CondensationNet(nn.Module):
-    """Three blocks of convolution, instance norm, ReLU and average pooling, and a linear layer (Zhao et al. 2021).
+    """Three blocks of convolution, instance norm, ReLU and average pooling, then a linear layer (Zhao et al. 2021).
 
     Inputs are normalized: pixels minus 0.5, over 0.25.
     """
@@ -170,7 +170,7 @@ class CondensationNet(nn.Module):
         self.classifier = nn.Linear(width * side * side, num_classes)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Embed images (B, C, H, W) -> (B, D)."""
+        """Return the features (B, D) of images (B, C, H, W)."""
         return cast(Tensor, self.features(inputs).flatten(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ class CondensationNet(nn.Module):
 def fresh_network(
     kind: type[Network], images: Tensor, num_classes: int, rng: torch.Generator, **options: int
 ) -> Network:
-    """Build a network of ``kind`` for ``images`` (..., C, H, W), initialized from ``rng``."""
+    """Build a network of the class ``kind`` for images (..., C, H, W), initialized from ``rng``."""
     seed, (channels, size, _) = int(torch.randint(2**62, (1,), generator=rng, device=rng.device)), images.shape[-3:]
     network = build_model(kind, seed=seed, in_channels=channels, image_size=size, num_classes=num_classes, **options)
     assert isinstance(network, kind)
@@ -198,20 +198,20 @@ def dc(
     width: int = 32,
     start: Start = "noise",
 ) -> Defense:
-    """Train on condensed images made by gradient matching (Zhao et al. 2021), once on each client.
+    """Train on condensed images, made once on each client by gradient matching (DC, Zhao et al. 2021).
 
-    While a fresh network is trained on them, condensed images move to match the direction of each class's real
-    gradient. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner steps, 256 real images a class
-    and a width of 128; the defaults are for CPUs. Few updates leave images close to the real ones. A
-    reconstruction is compared with the client's nearest own image of its class.
+    Condensed images descend until their gradients have the direction of the real images' gradients, class by class, for
+    networks trained on the condensed images. The paper takes 1,000 networks, 256 real images a class, a width of 128
+    and, for 50 images a class, 50 outer and 10 inner steps; the defaults are for CPUs. Few updates leave condensed
+    images close to their start. A reconstruction is compared with the client's nearest own image of its class.
 
     Args:
         images_per_class: condensed images of each class that the client has.
         networks: number of fresh networks.
-        outer_steps: updates of the images along the training of one network.
-        inner_steps: updates of the network after each.
-        lr: learning rate of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
-        real_batch: real images a class at each update.
+        outer_steps: updates of the images per network.
+        inner_steps: updates of the network after each update of the images.
+        lr: learning rate of the images, by SGD with momentum 0.5, in units of 0.25 of the pixels' range.
+        real_batch: real images per class at each update.
         width: channels of the networks.
         start: initial images: ``noise``, as published, or ``real`` ones of the client.
     """
@@ -229,21 +229,21 @@ def dsa(
     width: int = 32,
     start: Start = "real",
 ) -> Defense:
-    """Condense like ``dc``, with differentiable siamese augmentation of all images (Zhao and Bilen 2021).
+    """Train on images condensed like ``dc``, with augmentation of all images (DSA, Zhao and Bilen 2021).
 
-    The authors start from real images; ``start="noise"`` hides these better. A class shares one augmentation a step.
+    All images of a class share one random augmentation per step. The authors start from real images.
     """
     return _matching("dsa", _Plan(**locals(), augment=True))
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Sum one minus the cosine over classes (P, O, ...), weights and output units, without biases and norms."""
+    """Return the sum of 1 - cosine of two gradients over classes P and output units O of all weights (P, O, ...)."""
     pairs = [(gradient.flatten(2), wanted[name].flatten(2)) for name, gradient in found.items() if gradient.dim() > 2]
     return torch.stack([(1 - F.cosine_similarity(one, other, dim=2)).sum() for one, other in pairs]).sum()
 
 
 def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) -> Tensors:
-    """Compute gradients (P, *shape) of the mean loss of each class's images (P, I, C, H, W), labels (P,)."""
+    """Return gradients (P, *shape) of the mean loss of each class's images (P, I, C, H, W) with labels (P,)."""
     parameters = dict(network.named_parameters())
 
     def loss(values: Tensors, inputs: Tensor, label: Tensor) -> Tensor:
@@ -319,20 +319,20 @@ def dm(
     augment: bool = True,
     start: Start = "real",
 ) -> Defense:
-    """Train on condensed images made by distribution matching (Zhao and Bilen 2023), once on each client.
+    """Train on condensed images, made once on each client by distribution matching (DM, Zhao and Bilen 2023).
 
-    In every iteration, with a fresh random network, they move towards the mean features of the real images of their
-    class. The paper takes 20,000 iterations, 256 real images a class and a width of 128; the defaults are for CPUs. The
-    published images start as real ones, to which few iterations leave them close. A reconstruction is compared with the
-    client's nearest own image of its class.
+    In every iteration, with a fresh random network, the mean features of the condensed images of a class move towards
+    those of its real images. The paper takes 20,000 iterations, 256 real images a class and a width of 128; the
+    defaults are for CPUs. Few iterations leave condensed images close to their start. A reconstruction is compared
+    with the client's nearest own image of its class.
 
     Args:
         images_per_class: condensed images of each class that the client has.
-        iterations: number of networks.
-        lr: learning rate of the images, normalized to a deviation of 0.25, by SGD with momentum 0.5.
-        real_batch: real images a class in each iteration.
+        iterations: number of iterations, each with a fresh network.
+        lr: learning rate of the images, by SGD with momentum 0.5, in units of 0.25 of the pixels' range.
+        real_batch: real images per class in each iteration.
         width: channels of the networks.
-        augment: ``True`` augments both, with one draw per class.
+        augment: ``True`` augments real and condensed images, with one draw per class.
         start: initial images: ``real`` ones of the client, as published, or ``noise``.
     """
     settings = dict(locals())
@@ -363,5 +363,5 @@ def dm(
 
 
 def mean_features(network: CondensationNet, images: Tensor) -> Tensor:
-    """Return mean features (P, D) of the images (P, I, C, H, W) of each class."""
+    """Return the mean features (P, D) of each class's images (P, I, C, H, W)."""
     return network.embed(images.flatten(0, 1)).reshape(*images.shape[:2], -1).mean(1)

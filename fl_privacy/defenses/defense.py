@@ -1,4 +1,4 @@
-"""Interface of defenses: functions at several points of a client's round."""
+"""Interface of defenses: a ``Defense`` holds functions for several points of a client's round."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,10 +19,10 @@ from fl_privacy.types.user_gradients import as_tensor, named_tensors
 
 @dataclass(eq=False)
 class ClientState:
-    """State of one client that survives between rounds and never leaves it: private layers, passports, robust data.
+    """State that a client keeps between rounds and never sends, such as private layers and robust data.
 
     Attributes:
-        tensors: tensors by name, prefixed with the defense's (``"spn/head.weight"``).
+        tensors: tensors by name, with the defense's name as prefix (``"spn/head.weight"``).
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -38,10 +38,10 @@ class ClientState:
 
 @dataclass(frozen=True, eq=False)
 class LocalStep:
-    """Step that computed a gradient: all information available to a defense of the gradient.
+    """Local training step whose gradient a defense changes, with all that the defense may use.
 
     Attributes:
-        losses: list to which a defense that recomputes the gradient appends the mean loss.
+        losses: list to which a defense that recomputes the gradient appends the batch's mean loss.
     """
 
     model: nn.Module
@@ -50,28 +50,28 @@ class LocalStep:
     plan: LocalPlan
     state: ClientState
     rng: torch.Generator
-    changes: Sequence[LossChange] = ()  # changes of the loss, which a defense that recomputes the gradient must apply
+    changes: Sequence[LossChange] = ()  # changes of the loss; a defense that recomputes the gradient applies them
     held: frozenset[str] = frozenset()  # names of parameters that are neither trained nor uploaded
     losses: list[Tensor] = field(default_factory=list)
 
     def gradients(self) -> GradientResult:
-        """Return the gradient of the batch's mean loss, with the changes of the loss."""
+        """Return the gradient of the batch's mean loss, including ``changes``."""
         norm, scale = self.plan.batch_norm, self.plan.loss_scale
         return loss_gradients(
             self.model, self.sent, self.batch, batch_norm=norm, loss_scale=scale, changes=self.changes
         )
 
     def loss(self, *, batch_norm: Literal["train", "eval"] | None = None) -> Tensor:
-        """Return the batch's mean loss, with the changes of the loss; in the plan's mode of batch norm for ``None``."""
+        """Return the batch's mean loss, including ``changes``; ``batch_norm=None`` takes the plan's mode."""
         norm, scale = batch_norm or self.plan.batch_norm, self.plan.loss_scale
         return batch_loss(self.model, self.sent, self.batch, batch_norm=norm, loss_scale=scale, changes=self.changes)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """All information available to a defense that exchanges a client's examples.
+    """Inputs of a defense that replaces a client's examples.
 
-    ``state`` is also a cache; ``rng`` is in the same state in every round, so that equal examples give equal results.
+    ``state`` may serve as a cache. ``rng`` is the same in every round, so that equal examples give equal results.
     """
 
     num_classes: int
@@ -97,27 +97,26 @@ UNNAMED = Part("unnamed")  # part of an undeclared defense
 
 @dataclass(frozen=True, kw_only=True)
 class Defense:
-    """A defense as hooks, each a tuple of functions run left to right.
+    """Defense of a client: hooks, each a tuple of functions that run left to right.
 
     Attributes:
-        parts: components in order: names, settings and effects, known to an adaptive attacker and shown in reports.
-            Only the undefended client has none.
-        model: (Module, ClientState, rng) -> new Module. Additional parameters and buffers are private: kept in the
-            ClientState, not uploaded. Initial values come from ``rng``, the same stream in every round.
-        examples: (Batch, LocalData) -> Batch, replaces all examples for training and probes. If their number changes,
-            ``outcome`` must give it.
-        outcome: (labels (N,), K) -> labels (M,) of the result of ``examples``, computed beforehand.
-        data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; same number and order of examples.
-        gradient: (Tensors, LocalStep) -> Tensors, on every local gradient by the parameters sent. Private parameters
-            keep theirs unless the result contains another.
+        parts: public descriptions of the components, in order; empty for no defense.
+        model: (Module, ClientState, rng) -> new Module. Additional parameters and buffers are private: they are kept in
+            the ClientState and not uploaded. ``rng`` is the same in every round.
+        examples: (Batch, LocalData) -> Batch that replaces all examples for training and probes. If their number
+            changes, ``outcome`` must give it.
+        outcome: (labels (N,), K) -> labels (M,) of the result of ``examples``.
+        data: (Batch, ClientState, rng) -> Batch of as many examples in the same order, for each gradient.
+        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient by the parameters sent. The result may also
+            contain gradients of private parameters.
         anew: hooks of ``gradient`` that compute the gradients of all parameters themselves and ignore their input.
-        upload: (Tensors, ClientState, rng) -> Tensors, on the upload (gradient or delta); missing names are withheld.
-        private: (Module) -> names of parameters and buffers that stay in each client's ClientState.
-        fits: (Module) -> None, once before training: raises ``UserError`` if the defense can't act on this model.
-        prepare: (C, H, W) -> None, once before training: loads what the defense needs, or raises ``UserError``.
+        upload: (Tensors, ClientState, rng) -> Tensors, for the upload (gradient or delta); missing names are withheld.
+        private: (Module) -> names of parameters and buffers that stay in the ClientState.
+        fits: (Module) -> None before training; raises ``UserError`` if the defense can't act on this model.
+        prepare: (C, H, W) -> None before training; loads files, or raises ``UserError``.
         texts: (TextModel, public tokens (N, L) or ``None``) -> None, ``prepare`` for texts. A defense with ``prepare``
             alone is for images only.
-        informed: (Batch, attributes (N,)) -> None, instead of ``prepare``: public examples and their attributes.
+        informed: (Batch, attributes (N,)) -> None before training; takes public examples and their attributes.
     """
 
     parts: Description = ()
@@ -125,12 +124,12 @@ class Defense:
     examples: tuple[ExamplesHook, ...] = ()
     outcome: tuple[OutcomeHook, ...] = ()
     data: tuple[DataHook, ...] = ()
-    loss: tuple[LossChange, ...] = ()  # changes of the local loss, such as extra terms, on the loss's own forward pass
+    loss: tuple[LossChange, ...] = ()  # changes of the local loss, such as extra terms
     gradient: tuple[GradientHook, ...] = ()
     anew: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
     private: tuple[PrivateHook, ...] = ()
-    private_passes: int = 0  # passes over the examples that train the private parameters alone on each new model
+    private_passes: int = 0  # passes over the examples that train only the private parameters of each new model
     fits: tuple[Fits, ...] = ()
     prepare: tuple[Prepare, ...] = ()
     texts: tuple[PrepareTexts, ...] = ()
@@ -146,11 +145,11 @@ class Defense:
 
     @property
     def computes_gradient(self) -> bool:
-        """Return ``True`` if the defense recomputes the gradient, so that the one of the mean loss is not needed."""
+        """Return ``True`` if the first gradient hook computes the gradient itself and ignores its input."""
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
-        """Prepare for ``model`` and its inputs, before training: (C, H, W) of images, (L,) of texts or (F,) of rows."""
+        """Run the hooks ``fits`` and ``prepare``, for inputs (C, H, W), or ``texts``, before training ``model``."""
         for fits in self.fits:
             fits(model)
         if modality_of(model).continuous:
@@ -169,13 +168,14 @@ class Defense:
         model: nn.Module | None = None,
         batch: Batch | None = None,
     ) -> Any:
-        """Apply the defense to ``gradients``, or to a change of weights, before their upload.
+        """Return ``gradients``, or a change of weights, after the defense, as they would be uploaded.
 
-        ``gradients``: tensors or arrays by parameter name, or in the order of ``model.parameters()``. ``model``: model
-        of the gradients, for defenses that compute with it.
+        Args:
+            gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
+            model: model of the gradients; some defenses need it and the ``batch``.
 
         Raises:
-            UserError: the defense acts on more than gradients, or needs the model and the batch.
+            UserError: the defense does not act on gradients alone, or needs the model and the batch.
 
         >>> from fl_privacy.defenses import pruning
         >>> pruning(rate=0.5).apply({"weight": torch.tensor([3.0, -4.0, 1.0, 2.0])})
@@ -187,7 +187,7 @@ class Defense:
             for name, value in gradients.items() if isinstance(gradients, Mapping) else enumerate(gradients):
                 if not isinstance(found := as_tensor(value), Tensor):
                     kind = type(value).__name__
-                    raise UserError(f"The gradient {name} is expected to be a tensor or an array, but is {kind}.")
+                    raise UserError(f"The gradient {name} is expected to be a tensor, but is {kind}; convert it.")
                 values[str(name)] = found.detach()
         made, rng, state = dict(values), derive_generator(seed, "defense", self.name), ClientState()
         if model is not None and batch is not None:
@@ -210,28 +210,28 @@ class Defense:
         inside |= {"data": "each batch", "loss": "the loss"}
         if acts := [what for hook, what in inside.items() if getattr(self, hook)]:
             raise UserError(
-                f"{self.name} can't be applied to gradients alone: it acts on {' and '.join(acts)}; run it by"
+                f"apply expects a defense of gradients, but {self.name} acts on {' and '.join(acts)}; run it by"
                 f" `fl-privacy run defense={self.name}`, or in a training step by fl_privacy.flower.train_step."
             )
         if self.gradient and (model is None or batch is None):
             raise UserError(
-                f"{self.name} computes with the model and the batch, but got gradients alone; give model=net and"
+                f"{self.name} is expected to get model and batch, but got gradients alone; give model=net and"
                 " batch=Batch(images, labels)."
             )
 
     @property
     def changes_images(self) -> bool:
-        """Return ``True`` if an example changes from round to round, so that its updates can't be matched together."""
+        """Return ``True`` if training images differ from round to round, so that no two updates share an image."""
         return bool(self.data)
 
 
 def none() -> Defense:
-    """Build the empty defense: uploads are unchanged."""
+    """Build the empty defense, which leaves uploads unchanged."""
     return Defense()
 
 
 def compose(*defenses: Defense) -> Defense:
-    """Compose ``defenses`` in order: the parts and hooks of the first come first.
+    """Return one defense that applies ``defenses`` in order.
 
     >>> from fl_privacy.defenses import dp_noise, pruning
     >>> compose(pruning(rate=0.9), dp_noise(clip_norm=1.0, scale=0.01)).name
@@ -240,8 +240,8 @@ def compose(*defenses: Defense) -> Defense:
     for defense in defenses:
         if not isinstance(defense, Defense):
             raise UserError(
-                f"compose is expected to get defenses, such as pruning(rate=0.9), but got {defense!r}; call what makes"
-                " one."
+                f"compose is expected to get defenses, but got {defense!r:.200}; call a function such as"
+                " pruning(rate=0.9)."
             )
     hooks = [f.name for f in fields(Defense) if f.name != "private_passes"]
     together: dict[str, Any] = {name: tuple(x for d in defenses for x in getattr(d, name)) for name in hooks}

@@ -1,4 +1,4 @@
-"""Lossless encoding of updates with zeros or few levels."""
+"""Lossless compression of updates with zeros or few distinct values."""
 
 from functools import cached_property
 
@@ -13,32 +13,32 @@ from fl_privacy.types import Tensors
 
 _DENSE, _BITMAP, _INDICES = range(3)
 _HEADER = 6
-"""Header bytes: one for the layout of positions, one for the bits of a grid value (0: raw), four for their number."""
+"""Bytes of the header: one for the layout of positions, one for the bits per code (0: raw), four for the count."""
 
 _MAX_BITS = 28
-_PROBE, _AHEAD = 256, 4096  # number of values that mostly show that a tensor is on no grid, elements to find them in
-_GLANCE = 64  # number of values for a first look at this, which suffices for most updates
+_PROBE, _AHEAD = 256, 4096  # values to check first for an even grid, and elements among which they are sought
+_GLANCE = 64  # values for a still faster check, which suffices for most updates
 
 _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 1)])
-"""Largest code of each grid, (bits, 1)."""
+"""Largest code by number of bits, from 1, (bits, 1)."""
 
 
 def encode(tensors: Tensors) -> dict[str, Tensor]:
-    """Encode each tensor by the shortest of a few exact encodings.
+    """Encode each tensor losslessly, by the shortest of a few encodings.
 
-    Zeros are left out if that saves bytes; values on an even grid are sent as codes. ``tensors`` are floating-point, up
-    to 2^32 - 1 elements each; results are (bytes,) uint8 on the CPU, without shape and dtype, which the receiver knows.
+    Zeros are left out if that saves bytes; evenly spaced values become codes. ``tensors`` are floating-point, up
+    to 2^32 - 1 elements each; results are (bytes,) uint8 on the CPU, without shape and dtype.
     """
     return {name: torch.from_numpy(np.frombuffer(_encode(t), dtype=np.uint8).copy()) for name, t in tensors.items()}
 
 
 def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
-    """Invert ``encode``, bit for bit; ``UserError`` if a name is unknown or the bytes do not fit the shape.
+    """Return the tensors that ``encode`` encoded; ``UserError`` if a name is unknown or the bytes do not fit.
 
     ``like`` has the expected shapes and dtypes by name, and may hold more names than ``encoded``.
     """
     if unknown := encoded.keys() - like.keys():
-        raise UserError(f"An encoded update is expected to name parameters of the model, but has {sorted(unknown)}.")
+        raise UserError(f"An update is expected to have the model's names, but has {sorted(unknown)}; use its model.")
     decoded = {}
     for name, payload in encoded.items():
         try:
@@ -46,13 +46,13 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
         except (ValueError, IndexError, RuntimeError) as error:
             raise UserError(
                 f"The encoded tensor {name} is expected to hold {tuple(like[name].shape)} {like[name].dtype} values,"
-                f" but its {payload.numel()} bytes do not ({error}); the client must encode what it was sent."
+                f" but got {payload.numel()} bytes ({error}); encode it by defenses.encoding.encode."
             ) from error
     return decoded
 
 
 def encoded_bytes(tensors: Tensors) -> int:
-    """Count the bytes of ``tensors`` on the wire without names, each encoded if that is shorter."""
+    """Return the number of bytes to send ``tensors`` without names, each encoded if that is shorter."""
     total = 0
     for tensor in (tensor.detach().cpu() for tensor in tensors.values()):
         raw = tensor.dtype in (torch.float32, torch.float64) and plainly_shortest(tensor.numpy())
@@ -61,9 +61,9 @@ def encoded_bytes(tensors: Tensors) -> int:
 
 
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
-    """Return ``True`` if a quick check shows that ``encode`` saves nothing, as for most updates.
+    """Return ``True`` if a quick check shows that ``encode`` does not shorten ``array``, as for most updates.
 
-    A bitmap pays only with enough zeros; a grid for all values also holds any few of them.
+    Zeros shorten it only if there are enough; codes only if any few values lie on an even grid.
     """
     if array.dtype not in (np.float32, np.float64) or not array.size:
         return False
@@ -101,7 +101,7 @@ class _Layout:
         return self.flat[self.present]
 
     def _grid_bits(self, most: int) -> int:
-        """Return the fewest bits, up to ``most``, of a grid with all nonzero values; 0 if none has them."""
+        """Return the fewest bits, up to ``most``, of codes that give all nonzero values exactly; 0 if none do."""
         scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
         few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
         held = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few
@@ -173,16 +173,16 @@ def _index_bits(n: int) -> int:
 
 
 _CHUNK = 1 << 18
-"""Numbers per chunk, a multiple of 8 so that chunks end on whole bytes; bounds the memory of unpacked bits."""
+"""Numbers packed at once, a multiple of 8 so that each chunk ends on a whole byte."""
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Count the bytes of ``count`` numbers of ``bits`` bits."""
+    """Return the number of bytes of ``count`` packed numbers of ``bits`` bits."""
     return (count * bits + 7) // 8
 
 
 def pack(numbers: NDArray[np.integer], bits: int) -> bytes:
-    """Pack numbers (n,) in [0, 2^bits) with ``bits`` from 1 to 32, highest bit first; zeros fill the last byte."""
+    """Pack numbers (n,) in [0, 2^bits), 1 to 32 bits each, into bytes, highest bit first."""
     parts = []
     for start in range(0, len(numbers), _CHUNK):
         chunk = numbers[start : start + _CHUNK].astype(">u4")
@@ -191,7 +191,7 @@ def pack(numbers: NDArray[np.integer], bits: int) -> bytes:
 
 
 def unpack(packed: bytes, count: int, bits: int) -> NDArray[np.int64]:
-    """Return the ``count`` numbers that ``pack`` packed."""
+    """Return the ``count`` numbers of ``bits`` bits that ``pack`` packed."""
     data = np.frombuffer(packed, dtype=np.uint8)
     numbers = np.empty(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):

@@ -1,4 +1,4 @@
-"""A client's guard, which refuses models that look crafted by their structure, weights or behavior."""
+"""Client-side guard: refusal of models whose structure, weights or behavior suggest a malicious server."""
 
 import copy
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from fl_privacy.types import Batch, ModelState
 
 @dataclass(frozen=True)
 class Architecture:
-    """Shapes of a model's tensors and classes of its modules, by name."""
+    """Architecture of a model: shapes of its tensors and class names of its modules, by name."""
 
     tensors: Mapping[str, tuple[int, ...]]
     modules: Mapping[str, str]
@@ -40,18 +40,18 @@ class Architecture:
         return None
 
 
-_LEAST_ROWS, _LEAST_INPUTS = 8, 8  # least size of a tensor; rows of smaller ones are alike by chance
+_LEAST_ROWS, _LEAST_INPUTS = 8, 8  # least rows and columns of a checked tensor; smaller ones are alike by chance
 _SAMPLED = 32  # number of rows compared with each other
 _PARALLEL = 0.95
 _IDENTITY = 0.999
-_MANY = 0.25  # tolerated share of rows that training does not produce; in an imprint nearly all are such
+_MANY = 0.25  # tolerated share of suspicious rows; an imprint layer has nearly all
 
 
 def strange_structure(name: str, weight: Tensor) -> str | None:
-    """Return why ``weight`` (outputs, ...) can't be of a trained or fresh layer; ``None`` if it can.
+    """Return, for a message, what looks crafted in ``weight`` (outputs, ...), or ``None``.
 
-    Signs are rows equal up to sign and scale (imprint), zero rows (fishing in an output layer), and kernels with a
-    single nonzero value, which copy an image.
+    Suspicious are rows equal up to sign and scale (imprint), zero rows (class fishing), and kernels with a
+    single nonzero value, which copy the image.
     """
     if weight.dim() < 2 or len(weight) < _LEAST_ROWS or weight[0].numel() < _LEAST_INPUTS:
         return None
@@ -76,20 +76,20 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Behavior:
-    """Behavior of a model on a batch of B examples.
+    """Activations of a model on a batch of B examples.
 
     Attributes:
-        firing: share (U,) of examples and places at which each unit passes a gradient, by layer with a threshold.
+        firing: share (U,) of examples and positions at which each unit is active, by the name of its ReLU or Hardtanh.
     """
 
     firing: dict[str, Tensor]
-    alone: dict[str, float]  # share of units that do so for at most one example, by the same layers
-    leading: float  # share of the features' gradient that comes from its largest contributor
+    alone: dict[str, float]  # share of units active for at most one example, by the same names
+    leading: float  # largest share of an example in the gradient of the features
 
 
 @torch.no_grad()
 def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
-    """Observe ``model`` with the values ``sent`` on ``batch``, in evaluation mode; one forward pass."""
+    """Return the behavior on ``batch`` of ``model`` with the values ``sent``, in evaluation mode."""
     was_training = model.training
     model.eval()
     clipping = {n: m for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.ReLU6 | nn.Hardtanh)}
@@ -118,30 +118,30 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
     return Behavior(firing, alone, leading)
 
 
-LAST = "guard/"  # prefix of the last trained model's values in a client's state
-_LEAST_VALUES = 64  # least size of a tensor whose direction is meaningful
-_LEAST_EXAMPLES = 8  # least number of examples for a judgment on lone or leading ones
+LAST = "guard/"  # prefix of the last accepted model's values in a client's state
+_LEAST_VALUES = 64  # least number of values of a tensor that is compared with the last one
+_LEAST_EXAMPLES = 8  # least number of examples for the checks ``alone`` and ``leading``
 
 
 class RefusedModelError(UserError):
-    """Reason, in one line, why a client does not train on a model."""
+    """Raised if a client's guard refuses a model; the message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGuard:
-    """Conditions on a model to train on, with thresholds between honest and crafted models.
+    """Conditions on a model before training on it.
 
-    They prove nothing: a server that knows the guard can meet them all.
+    They prove nothing: a server that knows them can meet them all.
 
     Attributes:
-        examples: number of the client's examples shown to a model.
-        dead: least share of examples that a layer passes, over its units.
-        alone: largest share of units of the first threshold layer that fire for at most one example.
-        alone_later: same for later layers, which honest training makes sparser.
-        leading: largest share of the gradient from a single example.
-        turned: least cosine of a weight to the one trained on before.
-        grown: largest ratio of a weight's norm to its earlier norm.
-        agreed: architecture from ``agreeing_on``; ``None`` accepts any.
+        examples: number of the client's examples on which a model is checked.
+        dead: least mean share of examples for which a layer's units are active.
+        alone: largest share of the first ReLU layer's units that are active for at most one example.
+        alone_later: same share for later layers, which honest training makes sparser.
+        leading: largest share of the gradient that a single example may have.
+        turned: least cosine of a weight to that of the last accepted model.
+        grown: largest ratio of a weight's norm to that of the last accepted model.
+        agreed: expected architecture, from ``agreeing_on``; ``None`` accepts any.
     """
 
     examples: int = 16
@@ -168,9 +168,9 @@ class ModelGuard:
         return known
 
     def refusal(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> str | None:
-        """Return in one line why not to train on ``sent``; ``None`` if nothing is suspicious.
+        """Return the reason not to train on the values ``sent``, or ``None`` if nothing is suspicious.
 
-        A private part of ``sent`` is not checked; ``kept`` is the client's state, with the last model under ``LAST``.
+        ``kept`` is the client's state, with the last accepted model under ``LAST``.
         """
         if self.agreed and (different := self.agreed.difference(Architecture.of(model))):
             return f"its architecture is not the one agreed on: {different}"
@@ -179,7 +179,7 @@ class ModelGuard:
         return self._misbehaved(model, sent, Batch(batch.inputs[: self.examples], batch.labels[: self.examples]))
 
     def refusal_of_weights(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:
-        """Return why not to train on ``sent``, from its weights and the last model's alone; see ``refusal``."""
+        """Return the reason not to train on ``sent``, from the weights alone, or ``None``; see ``refusal``."""
         strange = next(filter(None, (strange_structure(n, p) for n, p in sent.parameters.items())), None)
         return strange or self._far(sent, kept)
 

@@ -1,4 +1,4 @@
-"""Differential privacy guarantees of defenses, computed by Opacus' accountants."""
+"""Differential privacy of defenses, computed by Opacus' accountants."""
 
 import math
 import warnings
@@ -34,14 +34,14 @@ MILESTONES = 16  # number of values of an epsilon curve that the slow PRV accoun
 def epsilon(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Compute epsilon after ``steps`` releases of the subsampled Gaussian mechanism; infinite without noise.
+    """Return epsilon after ``steps`` releases of the subsampled Gaussian mechanism; infinite without noise.
 
     Args:
-        noise_multiplier: standard deviation of the noise over the l2 sensitivity, at least 0.
-        sample_rate: probability that a step uses a given record (Poisson sampling), in (0, 1].
+        noise_multiplier: standard deviation of the noise divided by the l2 sensitivity, at least 0.
+        sample_rate: probability that a step uses a given example (Poisson sampling), in (0, 1].
         steps: number of releases, at least 0.
-        delta: probability in (0, 1), below one over the number of records.
-        accountant: ``rdp`` (Renyi, an upper bound) or ``prv`` (tight to 0.01, Gopi et al. 2021, upper estimate).
+        delta: probability in (0, 1), below one over the number of examples.
+        accountant: ``rdp`` (an upper bound by Renyi divergence) or ``prv`` (tight to 0.01, Gopi et al. 2021).
 
     >>> round(epsilon(noise_multiplier=1.0, sample_rate=0.01, steps=1000, delta=1e-5), 2)
     2.1
@@ -63,9 +63,9 @@ def epsilon(
 def epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: Sequence[int], delta: float, accountant: Accountant = "rdp"
 ) -> list[float]:
-    """Compute ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
+    """Return ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
 
-    ``prv`` computes only some values; between them it returns the next larger one, an upper bound.
+    ``prv`` computes only some values, and returns the next larger of these for the others.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
@@ -93,15 +93,9 @@ def epsilons(
 def noise_multiplier_for(
     *, epsilon: float, sample_rate: float, steps: int, delta: float, accountant: Accountant = "rdp"
 ) -> float:
-    """Find the least noise multiplier that spends at most ``epsilon`` in ``steps``, to a thousandth of ``epsilon``.
+    """Return the least noise multiplier that spends at most ``epsilon``; ``UserError`` if no noise is enough.
 
-    ``UserError`` if no noise is enough.
-
-    Args:
-        epsilon: budget, above 0.
-        steps: number of releases, at least 1.
-        delta: probability in (0, 1).
-        accountant: ``rdp`` or ``prv`` (to 0.02).
+    The result is tight to a thousandth of ``epsilon``, for ``prv`` to 0.02. For the arguments see ``epsilon``.
     """
     checks.number("epsilon", epsilon, above=0, example=8.0)
     _expect(sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant)
@@ -127,15 +121,15 @@ def noise_multiplier_for(
 
 
 def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
-    """Compute epsilon after ``steps`` Gaussian releases, each of which includes a given record at random.
+    """Return epsilon after ``steps`` Gaussian releases, each of which uses a given example at random.
 
-    With probability ``share`` a release of sensitivity 1 depends on the record, otherwise in no way. As exp((a - 1)
+    With probability ``share`` a release of sensitivity 1 depends on the example. Since exp((a - 1)
     D_a) is jointly convex, its Renyi divergence of order a is at most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a -
     1).
 
     Args:
-        noise_multiplier: s, above 0.
-        share: q, in (0, 1].
+        noise_multiplier: noise multiplier s, above 0.
+        share: probability q, in (0, 1].
         steps: number of releases, at least 1.
         delta: probability in (0, 1).
     """
@@ -154,7 +148,7 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Find the least noise multiplier, to a thousandth, whose total epsilon is ``epsilon``; ``UserError`` if none."""
+    """Return the least noise multiplier for which ``mixture_epsilon`` is ``epsilon``; ``UserError`` if none is."""
     checks.number("epsilon", epsilon, above=0, example=8.0)
     low, high = 1e-2, 1e6
     settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}
@@ -171,14 +165,14 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 
 
 def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, noise_var: float = 0.1) -> float:
-    """Compute the epsilon (delta 0) of one upload by ``svt`` against a change of the client's whole update.
+    """Return the epsilon (delta 0) of one upload by ``svt``, for a change of the client's whole update.
 
-    The threshold, each accepted query (Lyu, Su and Li 2017, theorem 4) and each shared value are paid for. The filter
-    accepts up to all ``elements`` in a pass; NVFlare's accountant counts those that are shared.
+    It sums that of the threshold, each accepted query (Lyu, Su and Li 2017, theorem 4) and each uploaded value. The
+    filter may accept all ``elements``; NVFlare's accountant counts only those that are uploaded.
 
     Args:
-        elements: number of elements n of the update, of which ceil(fraction n) are shared.
-        fraction, epsilon, noise_var: settings of ``svt``.
+        elements: number of elements n of the update, of which ceil(fraction n) are uploaded.
+        fraction, epsilon, noise_var: arguments of ``svt``.
 
     >>> round(svt_epsilon(7_000_000))
     70001
@@ -189,7 +183,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
 
 
 def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
-    """Split ``epsilon`` between threshold and queries as 1 : (2 c)^(2/3)."""
+    """Split ``epsilon`` into those of threshold and queries, as 1 : (2 c)^(2/3), c the number ``shared``."""
     threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
     return threshold, epsilon - threshold
 
@@ -213,11 +207,11 @@ def _opacus() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """Differential privacy of one client against the server, which sees all its uploads.
+    """Differential privacy of one client against a server that sees all its uploads.
 
     Attributes:
-        unit: protected unit: ``example`` (one example added or removed) or ``client`` (its whole update).
-        sample_rate: sampling rate of the accountant; 1 for the unit ``client``, since the server sees who takes part.
+        unit: protected unit: ``example`` (one example added or removed) or ``client`` (the whole update).
+        sample_rate: sampling rate of examples; 1 for the unit ``client``, since the server sees who takes part.
     """
 
     unit: Literal["example", "client"]
@@ -226,15 +220,15 @@ class Guarantee:
     steps_per_round: int  # noised releases in a round
     delta: float
     accountant: Accountant
-    missing: str | None = None  # reason for the lack of a guarantee, or ``None``
-    once: float | None = None  # epsilon spent before the first round, which covers all; ``None`` if rounds spend it
+    missing: str | None = None  # reason for which there is no guarantee, or ``None``
+    once: float | None = None  # epsilon of one release that covers all rounds; ``None`` if each round spends
 
     def epsilon(self, rounds: int) -> float:
-        """Return epsilon after participation in ``rounds`` rounds; infinite without guarantee."""
+        """Return epsilon after ``rounds`` rounds of taking part; infinite without guarantee."""
         return self.course([rounds])[0]
 
     def course(self, rounds: Sequence[int]) -> list[float]:
-        """Return ``epsilon`` after each of the ascending ``rounds``, or an upper bound (see ``epsilons``)."""
+        """Return epsilon after each of the ascending numbers ``rounds`` (see ``epsilons``)."""
         if self.missing is not None:
             return [math.inf] * len(rounds)
         if self.once is not None:
@@ -278,15 +272,15 @@ def guarantee(
     num_tensors: int = 1,
     buffers_shared: bool = False,
 ) -> Guarantee:
-    """Return the guarantee of ``defense``, alone or composed with post-processing of its noised update.
+    """Return the guarantee of ``defense``, which may be composed with post-processing.
 
     Args:
         defense: defense that clips examples (unit ``example``) or noises clipped updates (unit ``client``).
         sample_rate: local batch size over the client's number of examples, in (0, 1].
         delta: probability in (0, 1).
-        steps_per_round: local steps S; noise on the upload is drawn once for any S.
-        num_tensors: number of the model's tensors; per-layer clip norms add up to sensitivity C sqrt(num_tensors).
-        buffers_shared: ``True`` if batch-norm statistics are uploaded too, without noise.
+        steps_per_round: number of local steps; noise on the upload is drawn once for all.
+        num_tensors: number of the model's tensors; clipping each to C gives sensitivity C sqrt(num_tensors).
+        buffers_shared: ``True`` if batch-norm statistics are uploaded without noise.
     """
     _expect(sample_rate=sample_rate, delta=delta, accountant=accountant)
     if isinstance(release := defense.parts[0].effect if defense.parts else None, PrivateRelease):
@@ -316,9 +310,9 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Return ``True`` if a part of ``defense`` clips and adds noise, so that users may rely on a guarantee.
+    """Return ``True`` if a part of ``defense`` clips and adds noise, so that users expect a guarantee.
 
-    No guarantee covers other values next to such an upload, such as an exact loss; they must not leave the client.
+    The client of such a defense must not send other values, such as an exact loss, which no guarantee covers.
     """
     kinds = [part.effect for part in defense.parts]
     clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in kinds)
@@ -326,7 +320,7 @@ def promises_privacy(defense: Defense) -> bool:
 
 
 def mechanism(defense: Defense) -> Part | None:
-    """Return the part of ``defense`` whose noise accountants count; ``None`` if none or several do."""
+    """Return the only part of ``defense`` with noise that accountants cover; ``None`` if there are none or several."""
     found = [part for part in defense.parts if isinstance(part.effect, Noise | ClippedExamples)]
     return found[0] if len(found) == 1 else None
 
@@ -361,7 +355,7 @@ def _norm(effect: Effect | None) -> float | None:
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the noise's standard deviation or multiplier; ``None`` if there is none, or it is unknown."""
+    """Return the standard deviation or noise multiplier of ``effect``; ``None`` if it is unknown or has no noise."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None

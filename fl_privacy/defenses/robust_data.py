@@ -1,4 +1,4 @@
-"""Robust data: noise to the eye, the client's data to the model (Refiner, Eq. 2 to 4), as pixels or word embeddings."""
+"""Robust data of Refiner: images or word embeddings that look like noise but have nearly the true gradient."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,21 +18,21 @@ from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
 
 Elementwise = Literal["product", "gradient", "value", "none"]
-"""Importance of an element: |gradient x value|, |gradient|, |value|, or constant."""
+"""Importance of a parameter's element: |gradient x value|, |gradient|, |value|, or 1."""
 
 Importance = Literal[Elementwise, "integrated_gradients"]
-"""Also |value x mean gradient on the line from zero to the values| (appendix A), by extra passes."""
+"""Importance, also by |value x mean gradient on the line from zero to the values| (appendix A)."""
 
 Gap = Callable[[Tensor], Tensor]
-"""Robust data (B, ...) -> utility gap (G,), differentiable: of the batch (G = 1) or of each example (G = B)."""
+"""Function from robust data (B, ...) to the utility metric UM, (1,) of the batch or (B,) of each example."""
 
 Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> (B,), differentiable; higher is more private
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
-    """Weight each element in the utility metric (Eq. 3): |g theta| tau^i in layer i; tau is ``decay``.
+    """Return each element's weight in the utility metric (Eq. 3): |g theta| tau^i in layer i.
 
-    ``target`` holds gradients to match, (*shape) or (B, *shape), ``depths`` i, by name.
+    ``target`` holds the gradients g, (*shape) or (B, *shape), ``depths`` i, by name; ``decay`` is tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
@@ -47,7 +47,7 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """Build UM (Eq. 4) of the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2."""
+    """Return UM (Eq. 4) for the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2."""
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
 
@@ -60,7 +60,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Build UM (Eq. 4) of each example's own gradient; ``target`` and ``weights`` are (B, *shape)."""
+    """Return UM (Eq. 4) for the gradients of single examples; ``target`` and ``weights`` are (B, *shape)."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -71,7 +71,7 @@ def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: A
 
 
 def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
-    """Compute the gradient (B, *shape) of each example's loss, differentiable by ``inputs``."""
+    """Return the gradient (B, *shape) of each example's loss, differentiable by ``inputs``."""
     batch = Batch(inputs, step.batch.labels)
     values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
     return example_gradients(step.model, values, batch, plan=step.plan, changes=step.changes)
@@ -80,10 +80,10 @@ def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
 def descend(
     start: Tensor, gap: Gap, privacy: Privacy, *, unit: Tensor, beta: float, lr: float, iterations: int
 ) -> Iterator[Tensor]:
-    """Minimize UM / unit - beta PM (Eq. 2) by gradient descent; yield each iterate, clamped to [0, 1].
+    """Yield the iterates, in [0, 1], of gradient descent from ``start`` on UM / unit - beta PM (Eq. 2).
 
-    The slope is that of the sum over the batch. Down UM the step is at most Polyak's, UM / ||slope||^2. ``start`` is
-    (B, C, H, W) in [0, 1], or (B, L, d) of words, ``privacy`` the PM of each example, ``unit`` (G,).
+    The step down UM is at most Polyak's, UM / ||slope||^2. ``start`` is
+    (B, C, H, W) in [0, 1], or (B, L, d) for texts; ``privacy`` is the PM of each example, ``unit`` (1,) or (B,).
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -102,10 +102,7 @@ def descend(
 
 
 def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
-    """Return the point nearest to ``gradient`` within the l2 distance ``radius`` of ``center`` (appendix J).
-
-    The distance in float64 is at most ``radius`` also after rounding.
-    """
+    """Return ``gradient`` projected within the l2 distance ``radius`` of ``center`` (appendix J)."""
     apart = {name: (gradient[name] - c).double() for name, c in center.items()}
     length = torch.stack([a.square().sum() for a in apart.values()]).sum().sqrt()
     if float(length) <= radius:
@@ -114,9 +111,9 @@ def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
 
 
 def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
-    """Return the number of each parameter's layer, from 1 in the order of the forward pass.
+    """Return the layer number of each parameter, from 1 in the order of the forward pass on ``inputs``.
 
-    Weight and bias share a number. Layers that are not called come last.
+    Layers that are not called come last.
     """
     layers = owners(model)
     model.eval()
@@ -128,12 +125,12 @@ def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[st
 
 
 Judge = Literal["evaluator", "mse"]
-"""Privacy metric of robust data: the evaluation network, or the mean squared distance to the true ones."""
+"""Privacy metric PM of robust data: the evaluation network, or the mean squared distance to the true data."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Robust space of the images ``true`` (B, C, H, W) in [0, 1], with uniform noise."""
+    """Space of robust images near ``true`` (B, C, H, W) in [0, 1], with uniform noise."""
 
     withheld: ClassVar[frozenset[str]] = frozenset()
 
@@ -154,9 +151,9 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class RobustTexts:
-    """Robust space of texts: coordinates (B, L, d) of word embeddings, with random words as noise (appendix F).
+    """Space of robust texts: scaled word embeddings (B, L, d) in [0, 1], with random words as noise (appendix F).
 
-    The embedding layer is neither trained nor uploaded, hence ``withheld``. ``tokens`` are (B, L), padded with -1.
+    The embedding layer is neither trained nor uploaded. ``tokens`` are (B, L), padded with -1.
     """
 
     tokens: Tensor
@@ -202,10 +199,10 @@ PERMUTATIONS = 10  # number of random orders of Neuron Shapley
 def integrated_gradients(
     values: Tensors, gradient_at: Callable[[Tensors], Tensors], *, points: int = POINTS
 ) -> Tensors:
-    """Compute value x mean gradient on the line from zero to ``values`` (Sundararajan et al. 2017, Eq. 1 and 3).
+    """Return value x mean gradient on the line from zero to ``values`` (Sundararajan et al. 2017, Eq. 1 and 3).
 
-    The gradient is taken at the middles of ``points`` equal pieces. ``gradient_at`` turns values into gradients, in
-    their shapes or with one more leading dimension.
+    Gradients are taken at the middles of ``points`` equal pieces. ``gradient_at`` maps values to gradients, in
+    their shapes or with a leading dimension more.
     """
     sums: dict[str, Tensor] = {}
     for number in range(points):
@@ -215,7 +212,7 @@ def integrated_gradients(
 
 
 def integrated_gradients_of_step(step: LocalStep, *, points: int = POINTS) -> Tensors:
-    """Compute the Integrated Gradients of the batch's mean loss, by parameter name."""
+    """Return the integrated gradients of the batch's mean loss, by parameter name."""
     values = {name: value.detach() for name, value in step.sent.parameters.items()}
 
     def gradient_at(at: Tensors) -> Tensors:
@@ -259,10 +256,10 @@ class _Network:
 
 
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
-    """Estimate each neuron's reduction of the batch's mean loss, (C,) by layer (Ghorbani and Zou 2020).
+    """Return estimates (C,), by layer, of each neuron's Shapley value for the batch's loss (Ghorbani and Zou 2020).
 
     In random orders, neurons are replaced one by one by their mean output, and the rises of the loss averaged. An order
-    is truncated when the loss reaches that without any neuron; the remaining neurons count 0.
+    ends when the loss reaches that without neurons; the remaining neurons count 0.
     """
     network = _Network(step)
     for name, number in network.neurons:
@@ -284,7 +281,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
 
 
 def shapley_of_elements(step: LocalStep, *, permutations: int = PERMUTATIONS) -> Tensors:
-    """Return, by parameter name, for each weight and bias the Shapley value of its neuron."""
+    """Return tensors, by parameter name, with the Shapley value of each element's neuron."""
     values, parameters = neuron_shapley(step, permutations=permutations), step.sent.parameters
     found = {}
     for layer, own in values.items():

@@ -253,7 +253,7 @@ def test_acts_on_a_model_with_attention(defense, specified):
 
 @pytest.mark.parametrize("wrong", [3, pruning, None])
 def test_what_is_no_defense_composes_to_one_line(wrong):
-    with pytest.raises(UserError, match=r"compose is expected to get defenses, .*; call what makes one"):
+    with pytest.raises(UserError, match=r"compose is expected to get defenses, .*; call a function such as pruning"):
         compose(dp_noise(), wrong)
 
 

@@ -50,5 +50,5 @@ def test_values_out_of_range_are_refused(changed: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("psnr", [[], [math.nan, 3.0]])
 def test_nothing_attacked_is_no_answer(psnr: list[float]) -> None:
-    with pytest.raises(UserError, match="each attacked image"):
+    with pytest.raises(UserError, match="numbers, at least one"):
         least_epsilon(psnr, delta=0.1)

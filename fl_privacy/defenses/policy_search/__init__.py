@@ -1,4 +1,4 @@
-"""Automatic transformation search: scoring and selection of policies."""
+"""Automatic transformation search (ATS): scores and selection of transformation policies."""
 
 from typing import TYPE_CHECKING
 

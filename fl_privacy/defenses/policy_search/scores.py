@@ -1,4 +1,4 @@
-"""Scores of ATS policies: accuracy from an untrained model, privacy from GradSim of a semi-trained one."""
+"""Scores of ATS policies: privacy by gradient similarity, accuracy by an untrained model's Jacobian."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +16,19 @@ from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 Cosine = Literal["whole", "layers"]
-"""``whole``: cosine of the gradient as one vector (Eq. 5); ``layers``: mean over its tensors (the authors' code)."""
+"""Cosine of two gradients as ``whole`` vectors (Eq. 5), or the mean cosine of ``layers`` (the authors' code)."""
 
 _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once on CPUs; more would not be faster
 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of gradients of T tensors, (T, S, K): of each point with its target, and with itself.
+    """Inner products, by tensor T, of gradients at S x K points with the gradients at their S targets.
 
-    ``squared_target`` (T, S, 1) are those of each target with itself.
+    Attributes:
+        dot: products (T, S, K) of each point with its target.
+        squared: products (T, S, K) of each point with itself.
+        squared_target: products (T, S, 1) of each target with itself.
     """
 
     dot: Tensor
@@ -33,7 +36,7 @@ class InnerProducts:
     squared_target: Tensor
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return cosines (S, K) in [-1, 1]; 0 for a zero gradient."""
+        """Return the cosine (S, K) in [-1, 1] of each point with its target; 0 for a zero gradient."""
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
@@ -43,7 +46,7 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Comparison of gradients of single images in eval mode, ``at_once`` of them or as many as fit in memory."""
+    """Comparison of single images by their gradients, in evaluation mode; ``at_once`` bounds the memory."""
 
     def __init__(
         self,
@@ -66,13 +69,13 @@ class GradientSimilarity:
         self._at_once = at_once or self._most(trial, labels)
 
     def __call__(self, starts: Tensor, targets: Tensor, labels: Tensor, shares: Tensor) -> InnerProducts:
-        """Compare the gradient of each point on the way to a target with the target's.
+        """Compare the gradients at points between a start and a target image with the gradient at the target.
 
         Args:
-            starts: (R, C, H, W) starts of the first R targets, the next R, and so on.
-            targets: (S, C, H, W).
-            labels: (S,) of a target and its points.
-            shares: (K,) of the target in each point.
+            starts: images (R, C, H, W); target s has the start s modulo R.
+            targets: images (S, C, H, W).
+            labels: classes (S,) of the targets and their points.
+            shares: share (K,) of the target in each point.
         """
         points = min(len(shares), max(1, self._at_once - 1))
         ways = max(1, self._at_once // (points + 1))
@@ -97,7 +100,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) of each image's gradient with the last of its row, and with itself."""
+        """Return inner products (T, s, K + 1) of each gradient with the last one of its row, and with itself."""
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -115,18 +118,18 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute inner products from the factors (s, L, O, P) and (s, L, D, P) of gradients that are not formed."""
+    """Return the inner products of ``_compare`` from the factors (s, L, O, P), (s, L, D, P) of gradients."""
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
 
-Rule = Literal["left", "trapezoid"]  # integration rule for the curve of similarities
+Rule = Literal["left", "trapezoid"]  # integration rule for the area under the curve of similarities
 
 
 Over = Literal["images", "class means"]  # units of the areas' mean and variance
 
 Variant = Literal["paper", "code", "code_normalized"]
-"""Scoring of policies: as published; the authors' program for one; its comparison of several."""
+"""Scoring by the ``paper``, by the authors' ``code``, or by their code's comparison of several policies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +137,8 @@ class PrivacyPlan:
     """Options of the privacy score (Gao et al. 2023, Eq. 11); the defaults are the paper's.
 
     Attributes:
-        rule: ``left`` is the mean over j / K, j = 0 .. K - 1; ``trapezoid`` has its points on 0 .. 1 with both ends.
-        over: ``images`` takes both over all images (Eq. 9); ``class means`` over the means of each class.
+        rule: ``left`` averages over the points j / K, j = 0 .. K - 1; ``trapezoid`` has K points from 0 to 1.
+        over: ``images`` takes mean and variance of areas over images (Eq. 9), ``class means`` over class means.
     """
 
     points: int = 20  # K, number of gradients compared on the way to the transformed image
@@ -144,7 +147,7 @@ class PrivacyPlan:
     alpha: float = 0.7  # weight of the mean of the areas below the curve
     beta: float = 0.3  # weight of their variance
     over: Over = "images"
-    normalized: bool = False  # ``True`` scales both to [0, 1] among the policies, see :func:`normalized_scores`
+    normalized: bool = False  # ``True`` scales mean and variance as in :func:`normalized_scores`
 
     def __post_init__(self) -> None:
         least = 1 if self.rule == "left" else 2
@@ -154,10 +157,10 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Return the paper's plan, or that of its authors' code: 21 points, trapezoids, mean of the tensors' cosines.
+        """Return the plan of ``variant``; ``code`` has 21 points, trapezoids, and the mean cosine of layers.
 
-        ``code_normalized`` also takes mean and variance over class means, normalized among all policies, like the
-        program's selection (``searchalg/search_best.py`` of gaow0007/ATSPrivacy).
+        ``code_normalized`` also takes mean and variance over class means, normalized over all policies, like the
+        authors' ``searchalg/search_best.py``.
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
@@ -168,13 +171,13 @@ class PrivacyPlan:
         return replace(code, points=21 if points is None else points)
 
     def shares(self) -> Tensor:
-        """Return the shares (K,) of the transformed image in each point."""
+        """Return the share (K,) of the transformed image in each point."""
         if self.rule == "left":
             return torch.arange(self.points, dtype=torch.float64) / self.points
         return torch.linspace(0, 1, self.points, dtype=torch.float64)
 
     def area(self, similarities: Tensor) -> Tensor:
-        """Return the area (S,) under each curve (S, K)."""
+        """Return the area (S,) under each curve of ``similarities`` (S, K)."""
         if self.rule == "left":
             return similarities.mean(1)
         return torch.trapezoid(similarities, dx=1 / (self.points - 1), dim=1)
@@ -182,7 +185,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy, lower is better, with mean and variance of the areas over images or classes."""
+    """Privacy score of one policy, lower is better, and the mean and variance of areas behind it."""
 
     score: float
     mean: float
@@ -192,7 +195,7 @@ class PrivacyScore:
 def privacy_scores(
     similarity: GradientSimilarity, batch: Batch, policies: Sequence[Policy], *, plan: PrivacyPlan, seed: int
 ) -> list[PrivacyScore]:
-    """Compute S_pri of each of ``policies`` on images (S, C, H, W) of all classes, independently up to rounding."""
+    """Return the privacy score S_pri of each of ``policies`` on the images (S, C, H, W) of ``batch``."""
     start = torch.rand(batch.inputs.shape, generator=derive_generator(seed, "search", "start")).to(batch.inputs)
     goals = torch.stack([transformed_by(batch.inputs, policy, seed) for policy in policies])
     products = similarity(start, goals.flatten(0, 1), batch.labels.repeat(len(policies)), plan.shares())
@@ -208,9 +211,9 @@ def privacy_scores(
 
 
 def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:
-    """Weight means and variances of several policies, each scaled to [0, 1] by its least and largest value.
+    """Return privacy scores from means and variances that are first scaled to [0, 1] over all policies.
 
-    This follows the authors' ``searchalg/search_best.py``, except that equal values count as 0.
+    This follows the authors' ``searchalg/search_best.py``; if all values are equal, they become 0.
     """
     parts = []
     for values in (means, variances):
@@ -221,18 +224,18 @@ def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: 
 
 
 def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
-    """Transform ``images`` by ``policy``, with signs from its own stream."""
+    """Return ``images`` transformed by ``policy``, with random choices from the policy's own stream."""
     return transform(images, [policy], derive_generator(seed, "search", "policy", str(policy)))
 
 
 Total = Literal["mean", "sum"]
-"""Reduction over the eigenvalues: ``mean`` (Eq. 14) or ``sum`` (the authors' code)."""
+"""Reduction over eigenvalues: ``mean`` (Eq. 14) or ``sum`` (the authors' code)."""
 
 _CHUNK = 1000  # images differentiated at once
 
 
 def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
-    """Compute the gradient (N, C H W) of each image's summed logits by its pixels (N, C, H, W), in eval mode."""
+    """Return the gradient (N, C H W) of each image's summed logits by its pixels, in evaluation mode."""
     set_mode(model, "eval")
     values = {**state.parameters, **state.buffers}
     rows = []
@@ -245,10 +248,10 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 
 
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
-    """Score how little the rows are correlated (Mellor et al. 2021; Gao et al. 2023, Eq. 14), higher is better.
+    """Return a score that is higher the less correlated the rows are (Mellor et al. 2021; Gao et al. 2023, Eq. 14).
 
-    This is minus Eq. 14, as Algorithm 1 needs. ``jacobian`` is (..., N, D), the score (...) at most -1 (``mean``) or -N
-    (``sum``) up to ``eta``, for uncorrelated rows.
+    It is minus Eq. 14, as Algorithm 1 needs. ``jacobian`` is (..., N, D); the score (...) is at most -1 (``mean``) or
+    -N (``sum``), up to ``eta``.
     """
     rows = jacobian.double()
     rows = rows - rows.mean(-1, keepdim=True)
@@ -267,7 +270,7 @@ def accuracy_scores(
     seed: int,
     total: Total = "mean",
 ) -> list[float]:
-    """Compute S_acc of each of ``policies``: the mean over random draws on ``images`` (N, C, H, W) in [0, 1]."""
+    """Return the accuracy score S_acc of each of ``policies``, the mean over pairs of ``states`` and ``images``."""
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
         own = derive_seed(seed, "draw", number)
@@ -281,7 +284,7 @@ TrainingProgress = Callable[[int, int, float], None]  # (epochs done, total epoc
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """SGD with momentum and three learning-rate drops; the defaults are the paper's."""
+    """Training by SGD with momentum and three learning-rate drops; the defaults are the paper's."""
 
     epochs: int = 50
     lr: float = 0.1  # initial learning rate, divided by ten after 3/8, 5/8 and 7/8 of the epochs
@@ -305,10 +308,7 @@ def train_model(
     seed: int,
     progress: TrainingProgress = lambda done, total, loss: None,
 ) -> ModelState:
-    """Train ``model``, unchanged itself, on all examples of ``batch``, (N, C, H, W) in [0, 1]; return the values.
-
-    A loss that is not finite raises ``UserError``.
-    """
+    """Return the values of ``model``, unchanged itself, trained on ``batch``; ``UserError`` if the loss diverges."""
     state, order = ModelState.of(model), derive_generator(seed, "training", "order")
     parameters = {name: p.clone().requires_grad_() for name, p in state.parameters.items()}
     buffers = state.buffers

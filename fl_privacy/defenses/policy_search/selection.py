@@ -1,4 +1,4 @@
-"""Selection of the policies that clients share, by scores, altered images and FSIM (by piq)."""
+"""Selection of ATS policies by their scores, the share of altered images, and FSIM."""
 
 import importlib
 import math
@@ -19,7 +19,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Policy and its scores; ``UserError`` if one is not finite."""
+    """Policy and its scores; a score that is not finite raises ``UserError``."""
 
     policy: Policy
     privacy: float  # S_pri, lower is better for the client
@@ -37,13 +37,13 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Requirements on policies and the number to keep."""
+    """Requirements on policies, and the number of policies to choose."""
 
     accuracy_at_least: float | None = None  # T_acc; ``None`` keeps the ``accuracy_share`` best
     accuracy_share: float = 0.5  # share in (0, 1] of the policies with an effect
     altered_at_least: float = 0.9  # least share of images that a policy visibly alters, in (0, 1]
     fsim_at_least: float | None = None
-    keep: int = 2  # n, number of policies for clients, without a common operation
+    keep: int = 2  # number n of chosen policies, which have no operation in common
 
     def __post_init__(self) -> None:
         checks.number("accuracy_share", self.accuracy_share, above=0, at_most=1, example=0.5)
@@ -69,13 +69,13 @@ class Selection:
         return sorted(useful, key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Choose the ``keep`` most private accepted policies without a common operation; ``UserError`` for fewer."""
+        """Return the ``keep`` most private accepted policies without common operations; ``UserError`` for fewer."""
         by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
         if len(found) < self.keep:
             least = self.threshold(scored)
             raise UserError(
-                f"{self.keep} policies without a common operation are expected, but only {len(found)} of"
+                f"The search is expected to find {self.keep} policies without a common operation, but {len(found)} of"
                 f" {len(scored)} are left: {sum(not self.has_effect(s) for s in scored)} leave the images as they are,"
                 f" {sum(s.accuracy < least for s in scored)} make them less useful than asked for,"
                 f" {sum(s.privacy >= untransformed for s in scored)} score no more private than no transformation"
@@ -84,18 +84,18 @@ class Selection:
         return [by_policy[policy] for policy in found]
 
 
-VISIBLE = 40.0  # PSNR in decibels above which a transformed image looks like its original
+VISIBLE = 40.0  # PSNR in dB above which a transformed image looks like its original
 
 
 def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Return the share of ``images`` (N, C, H, W) that each policy visibly alters: PSNR of at most ``VISIBLE``."""
+    """Return, for each policy, the share of ``images`` that it alters to a PSNR of at most ``VISIBLE``."""
     least = 10 ** (-VISIBLE / 10)
     changes = (transformed_by(images, policy, seed) - images for policy in policies)
     return (torch.stack([change.square().flatten(1).mean(1) for change in changes]) >= least).double().mean(1).tolist()
 
 
 def require_fsim() -> ModuleType:
-    """Import the package piq, or raise ``UserError`` if it is not installed."""
+    """Return the module piq; ``UserError`` if it is not installed."""
     try:
         return importlib.import_module("piq")
     except ImportError as error:
@@ -103,7 +103,7 @@ def require_fsim() -> ModuleType:
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Compute the mean FSIM (Zhang et al. 2011) of ``images`` and transforms; ``UserError`` if piq is not installed."""
+    """Return, for each policy, the mean FSIM (Zhang et al. 2011) of transformed to original ``images``, by piq."""
     fsim = partial(require_fsim().fsim, data_range=1.0, chromatic=images.shape[1] == 3)
     found = [float(fsim(transformed_by(images, policy, seed), images)) for policy in policies]
     return torch.tensor(found).nan_to_num(0.0).tolist()
@@ -114,11 +114,11 @@ _ROUNDING = 1e-9  # rounding error of a share of images
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyAware:
-    """The three bounds by which a policy is privacy-aware (Definition 2, Equations 3 and 4)."""
+    """Bounds of a privacy-aware policy (Gao et al. 2023, Definition 2, Equations 3 and 4)."""
 
-    epsilon: float  # PSNR in dB of a reconstruction to the transformed image; below it the image counts as hidden
-    delta: float  # largest share of images reconstructed better, in [0, 1]
-    gamma: float  # accuracy in [0, 1], an upper bound on the policy's cost
+    epsilon: float  # PSNR in dB of a reconstruction to the transformed image, below which the image is hidden
+    delta: float  # largest share of images that are not hidden, in [0, 1]
+    gamma: float  # upper bound on the loss of accuracy, in [0, 1]
 
     def __post_init__(self) -> None:
         checks.number("epsilon", self.epsilon, example=20.0)
@@ -126,20 +126,19 @@ class PrivacyAware:
         checks.number("gamma", self.gamma, at_least=0, at_most=1, example=0.01)
 
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
-        """Return ``True`` if a policy is privacy-aware, by attacked images; ``UserError`` without any, or for NaN.
+        """Return ``True`` if a policy is privacy-aware; ``UserError`` if ``psnr`` is empty or has NaN.
 
-        ``psnr`` (N,): see ``least_epsilon``; the model's accuracy is ``accuracy`` without it, ``transformed`` with it.
+        ``psnr`` (N,): see ``least_epsilon``. The accuracy is ``accuracy`` without the policy, ``transformed`` with it.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
 
 
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
-    """Find the PSNR in dB that reconstructions exceed for at most a share ``delta`` of images (Equation 3).
+    """Return the PSNR in dB that at most a share ``delta`` of reconstructions exceeds (Equation 3).
 
-    Exactly the larger ``epsilon`` hold. It is -inf if no image has to be hidden; no image, NaN or another ``delta``
-    raise ``UserError``. ``psnr`` (N,) are dB of each reconstruction to the transformed image, infinite for an equal
-    one.
+    Larger values meet the bound of ``PrivacyAware.epsilon``. It is -inf if no image has to be hidden. ``psnr`` (N,) is
+    that of each reconstruction to the transformed image; ``UserError`` if it is empty or has NaN.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values
@@ -150,5 +149,5 @@ def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
 def _checked(psnr: Tensor | Sequence[float]) -> Tensor:
     values = torch.as_tensor(psnr, dtype=torch.float64).flatten()
     if len(values) == 0 or bool(values.isnan().any()):
-        raise UserError("psnr is expected to have a number for each attacked image, and one at least.")
+        raise UserError(f"psnr is expected to be numbers, at least one, but got {values.tolist()!s:.80}; give those.")
     return values

@@ -199,14 +199,14 @@ def test_the_public_head_is_not_perturbed():
 def test_wrong_models_and_settings_are_named():
     convolutional = nn.Sequential(nn.Conv2d(3, 5, 16), nn.Flatten())
     for defense, model, words in [
-        (spn(), convolutional, "ends in a linear layer"),
+        (spn(), convolutional, "expected to get a model with a linear layer"),
         (spn(layer="fc"), small_model(), "expected to be one of 5"),
     ]:
         with pytest.raises(UserError, match=words):
             defense.model[0](model, ClientState(), torch.Generator())
     spatial = nn.Sequential(nn.Linear(16, 5), nn.Flatten(), nn.Linear(3 * 16 * 5, 5))
     step: LocalStep = local_step(spatial)
-    with pytest.raises(UserError, match="one vector of features"):
+    with pytest.raises(UserError, match="expects one vector per example"):
         changed_gradient(spn(layer="0"), step)
     wrong = [{"alpha1": 0}, {"alpha2": -1}, {"bits": 0}, {"bits": 1.5}, {"margin": 0.5}, {"bound": 0}]
     for options in (*wrong, {"widths": 64}, {"widths": [0]}, {"widths": "64"}, {"widths": [6.5]}):
@@ -238,7 +238,7 @@ def test_the_head_is_at_the_layer_that_makes_the_logits_or_the_user_is_told():
 @pytest.mark.parametrize("others", [none(), dp_sgd()], ids=["alone", "per sample"])
 def test_a_head_on_the_pixels_that_would_protect_nothing_is_refused(others):
     step = local_step(nn.Sequential(nn.Flatten(), nn.Linear(768, 5)))
-    with pytest.raises(UserError, match="public layers before its private head, but none lies before 1"):
+    with pytest.raises(UserError, match="public layers before its private head, but got none before 1"):
         run(compose(spn(), others), clean_gradient(step), step)
 
 
