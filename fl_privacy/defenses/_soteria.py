@@ -172,7 +172,7 @@ def soteria(
         head = find_head(step.model, step.sent, step.batch.inputs[:1])
         weight = f"{head}.weight"
         if weight not in tensors:
-            raise UserError(f"Soteria expects the gradient of {weight}, but got none; compose Soteria first.")
+            raise UserError(f"Soteria expects the gradient of {weight}, but it was withheld; compose Soteria first.")
         estimate = (directions or max(32, 256 // len(step.batch))) if scores == "estimated" else None
         scored = feature_scores(step, head, directions=estimate, epsilon=added, form=form)
         keep = feature_mask(scored, rate) if form == "paper" else published_mask(scored, rate)

@@ -1,4 +1,4 @@
-"""Measure the leakage of reconstructions; only this package compares guesses with originals."""
+"""Measures of leakage; only this package compares guesses with the originals."""
 
 from typing import TYPE_CHECKING
 

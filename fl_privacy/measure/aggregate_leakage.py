@@ -1,7 +1,4 @@
-"""Measure the leakage of whole-training uploads about classes, words and members of a client.
-
-Everything is compared with a control without the upload; what all clients share does not count.
-"""
+"""Leakage of whole-training uploads about a client's classes, words and members, next to a control."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,12 +12,12 @@ from fl_privacy.measure.roc import Z95, Estimate, Separation, auc
 
 LEAST_FREE = 5  # least number of independent values for a correlation
 LEAST_CLIENTS = 3  # least number of clients for a correlation: two are always opposites
-MOST_OUTPUTS = 4  # largest ratio of outputs to classes for an array to count as the outputs' bias
+MOST_OUTPUTS = 4  # largest ratio of an array's length to the number of classes to take it for the output bias
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassTrace:
-    """The ``change`` (K,) of the output bias in one upload, and the numbers of examples by class, ``counts`` (K,)."""
+    """Change (K,) of the output bias in one upload, and the client's number of examples of each class (K,)."""
 
     change: np.ndarray
     counts: np.ndarray
@@ -29,10 +26,9 @@ class ClassTrace:
 def class_trace(
     sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
 ) -> ClassTrace | None:
-    """Find the change of the array that is probably the output bias, and count the examples of each class.
+    """Return the change of the probable output bias and the number of examples by class; ``None`` without either.
 
-    ``sent`` and ``uploaded`` hold arrays by record/name, in any record; ``labels`` (N,) are whole numbers from 0,
-    ``None`` if not known.
+    ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers from 0, or ``None`` if unknown.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -52,7 +48,7 @@ def class_trace(
 
 
 def classes_told(traces: Sequence[ClassTrace]) -> Answer:
-    """Measure how well changes of the output bias reveal how a client's classes deviate from others'.
+    """Measure how well changes of the output bias reveal which classes a client has more or less of than others.
 
     The gradient of a cross entropy by that bias is the expected minus the actual share of each class (Wainakh et al.
     2022, "User-level label leakage from gradients").
@@ -86,7 +82,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
 
 
 def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
-    """Measure how well changed embedding rows reveal a client's words; ``read`` has true and inferred words."""
+    """Measure how well uploads reveal a client's words; ``read`` has the true and the inferred words of each client."""
     if len(read) < LEAST_CLIENTS:
         said = f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
         return Answer(question="words", reason=said)
@@ -106,8 +102,8 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
     """Measure how well losses distinguish a client's training examples from others (Yeom et al. 2018).
 
-    ``inside`` (P,) and ``outside`` (N,) are decreases in loss of own and others' examples, of the same classes if
-    known; ``before`` negative losses of both at the model that was sent, as the control.
+    ``inside`` (P,) and ``outside`` (N,) are decreases of the loss of its own and of other examples, of the same classes
+    if known; ``before`` are negative losses of both under the model sent, the control; ``made`` describes the uploads.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))
@@ -116,13 +112,13 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
 
 
 def _apart(values: np.ndarray) -> np.ndarray:
-    """Subtract column and row means from values (N, K)."""
+    """Return values (N, K) minus their column and row means."""
     left = values - values.mean(0, keepdims=True)
     return np.asarray(left - left.mean(1, keepdims=True))
 
 
 def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
-    """Compute Pearson's correlation, with Fisher's interval for ``free`` free values."""
+    """Return Pearson's correlation with Fisher's interval for ``free`` independent values."""
     size = float(np.linalg.norm(guess) * np.linalg.norm(truth))
     value = float((guess * truth).sum()) / size if size > 0 else 0.0
     wide = Z95 / math.sqrt(max(free - 2, 1))

@@ -1,4 +1,4 @@
-"""An answer to one question about clients' examples, from the uploads of a scenario."""
+"""Questions about what uploads leak, and their answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ QuestionName = Literal["examples", "classes", "words", "members", "participants"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question about what uploads leak."""
+    """Question about what uploads leak."""
 
     title: str
-    measure: str = ""  # name of its figure; empty if examples are counted
-    scenarios: int  # most scenarios of one observer in which it is asked, any of which makes a page red
+    measure: str = ""  # title of the measured figure; empty if examples are counted
+    scenarios: int  # largest number of answers of one observer, any of which makes a page red
 
 
 QUESTIONS: Mapping[QuestionName, Question] = {
@@ -53,42 +53,42 @@ QUESTIONS: Mapping[QuestionName, Question] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The uploads that a question is about."""
+    """Kind of uploads that a question is about."""
 
     name: str = ""
     title: str = ""
     uploads: str = ""  # description in a phrase
-    leaves: bool = True  # ``True`` if such uploads leave a client
+    leaves: bool = True  # ``False`` if such uploads never leave a client
     examples: int = 1  # most examples behind one upload
-    source: str = ""  # attacked data, if not an upload of so many examples in a step
+    source: str = ""  # description of the attacked data, if not an upload of ``examples`` examples in one step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shown:
-    """An example and its guess, for a page."""
+    """Example and its guess, for a page."""
 
-    original: Any  # image (C, H, W) in [0, 1], features of a row as shares of their ranges, or numbers of words
-    guess: Any  # guess in the same form, if any
-    reconstructed: bool  # ``True`` if the guess counts
+    original: Any  # image (C, H, W) in [0, 1], features of a row in [0, 1], or word numbers of a text
+    guess: Any  # guess in the same form, or ``None``
+    reconstructed: bool  # ``True`` if the guess counts as a reconstruction
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """An attacker's result on the uploads of a scenario."""
+    """Answer of an attacker to a question, from the uploads of a scenario."""
 
     question: QuestionName = "examples"
     scenario: Scenario = field(default_factory=Scenario)
     kind: Kind = "other"
-    counts: Counts | None = None  # counts of examples by outcome; ``None`` if none was attacked
+    counts: Counts | None = None  # number of examples by outcome; ``None`` if none was attacked
     estimate: Estimate | None = None  # figure with its 95 % interval; ``None`` if not measured
-    control: Counts | Estimate | None = None  # same result from uploads without these examples, if any
-    labels: tuple[int, int] | None = None  # number of examples with a right class, and of those with a known class
+    control: Counts | Estimate | None = None  # result from uploads without these examples, if any
+    labels: tuple[int, int] | None = None  # number of examples whose class was inferred, and of those with a known one
     reason: str = ""
     seconds: float = 0.0
     notes: Sequence[str] = ()
     shown: Sequence[Shown] = ()
     observer: Literal["server", "another_site", "outsider"] = "server"  # who sees the uploads
-    among: int = 0  # answers of which any makes a page red; 0 takes the scenarios of the question
+    among: int = 0  # number of answers of which any makes a page red; 0 takes the question's ``scenarios``
 
     def __post_init__(self) -> None:
         if self.question not in get_args(QuestionName) or self.kind not in get_args(Kind):

@@ -1,4 +1,4 @@
-"""Count the examples reconstructed by one attacker in one round, and the chance of that count."""
+"""Counts of examples by outcome, for one attacker and round, and the probability of such counts by chance."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,33 +13,33 @@ from fl_privacy.types.victim_ids import Certainty
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Counts of distinct words in attacked texts, in no order, each upload once."""
+    """Counts of the distinct words of attacked texts, by upload."""
 
-    read: int = 0  # words reconstructed in uploads that exceed their frequency control
-    there: int = 0  # words of all uploads attacked for words
-    wrong: int = 0  # wrong words in uploads of ``read``
+    read: int = 0  # right words in uploads whose words exceed their frequency control
+    there: int = 0  # true words in all uploads attacked for words
+    wrong: int = 0  # wrong words in the uploads of ``read``
     texts: int = 0  # number of texts behind ``there``
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of the attacked examples of one attacker and round, each by its best outcome."""
+    """Number of attacked examples of one attacker and round, by outcome."""
 
     exact: int = 0  # reconstructed to the last bit, or proven
-    identified: int = 0  # nearest to the guess among many candidates; not exact
+    identified: int = 0  # original nearest to the guess among many candidates; not exact
     recognizable: int = 0  # above a published threshold and the control; not exact or identified
-    nothing: int = 0  # scored, with none of these outcomes
-    failures: int = 0  # attacked without a guess
-    unknown: int = 0  # unscored, since nobody has the original
-    older: int = 0  # scored by a version without controls, so that the outcome is not known
+    nothing: int = 0  # guessed without any of these outcomes
+    failures: int = 0  # without a guess
+    unknown: int = 0  # without an original to compare with
+    older: int = 0  # scored by an older version without controls, whose outcome is unknown
     groups: int = 0  # independent uploads behind the scored examples
-    candidates: int = 0  # fewest distractors of a guess; 0 without any
-    words: Words = field(default_factory=Words)  # counts of words of texts
-    # probability that guesses without the update make as many recognizable; 0 if one exceeds its control by a margin
+    candidates: int = 0  # least number of distractors of a guess; 0 without distractors
+    words: Words = field(default_factory=Words)
+    # probability that guesses without the update make as many recognizable; 0 if one exceeds its control by far
     luck: float = 0.0
     # probability that guesses without the update score as well; 1 without a comparison, ``None`` for images
     chance: float | None = None
-    # probability that guesses without the update lead as far on as many images; ``None`` if not known
+    # probability that guesses without the update lead as far for as many images; ``None`` if unknown
     identified_by_chance: float | None = None
 
     @property
@@ -60,30 +60,30 @@ class Counts:
 
     @property
     def share(self) -> float | None:
-        """Return the reconstructed share of those scored; ``None`` without any."""
+        """Return the reconstructed share of the scored examples; ``None`` if none was scored."""
         return self.read / self.judged if self.judged else None
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval of ``share`` over independent uploads; (0, 1) without any."""
+        """Return the 95 % interval of ``share`` over independent uploads; (0, 1) if none was scored."""
         return share_interval(self.read, self.judged, groups=self.groups or None) if self.judged else (0.0, 1.0)
 
     @property
     def at_most(self) -> float:
-        """Return the one-sided 95 % upper bound of ``share``; 1 without any."""
+        """Return the one-sided 95 % upper bound of ``share``; 1 if none was scored."""
         return share_at_most(self.read, self.judged, groups=self.groups or None) if self.judged else 1.0
 
     @property
     def shown_interval(self) -> tuple[float, float]:
-        """Return ``interval``; of no reconstructed example, up to ``at_most``, which headlines state."""
+        """Return ``interval``, or (0, ``at_most``) if no example was reconstructed."""
         return self.interval if self.read else (0.0, self.at_most)
 
     @property
     def by_chance(self) -> float:
-        """Return the probability that guesses without the update identify or recognize at least as many.
+        """Return the probability that guesses without the update reconstruct at least as many examples.
 
-        It is ``chance`` for rows and texts. For images it follows from their leads, see ``ImageScore.chance``, or is 1
-        / (candidates + 1) each if leads are not known; 0 with exact ones, and ``luck`` for recognizable ones.
+        For rows and texts it is ``chance``; for images 0 if one is exact, else it follows from their leads or, if these
+        are unknown, from 1 / (candidates + 1) per identified image; ``luck`` if images are only recognizable.
         """
         if self.chance is not None:
             return self.chance
@@ -96,12 +96,12 @@ class Counts:
         return binomial_tail(self.identified, self.judged, 1 / (self.candidates + 1))
 
     def as_plain(self) -> dict[str, Any]:
-        """Return plain values for JSON: every count, and the interval of the reconstructed share."""
+        """Return the JSON values of all counts and of the interval."""
         return {**asdict(self), "read": self.read, "judged": self.judged, "interval95": list(self.interval)}
 
 
 def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:
-    """Count the scores of one attacker and round, each with the id of its upload."""
+    """Count ``scores``, pairs of upload id and score, of one attacker and round by outcome."""
     found, scores = dict.fromkeys(Outcome, 0), list(scores)
     failures = unknown = older = 0
     judged = list[tuple[str, ImageScore]]()
@@ -135,7 +135,7 @@ def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:
 
 
 def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.chance`` of rows and texts, 0 if proven; ``None`` for images and older records."""
+    """Return ``Counts.chance`` of rows and texts, 0 if one is proven; ``None`` for images and older records."""
     known = [(id, score.compared) for id, score in judged if score.compared.chance is not None]
     if not known:
         return None
@@ -146,7 +146,7 @@ def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
 
 
 def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.identified_by_chance``: that of the largest lead or of all examples, whichever is smaller."""
+    """Return ``Counts.identified_by_chance``, from the largest lead or all leads, whichever is less likely."""
     likely = [s for _, s in judged if s.outcome in ("identified", "recognizable") and s.compared.likeness is not None]
     if not likely:
         return None
@@ -156,7 +156,7 @@ def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | N
 
 
 def _luck_of(judged: Sequence[tuple[str, ImageScore]]) -> float:
-    """Return ``Counts.luck``; texts of one upload, reconstructed by their words, are one."""
+    """Return ``Counts.luck``; the texts of one upload count as one."""
     every, lucky = set[tuple[str, int]](), dict[tuple[str, int], float]()
     for id, score in judged:
         key = id, 0 if TEXT_METRIC in score.values else score.image

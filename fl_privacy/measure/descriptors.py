@@ -1,6 +1,6 @@
-"""Make images comparable up to harmless changes, by the absolute correlation of small gray versions.
+"""Descriptors of small gray images, whose product is a correlation.
 
-Coarse brightness is removed, and one image is mirrored and shifted by up to a tenth of its width.
+A guess has descriptors for all shifts by up to a tenth of its width and for its mirror image.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from torch.nn import functional
 
 BLURS = (0.0, 1.0, 2.0)  # standard deviations of the blurs in pixels
 MOSAICS = ((2, False, False), (3, False, False), (3, False, True), (3, True, False), (4, False, False))
-"""Side of the mosaic's squares in pixels, ``True`` to stretch whole squares to the image's size, and ``True`` to
-begin on the right; their indices follow those of blurs."""
+"""Side of a mosaic's squares in pixels, ``True`` to stretch whole squares to the image's size, and ``True`` to
+begin at the right edge. Mosaics have the indices after those of ``BLURS``."""
 
 _MOSAIC = len(BLURS)
-WINDOWS = 5  # windows of an image: the whole and its four halves
+WINDOWS = 5  # number of windows of an image: the whole and its four halves
 _DETAIL = 1.5  # standard deviation in pixels of the coarse brightness
 LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image counts as blank
 
@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 
 
 class Latest(Generic[Made]):
-    """Makes objects of tensors, and keeps the latest ``most`` by content."""
+    """Cache of the latest ``most`` results of ``make``, a function of tensors, by the tensors' content."""
 
     def __init__(self, make: Callable[..., Made], most: int) -> None:
         self._make, self._most, self._kept = make, most, dict[object, Made]()
@@ -43,10 +43,10 @@ class Latest(Generic[Made]):
 
 
 class Once:
-    """Cache of values computed from an object."""
+    """Base class of objects that cache values computed from them."""
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return the value of ``key``, made by ``make`` at the first call."""
+        """Return the cached value of ``key``, which ``make()`` computes at the first call."""
         kept: dict[object, Made] = self.__dict__.setdefault("_kept", {})
         if key not in kept:
             kept[key] = make()
@@ -55,17 +55,17 @@ class Once:
 
 @dataclass(frozen=True)
 class DescriptorScale:
-    """A resolution and blurs at which images are compared."""
+    """Resolution and blurs at which images are compared."""
 
-    side: int  # pixels to which the longer side is averaged down
-    pairs: tuple[tuple[int, int], ...]  # blurs of the moved and the other image, compared in every window
+    side: int  # pixels of the longer side after averaging
+    pairs: tuple[tuple[int, int], ...]  # blurs of the shifted and of the other image, compared in every window
     whole: tuple[tuple[int, int], ...]  # blurs compared in the whole image only
-    gap: int  # pixels between each half and the middle, so that they share no pixels
-    between: bool  # ``True`` to also shift averaged images by half an averaged pixel
+    gap: int  # pixels between each half and the middle
+    between: bool  # ``True`` to also shift by half an averaged pixel
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (blur of the shifted image, blur of the other one, window) for each comparison."""
+        """Yield each comparison: (blur of the shifted image, blur of the other image, window)."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -85,13 +85,13 @@ FINE = DescriptorScale(
 
 @dataclass(frozen=True, eq=False)
 class Descriptors(Once):
-    """Descriptors of originals or candidates (N, C, H, W) in [0, 1], not shifted."""
+    """Descriptors of originals or candidates (N, C, H, W) in [0, 1], without shifts."""
 
     images: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached rows (N, D) of unit length; the product of two rows is a correlation."""
+        """Return cached descriptors (N, D) of unit length for a blur and a window."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -107,13 +107,13 @@ class Descriptors(Once):
 
 @dataclass(frozen=True, eq=False)
 class ShiftedDescriptors(Once):
-    """Descriptors of a guess (1, C, H, W) in [0, 1] at all shifts, also of its channels' common part."""
+    """Descriptors of a guess (1, C, H, W) in [0, 1], for all shifts."""
 
     image: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached rows (V, D) of unit length."""
+        """Return cached descriptors (V, D) of unit length for a blur and a window, at V shifts."""
 
         def everywhere() -> Tensor:
             images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
@@ -140,7 +140,7 @@ def largest(places: Tensor, rows: Tensor) -> Tensor:
 
 
 def small(images: Tensor, side: int) -> Tensor:
-    """Downscale images (N, C, H, W) by averaging to at most ``side`` pixels a side."""
+    """Downscale images (N, C, H, W) by averaging, to at most ``side`` pixels per side."""
     height, width = images.shape[-2:]
     factor = min(1.0, side / max(height, width))
     size = max(1, round(height * factor)), max(1, round(width * factor))
@@ -148,12 +148,12 @@ def small(images: Tensor, side: int) -> Tensor:
 
 
 def shift_reach(width: int) -> int:
-    """Return the largest shift in pixels of an image of ``width`` pixels, which is also its window's margin."""
+    """Return the largest shift in pixels of an image of ``width`` pixels, a tenth."""
     return max(1, round(width / 10)) if width > 2 else 0
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:
-    """Blur images (N, C, H, W) by a Gaussian of ``sigma`` pixels, repeating edges; unchanged for 0."""
+    """Blur images (N, C, H, W) by a Gaussian of ``sigma`` pixels, with repeated edges."""
     if not sigma:
         return images
     reach = int(3 * sigma + 0.5)
@@ -173,7 +173,7 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
 
 
 def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
-    """Average squares of ``side`` pixels of (N, 1, H, W); see ``MOSAICS``."""
+    """Replace squares of ``side`` pixels of images (N, 1, H, W) by their mean; see ``MOSAICS``."""
     if flipped:
         return _mosaic(gray.flip(-1), side, stretched, False).flip(-1)
     height, width = gray.shape[-2:]
@@ -184,7 +184,7 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
 
 
 def _between(image: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield an image (1, C, H, W) shifted by half an averaged pixel; nothing if it is not averaged."""
+    """Yield the downscaled image (1, C, H, W) at shifts by half an averaged pixel, if it is downscaled."""
     height, width = image.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
@@ -195,7 +195,7 @@ def _between(image: Tensor, side: int) -> Iterator[Tensor]:
 
 
 def with_detail(gray: Tensor) -> Tensor:
-    """Stack images (N, 1, H, W) as they are and minus their coarse brightness, (N, 2, H, W)."""
+    """Stack images (N, 1, H, W) with themselves minus their coarse brightness, (N, 2, H, W)."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
 
 
@@ -213,7 +213,7 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
 
 
 def _unit(looks: Tensor) -> Tensor:
-    """Normalize (..., 2, H, W) to (..., D) of unit length, half of it for each version."""
+    """Normalize images (..., 2, H, W) to descriptors (..., D) of unit length."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     size = looks.shape[-1] * looks.shape[-2]
     rows: Tensor = looks / (torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True) + LEAST_CONTRAST * size**0.5)
@@ -224,10 +224,7 @@ _AGREE = 0.95  # least correlation of the channels' common part with their mean 
 
 
 def grays(image: Tensor) -> Tensor:
-    """Return the channels' mean of (1, C, H, W), and their first principal component if it differs, (G, 1, H, W).
-
-    The latter ignores sign and contrast of channels, and leaves out noise channels.
-    """
+    """Return gray versions (G, 1, H, W) of an image: the channels' mean and, if it differs, their first component."""
     mean = image.mean(1, keepdim=True)
     if image.shape[1] == 1:
         return mean

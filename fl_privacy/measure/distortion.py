@@ -1,4 +1,4 @@
-"""Measure a defense's change to an update."""
+"""Measures of a defense's change to an update, and tracing of images to clients (SPN)."""
 
 import math
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from fl_privacy.types import Tensors
 class UpdateDistortion:
     """Distance of a defended update from the undefended one."""
 
-    # ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed
+    # ||B|| / ||E||, norm of the undefended update over that of the difference; infinite if nothing changed
     signal_to_distortion: float
-    cosine: float  # cosine of the angle between both, in [-1, 1]; NaN if one is zero
-    zeros: float  # share of elements that are zero or withheld in the defended one
+    cosine: float  # cosine of the angle between both updates, in [-1, 1]; NaN if one is zero
+    zeros: float  # share of elements that are zero or withheld in the defended update
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
-    """Compare ``defended`` with ``clean``, zeros if names are missing; ``UserError`` for other names or shapes."""
+    """Return the distance of ``defended`` from ``clean``; missing names are zeros, other names raise ``UserError``."""
     for name, t in defended.items():
         if name not in clean or clean[name].shape != t.shape:
             expected = f"shape {tuple(clean[name].shape)}" if name in clean else f"a name among {sorted(clean)}"
-            raise UserError(f"Both updates are expected to match, but {name} has {tuple(t.shape)}, not {expected}.")
+            raise UserError(f"{name} is expected to have {expected}, but has {tuple(t.shape)}; compare one model.")
     b = _flat(clean)
     d = _flat({name: defended.get(name, torch.zeros_like(t)) for name, t in clean.items()})
     signal, error, size = (float(torch.linalg.vector_norm(v)) for v in (b, d - b, d))
@@ -42,13 +42,13 @@ def _flat(tensors: Tensors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSystem:
-    """Equations B x = W of a layer with a defense's noise, B + E_B and W + E_W (SPN, Theorem 2.2).
+    """Condition of a layer's equations B x = W with a defense's noise, B + E_B and W + E_W (SPN, Theorem 2.2).
 
-    B is diagonal, with each entry b_i of the bias gradient once for each input. Norms are spectral, Euclidean for W.
+    B is diagonal, of the entries b_i of the bias gradient. Norms are spectral, and Euclidean for W.
     """
 
-    condition: float  # kappa(B), largest over smallest |b_i|
-    contraction: float  # ||B^-1 E_B||, the largest |e_i / b_i|
+    condition: float  # condition number kappa(B), largest over smallest |b_i|
+    contraction: float  # norm ||B^-1 E_B||, the largest |e_i / b_i|
     error_bound: float  # bound on ||x* - x|| / ||x||; infinite if the theorem's condition fails
 
     @property
@@ -60,9 +60,9 @@ class LinearSystem:
 def linear_system(
     clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
 ) -> LinearSystem:
-    """Build the system of a layer from its undefended and its uploaded gradient of weight (M, N) and bias (M,).
+    """Return the condition of a layer from its undefended and uploaded gradients of weight (M, N) and bias (M,).
 
-    It has the ``rows`` of the largest uploaded bias gradient, by default all with one; infinite for zero gradients.
+    It uses the ``rows`` rows of largest uploaded bias gradient, by default all that are not zero.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
@@ -80,9 +80,9 @@ def linear_system(
 class Tracing:
     """Result of a tracing attack."""
 
-    distance: float  # share of queries traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` by guessing
-    attacked_distance: float  # share for attacked queries alone, which have a reconstruction of their own
-    participants: int  # number of possible owners
+    distance: float  # share in [0, 1] of queries traced to a wrong client; 1 - 1 / ``participants`` by guessing
+    attacked_distance: float  # the same share for attacked queries only
+    participants: int  # number of clients
     queries: int
 
 
@@ -90,17 +90,17 @@ CHUNK = 1024  # queries compared at a time
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """Trace queries (Q, C, H, W) to the owners (Q,) of the nearest guesses (SPN, Fan et al. 2020, Algorithm 6)."""
+    """Return the owner (Q,) of the guess nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6)."""
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
-            "Tracing expects images of one shape and an owner for each reconstruction, but got"
-            f" {tuple(guesses.shape)} with {len(owners)} owners and {tuple(queries.shape)}."
+            "trace is expected to get images of one shape and an owner of each guess, but got"
+            f" {tuple(guesses.shape)} with {len(owners)} owners and {tuple(queries.shape)}; give as many owners."
         )
     return owners[nearest(guesses, queries)[1]]
 
 
 def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the exact distance and index, (Q,) each, of the nearest of ``images`` (R, C, H, W) to each query."""
+    """Return distance (Q,) and index (Q,) of the image of ``images`` (R, C, H, W) nearest to each query."""
     flat = images.flatten(1).float()
     # no matrix products, whose rounding depends on the chunk
     exact = "donot_use_mm_for_euclid_dist"
@@ -112,5 +112,5 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Compute the share, in [0, 1], of queries traced to another than their ``query_owners`` (Q,); see ``trace``."""
+    """Return the share in [0, 1] of queries that ``trace`` assigns to another than their ``query_owners`` (Q,)."""
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

@@ -1,4 +1,4 @@
-"""Compute the figures behind an outcome: likeness, rank among distractors, and controls that never saw the update."""
+"""Comparison of guesses with originals, distractors and controls that never saw the update."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,27 +17,27 @@ from fl_privacy.measure.texts import Language, widened, without
 from fl_privacy.types import Batch, Reconstruction, VictimId
 from fl_privacy.types.schema import Schema
 
-_DIGITS = 4  # recorded decimals; further ones depend on the number of images compared at once
+_DIGITS = 4  # recorded decimals; further decimals depend on the number of images compared at once
 
 
-Controls = Mapping[VictimId, Tensor]  # (K, C, H, W) guesses that never saw the update, for some victims
+Controls = Mapping[VictimId, Tensor]  # victim -> guesses (K, C, H, W) that never saw its update
 NEARLY = 0.03  # root mean squared difference up to which two images are nearly the same, 30 dB
-CLOSER = 10 ** (-MARGIN_PSNR / 10)  # most that a guess may leave of the variance that the nearest image leaves
-TWIN = 6.0  # least lead of the nearest public image at an original that shows the same scene
-OTHER_UPDATES, MOST_CONTROLS = 3, 8  # number of other clients' updates whose guesses are controls, and the most guesses
+CLOSER = 10 ** (-MARGIN_PSNR / 10)  # largest ratio of the variance unexplained by a guess to that by a near image
+TWIN = 6.0  # least lead at which the nearest public image shows the same scene as an original
+OTHER_UPDATES, MOST_CONTROLS = 3, 8  # most other updates whose guesses are controls, and most such guesses
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distractors:
-    """Distractors and controls with which guesses are compared."""
+    """Distractors and controls that guesses are compared with."""
 
     candidates: PublicImages | None = None  # distractor images; ``None`` without any, or for texts
-    texts: Tensor | None = None  # (N, L) public tokens, -1 for none, whose frequencies are the control of texts
-    rows: Tensor | None = None  # (M, C) public cells of a table, the control of rows
-    labels: Tensor | None = None  # (M,) classes of the rows; ``None`` without classes
-    # (K, C, H, W) guesses that never saw the update, such as the same attack's on another client
+    texts: Tensor | None = None  # tokens (N, L) of public texts, padded with -1, for controls of texts
+    rows: Tensor | None = None  # cells (M, C) of public rows, for controls of rows
+    labels: Tensor | None = None  # classes (M,) of the public rows, if any
+    # guesses that never saw the update, such as the same attack's on another client
     controls: Controls = field(default_factory=dict)
-    # distractors for a client, if they differ between clients
+    # function from a client's number to its distractors, if they differ between clients
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Distractors":
@@ -45,11 +45,11 @@ class Distractors:
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
-    """Choose guesses at other updates as controls.
+    """Return, for each victim, guesses at other clients' updates that serve as its controls.
 
-    These are the next ``OTHER_UPDATES`` victims of other clients that share no image with the victim; if all victims
-    are of one client, its other updates. ``guesses`` and ``truths`` of the ``victims`` of one attack are (B, C, H, W);
-    ``None`` without a guess. Guesses that are not finite, or of another shape, are left out.
+    These updates share no image with the victim. If all victims are of one client, its other updates are taken.
+    ``guesses``, ``None`` for a failure, and ``truths`` are (B, C, H, W). Guesses that are not finite, or of another
+    shape, are left out.
     """
     found, flat = {}, [truth.flatten(1).float() for truth in truths]
     usable = [
@@ -73,7 +73,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), as the client changed them."""
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the client's changed images."""
     found = match.found
     if not len(found):
         return []
@@ -118,12 +118,12 @@ def compare_images(
 
 
 def correlation(one: Tensor, other: Tensor) -> float:
-    """Return the correlation of two images of one shape; 0 if one is constant."""
+    """Return the correlation, in [-1, 1], of two images of one shape; 0 if one is constant."""
     found = float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]).double())[0, 1])
     return found if math.isfinite(found) else 0.0
 
 
-MOST_OTHERS = 10_000, 2000  # most public examples that stand in for a single attacked one, and for a batch
+MOST_OTHERS = 10_000, 2000  # most public examples that are compared for a single attacked example, and for a batch
 
 
 def _stand_ins(others: Tensor, number: int) -> Tensor:
@@ -132,7 +132,7 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
 
 
 def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[GuessComparison]:
-    """Compare guessed texts with the most frequent tokens (``control_f1``) and public texts (``chance``)."""
+    """Compare guessed texts with the originals, most frequent tokens (``control_f1``) and public texts (``chance``)."""
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
         return [GuessComparison() for _ in truths]
@@ -148,7 +148,7 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
 
 
 def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
-    """Return the probability that guesses fit as many other examples as well, or equal ``exact`` of ``public`` ones."""
+    """Return the probability that guesses fit other examples as well, or that ``exact`` equal ``public`` examples."""
     chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
     if exact:
         _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
@@ -157,7 +157,7 @@ def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequ
 
 
 def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
-    """Compare each guessed row; ``chance`` is how often guesses fit equally many public rows as well."""
+    """Compare guessed rows with the originals, usual rows (``control_cells``) and public rows (``chance``)."""
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()
@@ -177,10 +177,10 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 
 
 def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], others: Distractors) -> float:
-    """Return the largest lead at ``original`` (C, H, W) without its update; minus infinity without any.
+    """Return the largest lead at ``original`` (C, H, W) of a control, minus infinity without controls.
 
-    Controls are guesses at other updates, and a public image that is almost the original. A guess must lead by more,
-    unless its ``own`` likeness is closer by a margin; next to a twin no lead is enough.
+    Controls are ``extra`` guesses at other updates, and a public image that is almost the original, unless the guess
+    with the figures ``own`` is closer by a margin.
     """
     if others.candidates is None:
         return -math.inf
@@ -203,10 +203,10 @@ _DIGITS_OF_CHANCE = 9
 def compare_words(
     reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
 ) -> tuple[dict[str, float], GuessComparison]:
-    """Compute metrics and figures of the words found in all texts of one victim together; empty without words.
+    """Return metrics and figures of the words found in all texts of one victim together; empty without words.
 
-    Special tokens are excluded. The control is the token F1 of as many most frequent public words; ``word_chance`` the
-    probability that the guesses fit the words of as many public texts equally well.
+    Special tokens are excluded. The control is the F1 of as many most frequent public words; ``word_chance`` is the
+    probability that the guesses fit the words of equally many public texts as well.
     """
     if reconstruction.words is None:
         return {}, GuessComparison()

@@ -1,4 +1,4 @@
-"""Identify a guess's original among candidates that no attack saw, up to harmless changes."""
+"""Identification of a guess's original among candidates that were never attacked, up to harmless changes."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,20 +25,20 @@ from fl_privacy.measure.images import psnr, ssim
 from fl_privacy.measure.outcome import LEAD, SAME, SURE
 from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way, gallery_of
 
-ALIKE = 3  # most images of the same scene as an original; more would be usual
+ALIKE = 3  # most public images that count as of the same scene as an original
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicImages:
-    """Public images as distractors; none of them is attacked."""
+    """Public images that serve as distractors; none of them is attacked."""
 
     images: Tensor  # (N, C, H, W) in [0, 1]
     labels: Tensor | None = None  # (N,) classes, if known
     name: str = "public images"
-    more: Tensor | None = None  # (M, C, H, W) of bytes, also searched for the nearest image
-    # original and label -> cached largest PSNR and SSIM without an update
+    more: Tensor | None = None  # further images (M, C, H, W) uint8, only searched for the nearest one
+    # cache: original and label -> largest PSNR and SSIM without an update
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
-    # original -> cached lead and likeness of the nearest public image
+    # cache: original -> lead and likeness of the nearest public image
     near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -65,7 +65,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the image most similar to ``original`` (C, H, W), if any, and almost equal ones (K, C, H, W)."""
+        """Return the public image most similar to ``original`` (C, H, W), and almost equal ones (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -95,7 +95,7 @@ class PublicImages:
         return found
 
     def equal(self, originals: Tensor) -> Tensor:
-        """Mark the images (N,) that equal one of ``originals`` (B, C, H, W) up to rounding of pixels."""
+        """Return booleans (N,), true for images that equal one of ``originals`` (B, C, H, W) in 8 bits."""
         found = torch.zeros(len(self.images), dtype=torch.bool)
         for original in _as_bytes(originals):
             found[self._places.get(original.numpy().tobytes(), [])] = True
@@ -106,32 +106,32 @@ def _as_bytes(images: Tensor) -> Tensor:
     return (255 * images.clamp(0, 1)).round().to(torch.uint8).flatten(1)
 
 
-RIVALS = 10  # nearest candidates for the foreign share of a guess
+RIVALS = 10  # number of nearest candidates for the foreign share of a guess
 LUCK = 0.3
-"""Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates."""
+"""Lead that luck adds for e = 2.7 times as many guesses, or e times fewer candidates."""
 
-LUCK_OF_MORE = LUCK * math.log(10)  # lead gained by luck with further ways to compare
-ENOUGH = 1000  # number of candidates from which a lead is not reduced
+LUCK_OF_MORE = LUCK * math.log(10)  # lead that luck adds for the further comparisons of turned guesses
+ENOUGH = 1000  # number of candidates from which on a lead is not reduced
 _CEILING = 0.9995  # correlation above which differences are rounding of pixels
-TIE = 1e-3  # difference, in spreads of the candidates, that is rounding
-_LEAST_SPREAD = 0.01  # least spread of candidates, so that a blank guess is near none of them
-_LEAST_REST = 1e-3  # least share of a row beyond the common part of two images that is not rounding
+TIE = 1e-3  # difference, in standard deviations of the candidates, that counts as rounding
+_LEAST_SPREAD = 0.01  # least standard deviation of candidates, so that a blank guess is near none of them
+_LEAST_REST = 1e-3  # least unexplained variance of two images' correlation that is not rounding
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Similarity of each original of a batch of B to the guesses at the batch."""
+    """Similarity of each original of a batch of B to the guesses."""
 
     guess: Tensor  # (B,) index of the most similar guess
-    # (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original leads enough;
-    # without any, in the way of the best lead
+    # (B,) largest absolute correlation with that guess, in [0, 1], over the comparisons in which the original leads;
+    # without any, that of the best lead
     likeness: Tensor
-    # (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
+    # (B,) rank of the original among itself and the candidates; 1 is nearest. ``None`` without candidates.
     rank: Tensor | None = None
-    # (B,) largest lead over the nearest candidate, in their standard deviations, less luck; negative without any
+    # (B,) largest lead over the nearest candidate, in standard deviations of the candidates, minus luck
     lead: Tensor | None = None
-    # (B,) largest partial correlation of the guess with a near candidate given the original, in [0, 1]: the smaller
-    # one for the best lead and the largest likeness. NaN if the original is not nearest.
+    # (B,) foreign share: largest partial correlation of the guess with a near candidate given the original, in [0, 1];
+    # NaN if the original is not nearest
     foreign: Tensor | None = None
     candidates: int = 0
 
@@ -143,7 +143,7 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """Similarities of G guesses to B originals and R rivals at one resolution."""
+    """Comparison of G guesses with B originals and R rivals (candidates and their means) at one resolution."""
 
     guesses: Sequence[Turning]
     originals: Gallery
@@ -168,13 +168,13 @@ class Look:
         return self.rivals[best.topk(min(number, len(best))).indices]
 
     def behind(self) -> Tensor:
-        """Count the rivals that are nearer to the guesses than each original (B,), each under its best change."""
+        """Return the number (B,) of rivals that are nearer to the guesses than each original."""
         own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
         return (best[None] >= own[:, None] - TIE).sum(1)
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations (G, W, B) of W ways, their strengths (G, W, B), and the rivals' strengths (G, W, R)."""
+        """Return correlations (G, W, B) in W comparisons, their strengths (G, W, B), and the rivals' (G, W, R)."""
         every = torch.arange(len(self.originals.images))
         raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
         usual, key = torch.searchsorted(self.rivals, self.usual), (self.sight, self.rivals.numpy().tobytes())
@@ -186,7 +186,7 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's largest absolute correlations (W, K) with ``which`` (K,) images, of each way."""
+        """Return a guess's largest absolute correlation (W, K) with the images ``which`` (K,), in W comparisons."""
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -206,7 +206,7 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best of several ``ways`` of comparison; their leads are reduced by ``LUCK_OF_MORE``."""
+    """Rank originals by the best of several ``ways`` to compare each guess; leads are reduced by ``LUCK_OF_MORE``."""
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
     for _, way in every:
@@ -226,7 +226,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return the lead that chance gives to several guesses or few candidates."""
+    """Return the lead that chance gives for a number of guesses and of candidates."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
@@ -235,7 +235,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert correlations (W, R) to Fisher's z relative to the ``usual`` ones, with their mean and spread."""
+    """Return Fisher's z of correlations (W, R), standardized by the ``usual`` columns, and their mean and spread."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -243,35 +243,34 @@ def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
-    """Return the largest partial correlation of unit rows ``shown`` (D,) and ``rivals`` (K, D), given ``truth``."""
+    """Return the largest partial correlation, given ``truth`` (D,), of ``shown`` (D,) and ``rivals`` (K, D)."""
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()
     return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))
 
 
-REFERENCE = 200  # candidates whose correlations define the usual one
-NEAREST = 60  # candidates compared finely: those nearest to the guesses at low resolution
-USUAL_TURNED = 100  # the same as ``REFERENCE``, for turned guesses
-HOPELESS = 0.1  # share of candidates nearer at low resolution, above which no finer comparison is made
+REFERENCE = 200  # number of candidates whose correlations define mean and spread
+NEAREST = 60  # number of candidates nearest at low resolution that are compared at high resolution
+USUAL_TURNED = 100  # ``REFERENCE`` for turned guesses
+HOPELESS = 0.1  # share of candidates nearer at low resolution, above which no comparison at high resolution is made
 
 
 def identify(
     guesses: Tensor, originals: Tensor, candidates: PublicImages | None = None, *, apart: Tensor | None = None
 ) -> Identified:
-    """Compare the guesses at a batch with its originals and with ``candidates``, up to harmless changes.
+    """Rank the originals of a batch among ``candidates`` by their similarity to the guesses, up to harmless changes.
 
     Harmless are the negative and other changes of brightness and contrast, shifts by up to a tenth of the width,
     mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
-    of one half, shuffled tiles, and order within the batch. The strength of an image is Fisher's z of its best
-    correlation relative to mean and spread over ``REFERENCE`` candidates; the original must lead in one way
-    (``measure.descriptors``, ``turning``). Candidates include their mean and that of each class. Candidates of another
-    shape raise ``UserError``.
+    of one half, shuffled tiles, and order within the batch. An image's strength is Fisher's z of its best correlation,
+    standardized over ``REFERENCE`` candidates; the original must lead in one comparison. Candidates include their mean
+    and that of each class. Candidates of another shape raise ``UserError``.
 
     Args:
-        guesses: (G, C, H, W) in [0, 1], at a batch.
-        originals: (B, C, H, W) in [0, 1].
+        guesses: guesses (G, C, H, W) in [0, 1] at the batch.
+        originals: images (B, C, H, W) in [0, 1].
         candidates: distractors; those equal to one of ``originals`` are left out.
-        apart: (A, C, H, W) further images to leave out.
+        apart: further images (A, C, H, W) to leave out of the candidates.
     """
     others = _expect_alike(candidates, originals)
     if others is None:
@@ -330,7 +329,7 @@ def _expect_alike(candidates: PublicImages | None, originals: Tensor) -> PublicI
         return None
     if candidates.images.shape[1:] != originals.shape[1:]:
         raise UserError(
-            f"Candidates of shape {tuple(originals.shape[1:])} are expected, as the originals, but got"
+            f"Candidates are expected to have the originals' shape {tuple(originals.shape[1:])}, but got"
             f" {tuple(candidates.images.shape[1:])}; cut or scale them first."
         )
     return candidates
@@ -340,10 +339,9 @@ _SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM of ``guess`` over harmless changes, both (C, H, W) in [0, 1].
+    """Return the largest PSNR in dB and SSIM of ``guess`` to ``original``, (C, H, W) in [0, 1], over harmless changes.
 
-    These are none, and a least-squares change of each channel's intensity of the guess as it is, mirrored, or placed
-    for the best correlation.
+    These change each channel's intensity by least squares, and mirror the guess or place it for the best correlation.
     """
     # fit ``a * guess + b`` to ``original`` in each channel, clamped to [0, 1]
     x = torch.stack([guess, guess.flip(-1), _best_place(guess, original)]).flatten(2).double()
@@ -358,13 +356,13 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 def control(
     original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM of guesses that never saw the update, under the same changes.
+    """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update, as ``aligned``.
 
     Args:
-        original: (C, H, W) in [0, 1].
-        label: class; ``None`` if not known.
-        candidates: public images, whose mean, class mean and nearest are tried; without any, the original's mean color.
-        extra: (C, H, W) further guesses without the update, such as the same attack on another client.
+        original: image (C, H, W) in [0, 1].
+        label: class of the original; ``None`` if unknown.
+        candidates: public images, whose mean, class mean and nearest image are tried; ``None`` tries the mean color.
+        extra: further guesses (C, H, W) without the update, such as the same attack's on another client.
     """
     kept: dict[tuple[bytes, int | None], tuple[float, float]] = {} if candidates is None else candidates.controls
     if (key := (original.numpy().tobytes(), label)) not in kept:
@@ -375,7 +373,7 @@ def control(
 
 
 def larger(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the largest PSNR and the largest SSIM of pairs."""
+    """Return the largest PSNR and the largest SSIM of ``pairs``."""
     best_psnr, best_ssim = (max(values) for values in zip(*pairs, strict=True))
     return best_psnr, best_ssim
 
@@ -392,7 +390,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return lead and similarity that the public image nearest to ``original`` (C, H, W) has as a guess at it."""
+    """Return the lead and likeness of the public image nearest to ``original`` (C, H, W), taken as a guess."""
     key = original.numpy().tobytes()
     if key not in candidates.near:
         candidates.near[key] = -math.inf, 0.0
@@ -405,7 +403,7 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
-    """Return ``image`` (C, H, W) upside down and, if square, rotated by quarter turns, without mirroring."""
+    """Return ``image`` (C, H, W) itself, upside down and, if square, by quarter turns."""
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
@@ -415,7 +413,7 @@ _laid = Latest(  # a guess is a control of several originals
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
-    """Mirror, turn and shift ``guess`` (C, H, W) for the best correlation with ``original``."""
+    """Return ``guess`` (C, H, W) mirrored, turned and shifted for the best correlation with ``original``."""
     truth = gallery_of(original[None])
     coarse, still = truth.standing(_FAR).rows(0, 0), truth.standing(_SIGHT).rows(0, 0)[0]
     _, closer = max(_laid(guess), key=lambda each: float(largest(each[0].rows(0, 0), coarse)))

@@ -1,4 +1,4 @@
-"""Distances between images, one value each."""
+"""Metrics of guessed images, one value for each image."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]  # images (N, C, H, W) in [0
 
 
 def mse(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the mean squared error of images (N, C, H, W), the BPMSE of FDL-PP, (N,) float64 in [0, 1]."""
+    """Return the mean squared error of images (N, C, H, W), the BPMSE of FDL-PP, (N,) float64 in [0, 1]."""
     return (guesses.double() - truths.double()).square().flatten(1).mean(1)
 
 
 def rmse(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute ||guess - truth|| / ||truth|| per image, (N,) float64; infinite for a wrong guess of a black image."""
+    """Return ||guess - truth|| / ||truth|| per image, (N,) float64; infinite for a wrong guess at a black image."""
     difference = (guesses.double() - truths.double()).flatten(1)
     ratio: Tensor = torch.linalg.vector_norm(difference, dim=1) / torch.linalg.vector_norm(
         truths.double().flatten(1), dim=1
@@ -27,7 +27,7 @@ def rmse(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def psnr(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the peak signal-to-noise ratio for a peak of 1, (N,) float64 in dB; infinite for an exact guess.
+    """Return the peak signal-to-noise ratio for a peak of 1, (N,) float64 in dB; infinite for an exact guess.
 
     >>> psnr(torch.full((1, 1, 8, 8), 0.1), torch.zeros(1, 1, 8, 8)).round(decimals=3)
     tensor([20.], dtype=torch.float64)
@@ -39,9 +39,9 @@ WINDOW = 11  # width in pixels of the Gaussian window of deviation 1.5 (Wang et 
 
 
 def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute mean structural similarity over windows inside images (N, C, H, W) (Wang et al. 2004, Eq. 13).
+    """Return the mean structural similarity of images (N, C, H, W), (N,) float64 in [-1, 1] (Wang et al. 2004, Eq. 13).
 
-    It is (N,) float64 in [-1, 1]; NaN for images smaller than the window of 11 pixels.
+    It is NaN for images smaller than the window of 11 pixels.
     """
     if min(truths.shape[-2:]) < WINDOW:
         return torch.full((len(truths),), torch.nan, dtype=torch.float64)
@@ -68,16 +68,16 @@ BINS, SMOOTHING = 10, 1.0
 def bpki(
     guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float = SMOOTHING, prior: Tensor | None = None
 ) -> Tensor:
-    """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, Eq. 8, A.4), (N,) float64 from 0.
+    """Return the Bayesian privacy loss ``KL(F0 || FA)`` per image, (N,) float64 from 0 (Gu et al. 2021, Eq. 8, A.4).
 
-    F0 is the attacker's prior of pixels over ``bins`` equal intervals of [0, 1], FA the histogram of the guess. A
-    uniform F0 (case 1) gives the BPKI.
+    F0 is the attacker's prior distribution of pixels over ``bins`` equal intervals of [0, 1], FA the guess's histogram.
+    A uniform F0 (case 1) gives the BPKI.
 
     Args:
-        guesses: (N, C, H, W) in [0, 1].
+        guesses: images (N, C, H, W) in [0, 1].
         bins: number k of intervals.
-        smoothing: pixels added to each interval, so that none is empty.
-        prior: F0 (k,), such as :func:`pixel_histogram` of public images; ``None`` is uniform.
+        smoothing: number of pixels added to each interval, so that none is empty.
+        prior: distribution F0 (k,), such as :func:`pixel_histogram` of public images; ``None`` takes the uniform one.
     """
     counts = _pixel_counts(guesses, bins) + smoothing
     found = counts / counts.sum(1, keepdim=True)
@@ -102,14 +102,14 @@ def _pixel_counts(images: Tensor, bins: int) -> Tensor:
 def bayesian_privacy_loss(
     *, bins: int = BINS, smoothing: float = SMOOTHING, public: Tensor | None = None
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """Build the metric :func:`bpki` with other settings: (guesses, truths) -> (N,).
+    """Return the metric :func:`bpki` with other settings: (guesses, truths) -> (N,).
 
-    The histogram of ``public`` images (N, C, H, W) is the prior, for ``None`` a uniform one. ``UserError`` if ``bins``
+    The prior is the histogram of ``public`` images (N, C, H, W), or uniform for ``None``. ``UserError`` if ``bins``
     is below 2, ``smoothing`` not above 0, or there is no public image.
     """
     checks.whole("bpki.bins", bins, at_least=2, example=10)
     checks.number("bpki.smoothing", smoothing, above=0, example=1)
     if public is not None and not len(public):
-        raise UserError("bpki.prior=public is expected with public images, but there are none; leave bpki.prior out.")
+        raise UserError("bpki.prior=public is expected with public images, but got none; leave bpki.prior out.")
     prior = None if public is None else pixel_histogram(public, bins=bins)
     return lambda guesses, truths: bpki(guesses, truths, bins=bins, smoothing=smoothing, prior=prior)

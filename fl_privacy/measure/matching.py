@@ -1,4 +1,4 @@
-"""Match a reconstruction to its originals."""
+"""Matching of guesses to originals."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_privacy.errors import UserError
 from fl_privacy.types import Batch, Reconstruction
 
-_SAME = 0.5 / 255  # root mean square error below which a guess equals an original, which other errors can't outweigh
+_SAME = 0.5 / 255  # root mean squared error below which guess and original are equal, and always matched
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,14 +31,14 @@ class Match:
 
 
 def no_guess(reconstruction: Reconstruction) -> str | None:
-    """Return the reason why there is no guess; ``None`` if there is one."""
+    """Return the reason for a missing guess, or ``None`` if there is a guess."""
     if reconstruction.failure is not None:
         return reconstruction.failure
     return "The attack made no guess." if reconstruction.batch is None else None
 
 
 def match(reconstruction: Reconstruction, truth: Batch) -> Match:
-    """Assign the guesses of ``reconstruction``, clamped to [0, 1], to the images of ``truth``."""
+    """Match the guesses of ``reconstruction``, clamped to [0, 1], to the images of ``truth``."""
     originals, labels = truth.inputs.detach().cpu(), hard_labels(truth.labels.detach().cpu())
     failure, guess, expected = no_guess(reconstruction), None, tuple(originals.shape[1:])
     if reconstruction.batch is not None and (got := tuple(reconstruction.batch.inputs.shape[1:])) != expected:
@@ -50,13 +50,13 @@ def match(reconstruction: Reconstruction, truth: Batch) -> Match:
     return matched(originals, labels, guess, failure, missing="There is no guess with finite pixels for this image.")
 
 
-Guess = tuple[Tensor, Tensor, Tensor | None]  # inputs, index of the guess of each original (B,), and labels, if any
+Guess = tuple[Tensor, Tensor, Tensor | None]  # inputs, index (B,) of each original's guess, and labels, if any
 
 
 def matched(
     originals: Tensor, labels: Tensor, guess: Guess | None, failure: str | None, *, missing: str, empty: float = 0.0
 ) -> Match:
-    """Reorder a guess like the originals; ``missing`` is the reason if there is none, ``empty`` fills its elements."""
+    """Return the match with guesses in the originals' order; a missing guess is ``empty``, its failure ``missing``."""
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)
     if guess is not None:
@@ -73,7 +73,7 @@ def matched(
 
 
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
-    """Return the index of each original's guess (B,), or -1, for the least ``cost()`` of ``shape`` (B, G)."""
+    """Return the index (B,) of each original's guess, or -1, with the least total ``cost()`` (B, G)."""
     if shape == (1, 1):
         return torch.zeros(1, dtype=torch.long)
     order = torch.full((shape[0],), -1)
@@ -84,17 +84,17 @@ def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a ba
 
 
 def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and columns of an assignment with the least total ``cost`` (N, M); see :func:`order_of`."""
+    """Return rows and columns of the assignment with the least total ``cost`` (N, M); ``UserError`` without scipy."""
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:
-        raise UserError(f"Matching {of} needs scipy, which is not installed; run `pip install scipy`.") from error
+        raise UserError(f"Matching {of} is expected to find scipy, but it is missing; `pip install scipy`.") from error
     rows, columns = linear_sum_assignment(cost)
     return rows, columns
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the index of each original's guess (B,), or -1, by least squared error, exact ones first.
+    """Return the index (B,) of each original's guess, or -1, with the least squared error, equal ones first.
 
     ``guesses`` (G, C, H, W) that are not finite are left out; ``truths`` are (B, C, H, W).
     """
@@ -113,14 +113,14 @@ def assign(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def hard_labels(labels: Tensor) -> Tensor:
-    """Return class indices (N,) of labels (N,) or class probabilities (N, K)."""
+    """Return the class indices (N,) of classes (N,) or class probabilities (N, K)."""
     return labels.argmax(1) if labels.ndim == 2 else labels
 
 
 def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Reorder ``guesses`` (B,) so that most equal ``truths`` (B,); those already in place stay.
+    """Reorder the guessed classes ``guesses`` (B,) so that as many as possible equal ``truths`` (B,).
 
-    Labels are recovered for a batch, so their score must not depend on the matching of pixels.
+    Attacks infer a batch's labels in any order, so that their score must not depend on the matching of images.
     """
     order = (guesses != truths).long().argsort(stable=True)
     guesses, truths = guesses[order], truths[order]
@@ -131,10 +131,10 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Make tokens or labels (..., L) distinct by the number of earlier occurrences."""
+    """Return numbers (..., L) that equal only for the same token and the same number of earlier occurrences."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 
 def label_correct(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Score 1 if the class is right, else 0: (N,) float64 from labels (N,) or (N, K)."""
+    """Return 1 for each right class, else 0, (N,) float64, from labels (N,) or (N, K)."""
     return (hard_labels(guesses) == hard_labels(truths)).double()

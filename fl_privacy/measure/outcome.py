@@ -1,6 +1,6 @@
-"""Decide what an attack reconstructed of one image, text or row, by its typed record, without PyTorch.
+"""Outcome of an attack on one image, text or row, decided from its score without PyTorch.
 
-The constants were fixed on training splits; ``experiments/verdict_pairs.py`` measures them on others.
+The constants were fixed on training splits; ``experiments/verdict_pairs.py`` measures them on other splits.
 """
 
 import math
@@ -14,71 +14,68 @@ from fl_privacy.measure.intervals import BAND, binomial_tail
 from fl_privacy.measure.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.types.victim_ids import Certainty
 
-LIKENESS = 0.5  # least likeness of a guess to its nearest original, so that being nearest by chance is not identified
-LEAD = 0.6  # least lead of the original over the nearest candidate, in standard deviations of the candidates
+LIKENESS = 0.5  # least likeness of an identified guess to its original
+LEAD = 0.6  # least lead of an identified original over the nearest candidate, in the candidates' standard deviations
 CHANCE, CHANCE_FALLS = 0.02, 0.6
-"""Probability that an image of the original's class, without the update, is identified, and the lead
-that reduces it e times.
+"""Probability that a guess without the update is identified, and the further lead that reduces it e times.
 
-Both bound what ``experiments/rows/verdict_chance`` counts on six data sets, of images of the class, generated ones,
-icons and noise. Other pictures of the same person, taken in the same minute, exceed them: they are nearly the original.
+Both bound what ``experiments/rows/verdict_chance`` counts on six data sets. Pictures of the same person, taken in the
+same minute, exceed them.
 """
 
-LEAST_CANDIDATES = 100  # least number of candidates: with fewer, chance alone identifies too many
-SURE = 3.0  # lead above which no finer comparison, likeness or foreign share matters
+LEAST_CANDIDATES = 100  # least number of candidates to call an image identified
+SURE = 3.0  # lead above which comparisons at high resolution, likeness and foreign share do not matter
 FOREIGN = 0.25
-"""Largest correlation with others of a guess's part beyond the original: a guess made from the original alone has
-noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
+"""Largest foreign share of an identified guess: correlation of its difference from the original with candidates, which
+is large for another picture of the same person or the mean of a class."""
 
-SAME = 0.97  # likeness above which a guess shows hardly anything else
+SAME = 0.97  # likeness above which the foreign share does not matter
 MARGIN_PSNR = 3.5  # least PSNR in dB above that of a control without the update
-FAR_PSNR = 5.0  # PSNR in dB above the control's from which the foreign share does not matter
-MUCH_PSNR = 10.0  # the same, from which the lead of guesses without the update does not matter: they are farther
+FAR_PSNR = 5.0  # PSNR in dB above the control's, from which on the foreign share does not matter
+MUCH_PSNR = 10.0  # PSNR in dB above the control's, from which on the control's lead does not matter
 MARGIN_SSIM = 0.25  # least structural similarity above the control's
 WORDS_METRIC = "word_f1"
 MARGIN_F1 = 0.2  # least token F1 above that of word frequency alone
-FEW_WORDS = 3  # least number of right words that can count, for a text of any length
-BY_FREQUENCY = 0.02  # largest probability that as many guessed words are right by their frequency
-ROUNDED = 1e-4  # least excess of shares of cells over a control recorded with four decimals
-ROUNDING = 0.5 / 255  # largest error of a pixel that vanishes when pixels are stored in 8 bits
-ROUNDING_PSNR = -20 * math.log10(ROUNDING)  # PSNR in dB of an image whose pixels are all that far off, 54.2
-PROVEN_PSNR = 40.0  # PSNR in dB below which a claimed proof is wrong: single precision has far smaller errors
+FEW_WORDS = 3  # least number of right words of a recognizable text
+BY_FREQUENCY = 0.02  # largest probability that as many words are right by their frequency alone
+ROUNDED = 1e-4  # least excess of a share of cells over its control, which is recorded with four decimals
+ROUNDING = 0.5 / 255  # largest error of a pixel that vanishes by rounding to 8 bits
+ROUNDING_PSNR = -20 * math.log10(ROUNDING)  # PSNR in dB of an image with this error in all pixels, 54.2
+PROVEN_PSNR = 40.0  # PSNR in dB below which a claimed proof is wrong
 
 
 class Outcome(StrEnum):
-    """Outcome for one example, ordered from most to least leaked."""
+    """Outcome for one example, in order from most to least leaked."""
 
     EXACT = "exact"
-    """Certified, or equal up to the rounding of 8-bit pixels if no control is; a text token by token, a row digit by
-    digit."""
+    """Proven by the attack, or equal: an image rounded to 8 bits, a text token by token, a row digit by digit."""
 
-    IDENTIFIED = "identified"  # the original is nearer to the guess than any of the candidates, up to harmless changes
+    IDENTIFIED = "identified"  # original nearer to the guess than all candidates, up to harmless changes
 
     RECOGNIZABLE = "recognizable"
-    """Past a published threshold, and better than a control that never saw the update; for a row, more
-    cells right than 95 percent of such controls reach, and than the table's usual row."""
+    """Beyond a published threshold, and better than a control that never saw the update; for a row, more right cells
+    than 95 % of such controls and than the table's usual row."""
 
-    NOTHING = "nothing"  # none of these, or no guess
+    NOTHING = "nothing"  # none of these outcomes, or no guess
 
 
-READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})  # outcomes that count as a leak
+READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})  # outcomes that count as reconstructed
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuessComparison:
-    """Figures of a guess next to its original, candidates and controls; ``None`` if not measured.
+    """Figures of a guess compared with its original, candidates and controls; ``None`` if not measured.
 
     Fields are recorded in this order. Correlations and shares are in [0, 1], PSNRs in dB, leads in standard deviations
-    of the candidates; a control is the same figure of the best guess that never saw the update.
+    of the candidates; ``control_X`` is the figure X of the best guess that never saw the update.
     """
 
-    exact: bool | None = None  # ``True`` if image or row are equal up to rounding
+    exact: bool | None = None  # ``True`` if image or row equal the original up to rounding
     control_psnr: float | None = None
     control_ssim: float | None = None
     likeness: float | None = None
     candidates: float | None = None
-    # original's place among itself and the candidates, by the best of several ways of comparing: that of an empty
-    # guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
+    # rank of the original among itself and the candidates, by the best of several comparisons; ``rank`` in old records
     best_rank: float | None = None
     lead: float | None = None
     foreign: float | None = None
@@ -88,13 +85,13 @@ class GuessComparison:
     control_f1: float | None = None
     control_cells: float | None = None
     chance: float | None = None  # probability that guesses without the update score as well on the upload
-    words_there: float | None = None
-    # number of right words in all texts of the upload, of ``words_there`` in ``words_of`` texts
+    words_there: float | None = None  # number of distinct words in all texts of the upload
+    # number of right words, of ``words_there``
     words_read: float | None = None
     words_false: float | None = None  # number of guessed words that are in no text
-    words_of: float | None = None
+    words_of: float | None = None  # number of texts of the upload
     word_control_f1: float | None = None
-    word_chance: float | None = None  # ``chance`` by words
+    word_chance: float | None = None  # ``chance`` of the words
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "GuessComparison":
@@ -119,7 +116,7 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return ``True`` if the original is nearest to a guess, and the guess does not rather show a candidate."""
+        """Return ``True`` if the original is nearer to the guess than all candidates, with a small foreign share."""
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
@@ -128,13 +125,13 @@ class GuessComparison:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageScore:
-    """Score of one image, text or row, by which its outcome is decided.
+    """Score of one image, text or row.
 
     Attributes:
-        guess: index in the reconstruction's batch; ``None`` without a guess, or if read from a record.
-        values: metrics by name in ``METRICS``; NaN if not computable, empty after a failure.
-        failure: why nothing can be compared.
-        compared: figures of the outcome; without any if not requested.
+        guess: index of the guess in the reconstruction; ``None`` without a guess or from a record.
+        values: value of each metric by its name in ``METRICS``, NaN if undefined; empty after a failure.
+        failure: reason for a missing guess, or ``None``.
+        compared: figures for the outcome, empty if not requested.
     """
 
     image: int
@@ -158,7 +155,7 @@ class ImageScore:
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """Return the outcome, exact if proven and not contradicted; ``None`` if it was not measured."""
+        """Return the outcome; ``None`` if its figures were not measured."""
         values, compared = self.values, self.compared
         if self.failure is not None:
             return Outcome.NOTHING
@@ -194,7 +191,7 @@ class ImageScore:
     def chance(self) -> float:
         """Return the probability that a guess without the update scores as well as this example.
 
-        For an image it follows from the lead, and is 0 if recognizable far above its control; for rows it is 1 -
+        For an image it follows from the lead, or is 0 if the image is far above its control; for rows it is 1 -
         ``BAND``; for words it is the binomial tail, and 0 above the control by a margin.
         """
         if TABLE_METRIC in self.values:
@@ -208,7 +205,7 @@ class ImageScore:
 
     @property
     def words_are_read(self) -> bool:
-        """Return ``True`` if the words found in an upload's texts exceed their frequency control."""
+        """Return ``True`` if the words inferred from an upload exceed their frequency control."""
         control, chance = self.compared.word_control_f1, self.compared.word_chance
         if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False
@@ -253,7 +250,7 @@ class ImageScore:
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
-    """Decide the outcome of an ``image`` record of ``metrics.jsonl``; see :class:`ImageScore`."""
+    """Return the outcome of an ``image`` record of ``metrics.jsonl``; see :class:`ImageScore`."""
     return ImageScore.of_record(record).outcome
 
 

@@ -1,4 +1,4 @@
-"""All metrics by name, without importing PyTorch."""
+"""Table of all metrics by name; importing it does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ LARGEST_PSNR = 100.0  # PSNR in dB above which images differ by less than float 
 
 
 def decimals(value: float) -> str:
-    """Format with three decimals."""
+    """Format ``value`` with three decimals."""
     return "∞" if math.isinf(value) else f"{value:z.3f}"
 
 
 def decibel(value: float) -> str:
-    """Format with one decimal, capped at 100 dB."""
+    """Format ``value``, in dB, with one decimal, capped at 100."""
     return f"> {LARGEST_PSNR:.0f}" if value > LARGEST_PSNR else f"{value:z.1f}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """Value at which the literature calls a reconstruction recognizable."""
+    """Published value of a metric from which on a reconstruction counts as recognizable."""
 
     value: float
     source: str
@@ -42,18 +42,18 @@ class Threshold:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric and its interpretation.
+    """Metric and its interpretation.
 
     Attributes:
-        function: (guesses, truths) -> (N,), for images (N, C, H, W) in [0, 1] or labels; ``None`` if a run supplies it.
-        of: compared data: images, labels, a defense's transformed images, texts by tokens (N, L) or words with -1 for
-            none, or right cells (N, C) of rows.
-        leaks: ``low`` if a better guess has a lower value.
+        function: function (guesses, truths) -> (N,); ``None`` if a run supplies it.
+        of: compared data: images (N, C, H, W) in [0, 1], labels (N,), a defense's transformed images, texts (N, L) or
+            their words, padded with -1, or right cells (N, C) of rows.
+        leaks: ``low`` if better guesses have lower values, else ``high``.
         range: least and largest possible value.
-        threshold: published threshold of recognizable images, if any.
-        digits: formatter without unit.
-        package: required optional package; without it the metric is left out.
-        of_papers: ``True`` if only papers compare by it.
+        threshold: threshold of recognizable examples, if published.
+        digits: function that formats a value without its unit.
+        package: optional package without which the metric is left out.
+        of_papers: ``True`` if the metric serves only comparisons with papers.
     """
 
     function: MetricFunction | None
@@ -145,14 +145,14 @@ _SHARES: tuple[tuple[str, Of, str, str], ...] = (
         "Share of the labels recovered; in a batch, each guessed label counts once.",
     ),
 )
-"""Name, compared data, title and description of the metrics that are shares."""
+"""Name, compared data, title and description of each metric that is a share."""
 
 _MODULES = {"texts": "texts", "words": "texts", "cells": "tables", "labels": "matching"}
 _OF_BAGS = {"word_f1", "word_precision", "word_recall", "count_f1"}
-"""Metrics of words in no order, which a run supplies."""
+"""Metrics of unordered words, which a run supplies."""
 
 _SELDOM = {"token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"}
-"""Metrics of texts that only papers compare by."""
+"""Metrics of texts that serve only comparisons with papers."""
 
 METRICS: dict[str, Metric] = {
     "psnr": Metric(
@@ -265,10 +265,8 @@ METRICS: dict[str, Metric] = {
     },
     **{name: getattr(import_module(file), name) for name, file in registered_files("fl_privacy.measure").items()},
 }
-"""Metrics by name; a file ``_NAME.py`` of this folder, whose ``NAME`` is a ``Metric``, registers itself.
-
-Such a file imports PyTorch inside its function, as this module is imported by commands that need none.
-"""
+"""Metrics by name. A file ``_NAME.py`` of this folder with a ``Metric`` called ``NAME`` is registered, too; it should
+import PyTorch inside its function only."""
 
 NOT_METRICS = frozenset(
     {
@@ -279,12 +277,12 @@ NOT_METRICS = frozenset(
         *("words_read", "words_there", "words_false", "words_of", "word_control_f1", "chance", "word_chance"),
     }
 )
-"""Other fields of an image's record, reserved as names."""
+"""Names of other fields of an image's record, which no metric may have."""
 
 
 def register_metric(name: str, metric: Metric) -> None:
-    """Register a ``metric`` to be measured from now on; ``UserError`` if ``name`` is taken or no identifier."""
+    """Add ``metric`` to ``METRICS``; ``UserError`` if ``name`` is taken or no identifier."""
     if not name.isidentifier() or name in NOT_METRICS:
-        raise UserError(f"A metric's name is expected to be an identifier that no record uses, but got {name!r}.")
+        raise UserError(f"A metric's name is expected to be a free identifier, but got {name!r}; try my_metric.")
     if METRICS.setdefault(name, metric) is not metric:
-        raise UserError(f"A metric {name} is expected once, but there is another by that name; choose another one.")
+        raise UserError(f"A metric's name is expected to be new, but {name!r} is taken; choose another one.")

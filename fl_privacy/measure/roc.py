@@ -1,7 +1,4 @@
-"""Measure how well scores distinguish members, higher, from others, next to the bounds of (epsilon, delta).
-
-Thresholds are chosen on one half of the examples and applied to the other.
-"""
+"""ROC curves and other measures of how well scores distinguish members, and their bounds by (epsilon, delta)."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +12,13 @@ from fl_privacy.measure.intervals import binomial_lower, binomial_upper, share_i
 
 Scores = NDArray[np.float64]
 Gain = Callable[[Scores, Scores], Scores]  # (TPR, FPR) -> objective to maximize
-RESAMPLES = 1000  # resamples of the bootstrap
+RESAMPLES = 1000  # number of bootstrap samples
 Z95 = 1.959963984540054
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure with its 95 % confidence interval and the value by chance."""
+    """Figure with its 95 % confidence interval and the value by chance."""
 
     value: float
     low: float
@@ -31,7 +28,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of members (P,), ``positives``, and of others (N,), ``negatives``."""
+    """Scores of members, ``positives`` (P,), and of other examples, ``negatives`` (N,)."""
 
     positives: Scores
     negatives: Scores
@@ -44,12 +41,12 @@ class Separation:
         return first, Separation(positives=own[1::2], negatives=other[1::2], seed=self.seed)
 
     def rates(self, threshold: float) -> tuple[float, float]:
-        """Return TPR and FPR if scores above ``threshold`` are called positive."""
+        """Return TPR and FPR of the decision that scores above ``threshold`` are positive."""
         return float((self.positives > threshold).mean()), float((self.negatives > threshold).mean())
 
 
 def curve(found: Separation) -> tuple[Scores, Scores]:
-    """Compute FPR and TPR at every threshold, ascending from (0, 0) to (1, 1); ties are one step."""
+    """Return FPR and TPR at every threshold, ascending from (0, 0) to (1, 1)."""
     thresholds = np.unique(np.concatenate([found.positives, found.negatives]))[::-1]
     fpr = 1 - np.searchsorted(np.sort(found.negatives), thresholds, side="left") / len(found.negatives)
     tpr = 1 - np.searchsorted(np.sort(found.positives), thresholds, side="left") / len(found.positives)
@@ -57,7 +54,7 @@ def curve(found: Separation) -> tuple[Scores, Scores]:
 
 
 def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], list[float]]:
-    """Pick points of ``curve``, evenly spread over the logarithm of the FPR."""
+    """Return at most ``points + 1`` points of ``curve``, evenly spaced over the logarithm of the FPR."""
     fpr, tpr = curve(found)
     wanted = np.concatenate([[0.0], np.geomspace(1 / len(found.negatives), 1.0, points)])
     kept = np.unique(np.searchsorted(fpr, wanted + 1e-12, side="right") - 1)
@@ -65,7 +62,7 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Compute the AUC with the interval of DeLong et al. (1988), or that on the logit scale if wider."""
+    """Return the AUC with the interval of DeLong et al. (1988), or that on the logit scale if wider."""
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
     of_negatives = 1 - _share_below(positives, negatives)
@@ -87,7 +84,7 @@ def _share_of(logit: float) -> float:
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:
-    """Compute the largest TPR at ``fpr``, if measurable, with the wider of bootstrap and Clopper-Pearson intervals."""
+    """Return the TPR at ``fpr``, with the wider of bootstrap and exact intervals; ``None`` for too few negatives."""
     allowed = math.floor(fpr * len(found.negatives) + 1e-9)
     if allowed < 1:
         return None
@@ -108,7 +105,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
 
 
 def balanced_accuracy(found: Separation) -> Estimate:
-    """Compute the mean of TPR and TNR of each half of the examples, at the threshold that is best on the other half."""
+    """Return the mean of TPR and TNR, at the threshold for each half of the examples that is best on the other."""
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2
@@ -117,7 +114,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Compute the share of right answers (ASR) at thresholds from the other half; chance is the majority's share."""
+    """Return the share of right decisions, at the threshold for each half of the examples that is best on the other."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
@@ -125,13 +122,13 @@ def threshold_success(found: Separation) -> Estimate:
 
 
 def answer_success(right: int, number: int, *, majority: float) -> Estimate:
-    """Compute the share of right answers (ASR); chance is ``majority``, the share of the most frequent answer."""
+    """Return the share of right answers; chance is ``majority``, the share of the most frequent answer."""
     low, high = share_interval(right, number)
     return Estimate(value=right / number, low=low, high=high, chance=majority)
 
 
 def correlation(guessed: Scores, true: Scores, *, seed: int) -> Estimate:
-    """Compute the correlation of two tables (N, K), with the bootstrap interval over independent rows."""
+    """Return the mean correlation of two tables (N, K), with the bootstrap interval over rows."""
 
     def of(rows: NDArray[np.int64]) -> Scores:
         one, other = guessed[rows].reshape(len(rows), -1), true[rows].reshape(len(rows), -1)
@@ -164,7 +161,7 @@ def _threshold(found: Separation, place: int) -> float:
 
 
 def _share_below(sample: Scores, values: Scores) -> Scores:
-    """Return the share of the sorted ``sample`` below each of ``values``, with ties counted half."""
+    """Return the share of the sorted ``sample`` below each of ``values``; ties count half."""
     left, right = (np.searchsorted(sample, values, side=side) for side in ("left", "right"))
     return (left + right) / 2 / len(sample)
 
@@ -175,37 +172,37 @@ def _variance(share: float, number: int) -> float:
 
 
 CONFIDENCE = 0.95
-LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01  # exp(10) is 22,000, and one example in 100 has no guarantee at all
+LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01  # largest epsilon and delta that count as protection
 
 
 def promises_little(*, epsilon: float, delta: float) -> bool:
-    """Return ``True`` if (epsilon, delta) is too weak to count as protection (Ponomareva et al. 2023, sec. 5.2)."""
+    """Return ``True`` if (epsilon, delta) is too large to count as protection (Ponomareva et al. 2023, sec. 5.2)."""
     return not (epsilon <= LARGE_EPSILON and delta <= LARGE_DELTA)
 
 
 def tpr_bound(fpr: Scores, *, epsilon: float, delta: float) -> Scores:
-    """Return the largest TPR that (epsilon, delta) allows at each FPR (Kairouz et al. 2015, Thm. 2.1)."""
+    """Return the largest TPR that (epsilon, delta)-privacy allows at each FPR (Kairouz et al. 2015, Thm. 2.1)."""
     grows = math.exp(min(epsilon, 700.0))
     return np.clip(np.minimum(grows * fpr + delta, 1 - (1 - delta - fpr) / grows), 0.0, 1.0)
 
 
 def auc_bound(*, epsilon: float, delta: float) -> float:
-    """Return the area under ``tpr_bound``."""
+    """Return the largest AUC that (epsilon, delta)-privacy allows."""
     fpr = np.concatenate([[0.0], np.geomspace(1e-9, 1.0, 20_000)])
     tpr = tpr_bound(fpr, epsilon=epsilon, delta=delta)
     return float(((tpr[1:] + tpr[:-1]) / 2 * np.diff(fpr)).sum())
 
 
 def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
-    """Return the largest mean of TPR and TNR that (epsilon, delta) allows."""
+    """Return the largest mean of TPR and TNR that (epsilon, delta)-privacy allows."""
     return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 
 
 def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
-    """Return the largest probability with which (epsilon, delta) lets an attacker identify the one example in the data.
+    """Return the largest probability that (epsilon, delta)-privacy leaves an attacker to identify an example.
 
     It is e^epsilon times the prior 1 / (candidates + 1) plus delta, whatever else the attacker knows (Kairouz et al.
-    2015). It also bounds reconstruction up to any event of that prior (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes,
+    2015). It also bounds reconstruction as any event of that prior (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes,
     Mahloujifar and Balle 2023, Thm. 2). The other ``candidates``, at least 1, are equally likely.
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
@@ -215,9 +212,9 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
-    """Compute the largest epsilon that the attack disproves at ``delta`` with 95 % confidence, at least 0.
+    """Return the largest epsilon that the scores disprove at ``delta`` with 95 % confidence, at least 0.
 
-    The best threshold, and its side, is chosen on one half of the examples; on the other half Clopper and Pearson bound
+    The best threshold is chosen on one half of the examples; on the other half Clopper and Pearson bound
     the rates, with 2.5 % error each (Nasr et al. 2021, "Adversary instantiation").
     """
     chosen_on, judged_on = found.halves()
@@ -232,7 +229,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Compute log((least share of hits - delta) / largest share of misses); hits are ``above`` or below."""
+    """Return log((least share of hits - delta) / largest share of misses); hits are ``above`` or below."""
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2
@@ -245,35 +242,35 @@ def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: f
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Estimate):
-    """An estimate, and its bound by the clients' differential privacy, if any."""
+    """Estimate with its bound by the clients' differential privacy, if any."""
 
     bound: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one inference method."""
+    """Result of one inference attack."""
 
-    about: str  # question, one of ``fl_privacy.attacks.inference.About``
+    about: str  # question of the attack, one of ``fl_privacy.attacks.inference.About``
     method: str
     title: str
     source: str = ""
     rounds: int = 0
     last_round: int = 0
-    positives: int = 0  # number of queries with the answer yes; all queries if there are many answers
+    positives: int = 0  # number of queries with the answer yes, or of all queries with several possible answers
     negatives: int = 0
     measures: Mapping[str, Measure] = field(default_factory=dict)  # figures by name, see ``report.inferred``
-    fpr: Sequence[float] = ()  # (P,) false positive rates of a ROC curve, ascending; may be empty
-    tpr: Sequence[float] = ()  # (P,) true positive rates
-    epsilon: float | None = None  # epsilon spent by the last round; ``None`` without guarantee
+    fpr: Sequence[float] = ()  # (P,) ascending false positive rates of a ROC curve; may be empty
+    tpr: Sequence[float] = ()  # (P,) true positive rates of the curve
+    epsilon: float | None = None  # epsilon spent up to the last round; ``None`` without guarantee
     delta: float | None = None
     proven_epsilon: float | None = None  # largest epsilon that the attack disproves
     notes: Sequence[str] = ()
     failure: str | None = None
-    seconds: float | None = None  # time of all methods of the question, without scoring
+    seconds: float | None = None  # time of all attacks on the question, without scoring
 
     def as_record(self) -> dict[str, Any]:
-        """Return the fields of a record of ``metrics.jsonl``; each measure is value, low, high, chance, bound."""
+        """Return the fields for ``metrics.jsonl``; each measure becomes [value, low, high, chance, bound]."""
         measures = {name: [m.value, m.low, m.high, m.chance, m.bound] for name, m in self.measures.items()}
         lists = {"fpr": list(self.fpr), "tpr": list(self.tpr), "notes": list(self.notes)}
         return {**asdict(self), "measures": measures, **lists}
@@ -283,11 +280,11 @@ FINDING: dict[str, Any] = {
     **{field.name: field.type for field in fields(Finding)},
     "measures": Mapping[str, list[float | None]],
 }
-"""Fields and types of an ``inference`` record."""
+"""Fields of an ``inference`` record, and their types."""
 
 
 def finding_of(record: Mapping[str, Any]) -> Finding:
-    """Build a finding from its record, without damaged measures."""
+    """Return the finding of an ``inference`` record, without damaged measures."""
     measures = {
         name: Measure(value=v[0], low=v[1], high=v[2], chance=v[3], bound=v[4])
         for name, v in record["measures"].items()

@@ -1,4 +1,4 @@
-"""Decide whether a result exceeds chance: the one rule of every verdict, page and exit status."""
+"""Rule of all verdicts, pages and exit statuses for results above chance."""
 
 from statistics import NormalDist
 
@@ -6,17 +6,17 @@ from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail
 from fl_privacy.measure.roc import Estimate
 
-LEVEL = 0.01  # largest probability that chance alone makes the answers to one question red
-_QUANTILE = NormalDist().inv_cdf(0.975)  # half width of a 95 % interval, in standard errors
+LEVEL = 0.01  # largest probability that chance alone makes any answer to one question red
+_QUANTILE = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in standard errors
 
 
 def above_chance(
     found: Counts | Estimate, *, among: int = 1, control: Counts | Estimate | None = None, low_leaks: bool = False
 ) -> bool:
-    """Return ``True`` if the result exceeds chance and its control, which never saw the uploads.
+    """Return ``True`` if the result ``found`` exceeds chance and its ``control``, which never saw the uploads.
 
-    ``among`` is the number of answers of which any makes a page red (Bonferroni); ``low_leaks`` says that low figures
-    mean more leakage, such as an error.
+    ``among`` is the number of answers of which any makes a page red (Bonferroni). ``low_leaks=True`` is for figures
+    that are lower for more leakage, such as an error.
     """
     if isinstance(found, Estimate):
         sign, end = (-1, found.high) if low_leaks else (1, found.low)

@@ -1,4 +1,4 @@
-"""Score guesses against the originals."""
+"""Scores of guesses, by comparison with the originals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,16 +23,16 @@ CHUNK = 256  # images compared at a time; bounds the memory of LPIPS's features
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VictimScore:
-    """Scores of one victim's batch.
+    """Scores of the guesses at one victim's batch.
 
     Attributes:
         images: scores of the B originals, in order.
-        originals: (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` if not known.
-        guesses: (B, C, H, W) in [0, 1], matched and clamped, zeros without a guess; or tokens (B, L), then -1.
-        labels: (B,) inferred classes if the originals are not known.
-        transformed: (B, C, H, W) in [0, 1], a defense's substitutes for the originals, if any.
-        member: sub-attack of the guesses.
-        sentences: tokens of original, if known, and guess of each text.
+        originals: images (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` if unknown.
+        guesses: guesses in the originals' order and form; a missing image is zero, a missing text -1.
+        labels: inferred classes (B,) if the originals are unknown.
+        transformed: images (B, C, H, W) in [0, 1] by which a defense replaced the originals, if any.
+        member: name of the sub-attack that made the guesses, if there are several.
+        sentences: words of the original, if known, and of the guess, for each text.
     """
 
     id: VictimId
@@ -65,9 +65,9 @@ _NOTHING: Mapping[str, MetricFunction] = {}
 def evaluate(
     reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
 ) -> VictimScore:
-    """Score the guess at one victim's batch: ``images[k].values["psnr"]`` is the PSNR of original k in dB.
+    """Score the guesses at one batch: ``images[k].values["psnr"]`` of the result is the PSNR of original k in dB.
 
-    ``truth`` has images (B, C, H, W) in [0, 1]; guesses may be in another order. See :func:`evaluate_all`.
+    ``truth`` has the originals; guesses may be in another order. See :func:`evaluate_all`.
     """
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
@@ -83,31 +83,31 @@ def evaluate_all(
     others: Distractors | None = None,
     augmented: bool = False,
 ) -> list[VictimScore]:
-    """Match each reconstruction to its originals, then compute every metric.
+    """Match each reconstruction to its originals, and return the scores by every metric.
 
     Images are clamped to [0, 1] and matched with the least total squared error. An image gets a ``failure`` instead of
-    values if its victim failed or its guess is not finite. Metrics whose package is not installed are left out. Other
-    lengths or image shapes raise ``UserError``, as batches do without scipy.
+    values if its attack failed or its guess is not finite. Metrics whose package is not installed are left out. Other
+    numbers or image shapes raise ``UserError``; so do batches without scipy.
 
     Args:
-        truths: victims' batches in the same order, all with the same (C, H, W).
-        functions: metrics that need data of the run, by name; left out if not given.
-        transformed: defense's substitute for each truth, in the same order of images; guesses are matched to these
-            separately. Required by the metrics of transformed images.
+        truths: originals of each reconstruction, all of one shape.
+        functions: metrics that need data of the run, by name.
+        transformed: images by which a defense replaced each of ``truths``, in the same order, for the metrics of
+            transformed images.
         others: distractors and controls, for the outcomes; ``None`` leaves outcomes out.
-        augmented: ``True`` if ``transformed`` are the client's own crops and flips, and no defense; these images then
-            define the outcome.
+        augmented: ``True`` if ``transformed`` are the client's own crops and flips, which then define the outcome.
     """
     if len(reconstructions) != len(truths):
         raise UserError(
-            f"One truth for each reconstruction is expected, but got {len(truths)}, {len(reconstructions)}."
+            f"truths are expected to be as many as the {len(reconstructions)} reconstructions, but got {len(truths)};"
+            " give a batch for each."
         )
     if schema is not None:
         return _of_rows(reconstructions, truths, schema, others)
     if truths and not modality_of_inputs(truths[0].inputs).continuous:
         return _of_texts(reconstructions, truths, language, others)
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
-        raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
+        raise UserError(f"truths are expected to have one shape, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     to_transformed, compared = None, None
     if transformed is not None:
@@ -203,7 +203,7 @@ def _of_victim(
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Report a guess of ``shape`` (B, C, H, W), (B, L) or (B, F) whose originals are unknown."""
+    """Return the scores, without metrics, of guesses of ``shape`` whose originals are unknown."""
     batch, failure, labels = reconstruction.batch, reconstruction.failure, None
     guesses, several = torch.zeros(shape) if modality.continuous else torch.full(shape, -1), f"{modality.one}s"
     if batch is not None and not modality.continuous:

@@ -1,4 +1,4 @@
-"""Measure reconstructed table rows: cells within tolerance, whole rows, and a control."""
+"""Metrics of reconstructed table rows: right cells, right rows, and their control."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,46 +13,46 @@ from fl_privacy.measure.matching import Match, hard_labels, least_cost, matched,
 from fl_privacy.types import Batch, Reconstruction
 from fl_privacy.types.schema import TOLERANCE, Schema
 
-_DRAWS, _ROWS_DRAWN = 20, 200  # least draws of a control, and least rows of it matched to each original
-_BY_VALUE = 0.01  # weight of differences of values, relative to wrong cells, in matching: it breaks ties
+_DRAWS, _ROWS_DRAWN = 20, 200  # least number of random draws for a control, and of rows in all of them
+_BY_VALUE = 0.01  # weight of distances relative to wrong cells in the matching, to break ties
 
 
 @dataclass(frozen=True, eq=False)
 class WrittenRows:
-    """Rows as a page shows them."""
+    """Original and guessed rows as text, for a page."""
 
     columns: tuple[str, ...]
-    originals: Sequence[Sequence[str] | None]  # cells of each row; ``None`` if not known
-    guesses: Sequence[Sequence[str] | None]  # cells of each guess, if any
-    right: Tensor  # (B, C) right cells
-    certain: Tensor  # (B, C) in [0, 1], attacker's own certainty
+    originals: Sequence[Sequence[str] | None]  # cells of each original row; ``None`` if unknown
+    guesses: Sequence[Sequence[str] | None]  # cells of each guess; ``None`` without a guess
+    right: Tensor  # (B, C) booleans, true for right cells
+    certain: Tensor  # (B, C) attacker's own certainty in [0, 1]
 
 
 def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Mark right cells (..., C): equal categories, numbers within ``types.schema.TOLERANCE`` deviations."""
+    """Return booleans (..., C), true for right cells: equal categories, and numbers within the tolerance."""
     return (guesses - truths).abs() <= schema.tolerances + 1e-9
 
 
 def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Mark rows (...) whose cells all equal the original to the last written digit."""
+    """Return booleans (...), true for rows whose cells all equal the original's to the last written digit."""
     least = torch.tensor([0.5 * 10.0**-c.decimals if c.is_number else 0.0 for c in schema.columns])
     return ((guesses - truths).abs() <= least + 1e-6 * truths.abs()).all(-1)
 
 
 def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Assign each row of ``truths`` (B, C) the index of its guess, (B,), -1 without one."""
+    """Return the index (B,) of the guess (G, C) matched to each row of ``truths`` (B, C), -1 for none."""
     return order_of((len(truths), len(guesses)), lambda: misfit(schema, guesses, truths), "rows")
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the cost (B, G) float64 of matching guesses (G, C) to rows (B, C): wrong cells first, then distances."""
+    """Return the cost (B, G) float64 of matching guesses (G, C) to rows (B, C): wrong cells, and distances for ties."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
 
 
 def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> Match:
-    """Assign guesses to the rows (B, F) of ``truth`` with most right cells."""
+    """Match the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, with most right cells in all."""
     originals, labels = truth.inputs.detach().cpu().float(), hard_labels(truth.labels.detach().cpu())
     failure, guess = no_guess(reconstruction), None
     if failure is None and reconstruction.batch is not None:
@@ -68,27 +68,27 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Compute the share (N,) float64 of right cells; ``right`` is (N, C)."""
+    """Return the share (N,) float64 of right cells in each row; ``right`` is (N, C)."""
     return right.double().mean(1)
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Compute the share (N,) float64 of right categories; ``numbers`` (N, C) marks the others. NaN without any."""
+    """Return the share (N,) float64 of right cells among those that are not ``numbers`` (N, C); NaN without any."""
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Compute the share (N,) float64 of right ``numbers`` (N, C); NaN without any."""
+    """Return the share (N,) float64 of right cells among ``numbers`` (N, C); NaN without any."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
 def row_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Score 1 if all cells of a row are right, else 0; (N,) float64."""
+    """Return 1 for each row whose cells are all right, else 0, (N,) float64."""
     return right.all(1).double()
 
 
 def usual_row(public: Tensor, schema: Schema) -> Tensor:
-    """Return the most frequent category or the median of each column of public cells (M, C), (C,)."""
+    """Return the most frequent category or the median (C,) of each column of ``public`` cells (M, C)."""
     found = public.median(0).values
     for place in (~schema.numbers).nonzero().flatten().tolist():
         found[place] = public[:, place].long().bincount().argmax().double()
@@ -96,9 +96,9 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
 
 
 def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
-    """Compute the share (B,) float64 of cells of ``truths`` (B, C) that are right without the update.
+    """Return the share (B,) float64 of right cells of ``truths`` (B, C) that guesses without the update reach.
 
-    It is the larger one of the usual row's share, and of the :data:`BAND` quantile over random draws of as many public
+    It is the larger one of the usual row's share and of the :data:`BAND` quantile over random draws of as many public
     rows (M, C), matched as guesses are.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
@@ -112,7 +112,7 @@ def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
 
 
 def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -> WrittenRows:
-    """Return rows of ``match`` as a page shows them."""
+    """Return the rows of ``match`` as text."""
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     certain = torch.zeros_like(truths)
     if reconstruction.cells_certain is not None:
@@ -128,31 +128,34 @@ def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -
     )
 
 
-BLOCK = 64  # rows compared with all guesses at a time
+BLOCK = 64  # number of rows that are compared with all guesses at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Guesses, each assigned to a true row."""
+    """Matching of guessed rows to true rows."""
 
-    cells: float  # largest share of right cells over all matchings
-    rows: float  # largest share of rows with all cells right
-    by_feature: np.ndarray  # (F,) shares of right cells, as matched for ``cells``
-    guess: np.ndarray  # (N,) guess matched to each row for ``rows``, -1 without a right one
-    match: np.ndarray  # (N,) guess matched to each row for ``cells``, -1 for none
-    right: np.ndarray  # (N, F) right cells, as matched for ``cells``
+    cells: float  # share of right cells, in the matching that maximizes it
+    rows: float  # share of rows with all cells right, in the matching that maximizes it
+    by_feature: np.ndarray  # (F,) share of right cells of each feature, as matched for ``cells``
+    guess: np.ndarray  # (N,) index of a guess with all cells of the row right, as matched for ``rows``, -1 for none
+    match: np.ndarray  # (N,) index of the guess matched to each row for ``cells``, -1 for none
+    right: np.ndarray  # (N, F) booleans, true for right cells, as matched for ``cells``
 
 
 def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = ()) -> PinnedRows:
-    """Assign guesses to the true rows, and count the right cells; ``UserError`` for other shapes or without scipy.
+    """Match guessed to true rows, and count right cells; ``UserError`` for wrong shapes or without scipy.
 
     Args:
-        truth: (N, F) numbers and codes of categories, NaN for none; its deviations scale the tolerance.
-        guesses: (M, F) in any order; rows without a guess count as wrong.
-        categories: features that must be equal.
+        truth: rows (N, F) of numbers and category codes, NaN for none; standard deviations scale the tolerance.
+        guesses: rows (M, F) in any order; true rows without a guess count as wrong.
+        categories: indices of the categorical features.
     """
     if truth.ndim != 2 or guesses.ndim != 2 or truth.shape[1:] != guesses.shape[1:] or not len(truth):
-        raise UserError(f"Rows and guesses are expected as (N, F) and (M, F), but got {truth.shape}, {guesses.shape}.")
+        raise UserError(
+            f"truth and guesses are expected to be (N, F) and (M, F), but got {truth.shape} and {guesses.shape};"
+            " reshape them."
+        )
     number, features = truth.shape
     lacks = np.isnan(truth).all(0)
     allowed = np.where(lacks, 0.0, TOLERANCE * np.nanstd(np.where(lacks, 0.0, truth), axis=0))
@@ -180,7 +183,7 @@ def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[i
 
 
 def _same(truth: np.ndarray, guesses: np.ndarray, allowed: np.ndarray, *, paired: bool = False) -> np.ndarray:
-    """Mark cells within ``allowed``, (N, M, F), or (N, F) if paired; NaN equals NaN."""
+    """Return booleans (N, M, F), or (N, F) if ``paired``, true for differences within ``allowed``; NaN equals NaN."""
     left = truth if paired else truth[:, None]
     slack = allowed + 1e-6 * np.maximum(np.abs(left), 1e-3)
     return np.asarray((np.abs(left - guesses) <= slack) | (np.isnan(left) & np.isnan(guesses)))

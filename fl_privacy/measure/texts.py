@@ -1,4 +1,4 @@
-"""Measure reconstructed texts by tokens and by words, one value for each text."""
+"""Metrics of reconstructed texts by tokens or words, one value for each text."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,24 +9,24 @@ from torch import Tensor
 from fl_privacy.measure.matching import Match, hard_labels, matched, no_guess, numbered, order_of
 from fl_privacy.types import Batch, Reconstruction
 
-_RIGHT_PLACE = 2.0  # weight of tokens at their place next to common tokens, in matching guesses to texts
+_RIGHT_PLACE = 2.0  # weight of tokens at the right position, relative to token F1, in the matching of guesses
 
 
 class Language(Protocol):
-    """Tokens and words of a language."""
+    """Tokens and words of a tokenizer's language."""
 
     @property
     def special(self) -> frozenset[int]:
-        """Return the tokens without text, such as the one that begins a text."""
+        """Return the special tokens, such as the one that begins a text."""
         ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (N, L) into numbers of words (N, W), equal for equal words; both are padded by -1."""
+        """Return numbers (N, W) of the words of ``tokens`` (N, L), equal for equal words; both are padded with -1."""
         ...
 
 
 def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
-    """Assign guesses to texts by tokens at the right place, then by common tokens."""
+    """Match the guesses of ``reconstruction`` to the texts of ``truth``, by tokens at the right position and F1."""
     originals = truth.inputs.detach().cpu()
     labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
     failure, guess = no_guess(reconstruction), None
@@ -41,34 +41,34 @@ def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
 
 
 def widened(texts: Sequence[Tensor]) -> list[Tensor]:
-    """Pad texts (N, L) of different L to the widest, by -1."""
+    """Pad texts (N, L) of different L with -1 to the largest L."""
     width = max(tokens.shape[1] for tokens in texts)
     return [torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]), value=-1) for tokens in texts]
 
 
 def without(tokens: Tensor, special: frozenset[int]) -> Tensor:
-    """Remove ``special`` tokens from (N, L), and left-align the others."""
+    """Remove the tokens ``special`` from texts (N, L), which are padded with -1."""
     kept = (tokens >= 0) & ~torch.isin(tokens, torch.tensor(sorted(special) or [-1]))
     return tokens.masked_fill(~kept, -1).gather(1, (~kept).long().argsort(dim=1, stable=True))
 
 
 def token_precision(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the share of guessed tokens in the text, with multiplicity; (N,) float64."""
+    """Return the share (N,) float64 of guessed tokens that are in the text, with multiplicity."""
     return _share(_common(guesses, truths), _count(guesses))
 
 
 def token_recall(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the share of the text's tokens that were guessed; (N,) float64."""
+    """Return the share (N,) float64 of the text's tokens that were guessed, with multiplicity."""
     return _share(_common(guesses, truths), _count(truths))
 
 
 def token_f1(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the harmonic mean of precision and recall of tokens; (N,) float64."""
+    """Return the harmonic mean (N,) float64 of token precision and recall."""
     return _share(2 * _common(guesses, truths), _count(guesses) + _count(truths))
 
 
 def shared_tokens(guesses: Tensor, texts: Tensor) -> Tensor:
-    """Compute the token F1 of each guess (G, L) with each of many texts (N, W); (G, N) float64."""
+    """Return the token F1 (G, N) float64 of each guess (G, L) with each of many texts (N, W)."""
     found = torch.zeros(len(guesses), len(texts), dtype=torch.float64)
     for place, guess in enumerate(guesses):
         tokens, times = guess[guess >= 0].unique(return_counts=True)
@@ -77,11 +77,11 @@ def shared_tokens(guesses: Tensor, texts: Tensor) -> Tensor:
     return _share(2 * found, _count(guesses)[:, None] + _count(texts))
 
 
-rouge_1 = token_f1  # of words (Lin 2004)
+rouge_1 = token_f1  # F1 of words (Lin 2004)
 
 
 def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the F1 of pairs of neighboring words; (N,) float64, NaN for texts of a single word."""
+    """Return the F1 (N,) float64 of pairs of neighboring words; NaN for texts of a single word."""
     pairs = []  # a number for each two neighboring words, (N, W - 1)
     for words in (guesses, truths):
         first, second = words[:, :-1], words[:, 1:]
@@ -91,7 +91,7 @@ def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the F1 of the longest common subsequence of words; (N,) float64."""
+    """Return the F1 (N,) float64 of the longest common subsequence of words."""
     best = torch.zeros(len(truths), truths.shape[1] + 1, dtype=torch.long)
     for at in range(guesses.shape[1]):
         longer = torch.where((guesses[:, at, None] == truths) & (truths >= 0), best[:, :-1] + 1, best[:, 1:])
@@ -101,7 +101,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Guess texts (N, L) of ``lengths`` (N,), as a control, by the most frequent ``public`` tokens (M, W)."""
+    """Return control guesses (N, L) of ``lengths`` (N,), made of the most frequent ``public`` tokens (M, W)."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0
@@ -111,7 +111,7 @@ def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
 
 
 def exact_match(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Score 1 if every token is right and at its place, else 0; (N,) float64."""
+    """Return 1 for each text guessed exactly, else 0, (N,) float64."""
     guesses, truths = widened([guesses, truths])
     return (guesses == truths).all(1).double()
 

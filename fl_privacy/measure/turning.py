@@ -1,4 +1,4 @@
-"""Compare a guess with images when it is turned, mirrored, cropped, enlarged, rotated a little, or cut into tiles."""
+"""Comparison of a guess with images when it is turned, mirrored, cropped, enlarged, rotated or cut into tiles."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -21,24 +21,24 @@ from fl_privacy.measure.descriptors import (
     with_detail,
 )
 
-FAR, NEAR, CLOSE = 8, 16, 32  # longer side in pixels for all images, chosen ones, and final candidates
-NEAREST = 60  # candidates compared in all poses: those nearest to a guess at low resolution
+FAR, NEAR, CLOSE = 8, 16, 32  # pixels of the longer side at which all, chosen, and the last candidates are compared
+NEAREST = 60  # number of candidates nearest at ``FAR`` that are compared at ``NEAR``
 ANGLES = (5.0, 10.0, 15.0)  # degrees by which a guess is rotated to either side
-CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))  # shown share, and how far it is slid to each side
-FRAMES = (1.12, 1.25)  # factors by which a guess in a frame is enlarged
-SLID = 1 / 8  # share of the side that other guesses are slid to each side
-GRIDS = (3, 4)  # tiles on a side, for images whose tiles were shuffled; larger tiles are several of these
-HOPELESS = 0.1  # share of rivals nearer at low resolution, above which a guess is not compared in all poses
-LEAST_SIDE = 8  # pixels of the shorter side below which nothing is turned
+CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))  # shares shown by a crop, and shifts as shares of the side
+FRAMES = (1.12, 1.25)  # factors by which a guess with a frame is enlarged
+SLID = 1 / 8  # shift of other guesses, as a share of the side
+GRIDS = (3, 4)  # number of tiles per side, for images with shuffled tiles
+HOPELESS = 0.1  # share of rivals nearer at ``FAR``, above which a guess is not compared at ``NEAR``
+LEAST_SIDE = 8  # least pixels of the shorter side of images that are compared in poses
 
 
 @dataclass(frozen=True, eq=False)
 class Poses(Once):
-    """P poses of a guess: mirrored, rotated, scaled and shifted."""
+    """P poses of a guess: mirror images, rotations, scales and shifts."""
 
-    flip: Tensor  # (P, 2, 2) a mirror or quarter turn
-    place: Tensor  # (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down
-    slack: Tensor  # (P,) share of the side by which the middle is smaller than the image, on each side
+    flip: Tensor  # (P, 2, 2) matrix of a mirror image or quarter turn
+    place: Tensor  # (P, 4) scale factor, rotation in degrees, and shifts right and down as shares of the side
+    slack: Tensor  # (P,) margin around the compared middle, as a share of the side
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -47,13 +47,13 @@ class Poses(Once):
         return Poses(self.flip[which], self.place[which], self.slack[which])
 
     def around(self, steps: Tensor) -> "Poses":
-        """Return S poses around each, (P * S), with ``steps`` (S, 4) added to ``place``."""
+        """Return P * S poses: each pose with each of ``steps`` (S, 4) added to its ``place``."""
         number = len(steps)
         place = (self.place[:, None] + steps).flatten(0, 1)
         return Poses(self.flip.repeat_interleave(number, 0), place, self.slack.repeat_interleave(number))
 
     def drawn(self, gray: Tensor) -> Tensor:
-        """Render images (1, 1, H, W) or (P, 1, H, W), each in its pose, (P, 1, H, W), with repeated edges."""
+        """Render gray images (1, 1, H, W) or (P, 1, H, W) in the poses, (P, 1, H, W)."""
         size = gray.shape[-2], gray.shape[-1]
         grid = self.once(size, lambda: self._grid(*size))
         return functional.grid_sample(
@@ -74,16 +74,16 @@ _NOT = torch.zeros(9, 2)
 _SHIFTS = torch.cat([_NOT, torch.cartesian_prod(_THREE, _THREE) / 40], 1)
 _TURNS = torch.cat([torch.cartesian_prod(_THREE, _THREE) * torch.tensor([0.05, 2.5]), _NOT], 1)
 ROUNDS = {NEAR: (_SHIFTS, _TURNS, _SHIFTS / 2), CLOSE: (_SHIFTS / 2, _TURNS / 2, _SHIFTS / 4)}
-"""Steps (9, 4) around the best pose of an image that are tried one after the other, at each side."""
+"""Resolution -> changes (9, 4) of the best pose that are tried one set after the other."""
 
-USUAL_CLOSELY = 40  # usual candidates compared at the side ``CLOSE``
-REFINED = 10  # number of nearest candidates for which these steps are tried
-AMONG = 8  # rank of the original from which on the steps are not tried, since it would stay behind
+USUAL_CLOSELY = 40  # number of usual candidates that are compared at ``CLOSE``
+REFINED = 10  # number of nearest candidates whose pose is refined
+AMONG = 8  # rank of the original from which on poses are not refined
 
 
 @lru_cache(maxsize=2)
 def poses(*, few: bool) -> Poses:
-    """Return all mirrors and quarter turns, each at a few scales or angles; ``few`` for the first comparison."""
+    """Return all mirror images and quarter turns at several scales and angles, or at ``few`` of them."""
     ones = [(1.0, 0.0, SLID), *((cut, 0.0, slack) for cut, slack in CUTS), *((frame, 0.0, SLID) for frame in FRAMES)]
     ones += [(1.0, sign * angle, SLID) for angle in (ANGLES[1:2] if few else ANGLES) for sign in (-1, 1)]
     ones += [(scale, sign * ANGLES[1], SLID) for scale in (CUTS[0][0], FRAMES[0]) for sign in (-1, 1)]
@@ -96,14 +96,14 @@ def poses(*, few: bool) -> Poses:
 
 
 def _looks(gray: Tensor, side: int) -> Tensor:
-    """Return gray images at ``side``; above ``FAR``, also their details without coarse brightness."""
+    """Downscale ``gray`` images to ``side`` pixels; above ``FAR``, add a channel without coarse brightness."""
     seen = small(gray, side)
     return seen if side == FAR else with_detail(seen)
 
 
 @dataclass(frozen=True, eq=False)
 class Gallery(Once):
-    """Images (N, C, H, W) in [0, 1] with their descriptors, computed on first use."""
+    """Images (N, C, H, W) in [0, 1], with cached descriptors."""
 
     images: Tensor
 
@@ -115,7 +115,7 @@ class Gallery(Once):
         return self.images.float().mean(1, keepdim=True)
 
     def at(self, side: int) -> Tensor:
-        """Return descriptors (N, L, h, w) at ``side`` pixels."""
+        """Return the downscaled gray images (N, L, h, w), L channels of ``side`` pixels."""
         return self.once(side, lambda: _looks(self._gray, side))
 
     def windows(self, side: int, slack: float) -> tuple[Tensor, Tensor]:
@@ -125,11 +125,11 @@ class Gallery(Once):
         return self.once(("tiles", grid), lambda: _tiles(self._gray, grid))
 
 
-gallery_of = Latest(Gallery, 16)  # of originals, which are compared with a guess and with each of its controls
+gallery_of = Latest(Gallery, 16)  # cache, since originals are compared with a guess and with each of its controls
 
 
 def _tiles(gray: Tensor, grid: int) -> Tensor:
-    """Cut images (N, 1, H, W) into tiles (N, grid * grid, D); the image has zero mean and unit length."""
+    """Normalize images (N, 1, H, W) to zero mean and unit length, and cut them into tiles (N, grid * grid, D)."""
     height, width = (side // grid for side in gray.shape[-2:])
     cut = gray[..., : grid * height, : grid * width]
     down, right = (max(1, min(side, NEAR // grid)) for side in (height, width))
@@ -138,13 +138,13 @@ def _tiles(gray: Tensor, grid: int) -> Tensor:
 
 
 def _edges(looks: Tensor, slack: float) -> tuple[int, int]:
-    """Return the pixels between the middle and the edge of images (..., H, W), down and right."""
+    """Return the margins in pixels around the middle of images (..., H, W), vertical and horizontal."""
     height, width = looks.shape[-2:]
     return max(1, round(height * slack)), max(1, round(width * slack))
 
 
 def _middle(looks: Tensor, slack: float) -> Tensor:
-    """Cut the middle (P, L, h, w) out of (P, L, H, W), with zero mean and unit length."""
+    """Cut the middle (P, L, h, w) out of images (P, L, H, W), and normalize it to zero mean and unit length."""
     down, right = _edges(looks, slack)
     return _unit(looks[..., down:-down, right:-right])
 
@@ -156,7 +156,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
-    """Return all windows of images (N, L, H, W) of a middle's size, (L, N, V, D), and their lengths (L, N, V)."""
+    """Return all V windows of a middle's size of images (N, L, H, W), (L, N, V, D), and their lengths (L, N, V)."""
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)
@@ -167,15 +167,19 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
 
 
 def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the correlation (K, S, V) of S middles (K, S, L, h, w) with the windows of one image each."""
+    """Return the correlation (K, S, V) of S middles (K, S, L, h, w) with the V windows of each of K images."""
     return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """One comparison of a guess: its correlations with B originals (``own``) and with K rivals (``rest``).
+    """Comparison of a guess with B originals and K rivals by one kind of change.
 
-    ``usual`` (U,) are positions among the rivals that define the usual correlation.
+    Attributes:
+        own: correlations (B,) with the originals.
+        rest: correlations (K,) with the rivals.
+        rivals: indices (K,) of the rivals.
+        usual: positions (U,) of the rivals that define the usual correlation.
     """
 
     own: Tensor
@@ -186,19 +190,19 @@ class Way(ABC):
     originals: Gallery
 
     def closer(self) -> "Way | None":
-        """Repeat the comparison at higher resolution; ``None`` if that changes nothing."""
+        """Return the comparison at higher resolution; ``None`` if it is useless."""
         return None
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return unit vectors: the aligned guess (D,), the original (D,), and ``rivals`` (K, D) at this place."""
+        """Return unit vectors of the aligned guess (D,), the original (D,), and ``rivals`` (K, D)."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    values: Tensor  # (K,) largest likenesses of images to the guess
-    poses: Poses  # its poses there
-    gray: Tensor  # (K, 1, H, W) gray guess drawn for each
+    values: Tensor  # (K,) largest correlation of each image with the guess
+    poses: Poses  # poses of the guess with these correlations
+    gray: Tensor  # (K, 1, H, W) gray guess for each image
 
     def refined(self, images: Tensor, side: int, which: Tensor) -> "_Placed":
         values, taken, gray = self.values[which], self.poses[which], self.gray[which]
@@ -219,18 +223,18 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """A guess and the candidates that it is compared with, for any originals."""
+    """Guess with the candidates that it is compared with, for any originals."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]
-    rivals: Tensor  # (R,) indices of the candidates that count, sorted
+    rivals: Tensor  # (R,) sorted indices of the candidates that are compared
     usual: Tensor  # (U,) indices of the candidates that define the usual correlation
 
     def shifted(self, sight: DescriptorScale) -> ShiftedDescriptors:
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Compare the guess in all poses, and in tiles of each grid."""
+        """Return the comparisons of the guess in all poses and in tiles of each grid with ``originals``."""
         usual = torch.searchsorted(self.rivals, self.usual)
         tiled = [
             _Tiled(
@@ -318,7 +322,7 @@ class Turning(Once):
         ]
 
     def _search(self, windows_at: Callable[[float], tuple[Tensor, Tensor]], side: int) -> Tensor:
-        """Return the largest absolute correlation (P, N) of each pose, grouped by gray version, with images."""
+        """Return the largest absolute correlation (P, N) of the guess in each pose with each image."""
         found = torch.empty(0)
         for which, slack, middles in self.once(side, lambda: self._middles(side)):
             windows, lengths = windows_at(slack)
@@ -329,7 +333,7 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness 2ab / (aa + bb), (V, N), of guesses a (V, T, D), or negatives, to nearest tiles b."""
+    """Return the likeness 2ab / (aa + bb), (V, N), of guesses a (V, T, D) to the nearest tiles b of N images."""
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:
@@ -348,11 +352,11 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """The pose (turn and scale) and the place of a guess at which it resembles each image most."""
+    """Comparison in the pose and at the position of the guess at which it resembles each image most."""
 
     side: int
-    placed: _Placed  # the guess next to each original
-    refines: bool  # ``False`` if a comparison at a higher resolution is in vain
+    placed: _Placed  # best poses of the guess for the originals
+    refines: bool  # ``False`` if a comparison at higher resolution is useless
 
     def closer(self) -> Way | None:
         if not self.refines:
@@ -375,7 +379,7 @@ class _Posed(Way):
         return rows[0], rows[1], rows[2:]
 
 
-_Windows = list[tuple[Tensor, float, tuple[Tensor, Tensor]]]  # images (K,) of a slack, and their windows
+_Windows = list[tuple[Tensor, float, tuple[Tensor, Tensor]]]  # mask (K,) of images, their slack, and their windows
 
 
 def _windows_each(images: Tensor, slacks: Tensor) -> _Windows:
@@ -384,7 +388,7 @@ def _windows_each(images: Tensor, slacks: Tensor) -> _Windows:
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
-    """Return correlations (K, S) of K images' windows with gray guesses (K * S, 1, H, W), drawn in S poses each."""
+    """Return the largest correlation (K, S) of K images with gray guesses (K * S, 1, H, W) in S poses each."""
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])
@@ -397,7 +401,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Tiles of a grid, each at its place of greatest likeness."""
+    """Comparison of the tiles of a grid, each with its most similar tile."""
 
     grid: int
     pieces: Tensor

@@ -1,1 +1,1 @@
-"""A site's own side: its policy, the gate that enforces it, and the start of its clients."""
+"""A site's tools: its policy, the gate that enforces the policy, and the deployment of clients."""

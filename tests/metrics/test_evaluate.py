@@ -114,10 +114,10 @@ def test_failed_victims_get_no_values():
 
 
 def test_wrong_input_is_refused():
-    with pytest.raises(UserError, match="One truth for each"):
+    with pytest.raises(UserError, match="truths are expected to be as many"):
         evaluate_all([], [truth()])
     other = Batch(torch.zeros(1, 3, 12, 12), torch.tensor([0]))
-    with pytest.raises(UserError, match="one image shape"):
+    with pytest.raises(UserError, match="truths are expected to have one shape"):
         evaluate_all([guess_of(truth(1), [0]), guess_of(other, [0])], [truth(1), other])
 
 

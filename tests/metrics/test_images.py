@@ -154,7 +154,7 @@ def test_what_the_prior_knows_already_is_no_gain_of_knowledge():
     assert own(guesses, truths).item() == pytest.approx(0, abs=1e-4) and uniform(guesses, truths).item() > 0.01
     ramp = ((torch.arange(1000) + 0.5) / 1000).view(1, 1, 10, 100)
     torch.testing.assert_close(bayesian_privacy_loss(public=ramp)(guesses, truths), uniform(guesses, truths))
-    with pytest.raises(UserError, match=r"expected with public images, but there are none; leave bpki\.prior out"):
+    with pytest.raises(UserError, match=r"expected with public images, but got none; leave bpki\.prior out"):
         bayesian_privacy_loss(public=guesses[:0])
 
 

@@ -29,5 +29,5 @@ def test_numbers_have_a_tolerance_and_categories_none() -> None:
 def test_missing_guesses_count_as_wrong() -> None:
     truth = np.arange(8.0).reshape(4, 2)
     assert pinned_rows(truth, truth[:1]).cells == 0.25
-    with pytest.raises(UserError, match="expected as"):
+    with pytest.raises(UserError, match="truth and guesses are expected"):
         pinned_rows(truth, np.zeros((2, 3)))

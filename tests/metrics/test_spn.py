@@ -40,7 +40,7 @@ def test_exact_guesses_trace_everybody_and_constant_ones_only_one():
     ("guesses", "owners"), [(rand(0, 1, 4, 4), 0), (rand(3, 1, 4, 4), 2), (rand(3, 1, 5, 4), 3)], ids=str
 )
 def test_what_cannot_be_traced_is_refused(guesses, owners):
-    with pytest.raises(UserError, match="Tracing expects"):
+    with pytest.raises(UserError, match="trace is expected to get images of one shape"):
         trace(guesses, torch.arange(owners), rand(2, 1, 4, 4))
 
 

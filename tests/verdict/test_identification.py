@@ -177,7 +177,7 @@ def test_objects_made_of_images_are_kept_by_content_and_the_oldest_given_up():
 
 
 def test_candidates_of_another_shape_are_refused(digits, public):
-    with pytest.raises(UserError, match=r"\(1, 12, 12\) are expected"):
+    with pytest.raises(UserError, match=r"originals. shape \(1, 12, 12\)"):
         identify(torch.rand(1, 1, 12, 12), torch.rand(1, 1, 12, 12), public)
 
 

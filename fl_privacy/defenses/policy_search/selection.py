@@ -75,7 +75,7 @@ class Selection:
         if len(found) < self.keep:
             least = self.threshold(scored)
             raise UserError(
-                f"The search is expected to find {self.keep} policies without a common operation, but {len(found)} of"
+                f"{self.keep} policies without a common operation are expected, but only {len(found)} of"
                 f" {len(scored)} are left: {sum(not self.has_effect(s) for s in scored)} leave the images as they are,"
                 f" {sum(s.accuracy < least for s in scored)} make them less useful than asked for,"
                 f" {sum(s.privacy >= untransformed for s in scored)} score no more private than no transformation"

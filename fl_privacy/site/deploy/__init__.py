@@ -1,4 +1,4 @@
-"""Keys, certificates, commands and services of real nodes, and a trial of them on loopback."""
+"""Deployment: keys, certificates, scripts and services of real nodes, and their trial on loopback."""
 
 from fl_privacy.site.deploy.loopback import check_deployment
 from fl_privacy.site.deploy.writing import write_deployment

@@ -1,4 +1,4 @@
-"""A certificate authority, the SuperLink's certificate, and the key pairs of SuperNodes."""
+"""Certificate authority, the SuperLink's certificate, and SuperNodes' key pairs."""
 
 import datetime
 import ipaddress
@@ -14,17 +14,18 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import write_private, write_whole
 
 CA_DAYS, SERVER_DAYS = 3650, 825
-"""Days for which certificates are valid; some clients refuse server certificates valid for longer."""
+"""Days for which certificates are valid; some clients refuse server certificates with more."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""Additional names in the SuperLink's certificate, for trials on its own machine."""
+"""Additional host names in the SuperLink's certificate, for trials on its own machine."""
 
+_RENEW = "remove it and its key, and run `fl-privacy deploy` again"
 _EARLIER = datetime.timedelta(hours=1)
-"""Largest difference of clocks."""
+"""Tolerated difference of clocks."""
 
 
 def make_authority(certificate: Path, key: Path) -> None:
-    """Make a certificate authority for this deployment alone (P-384), which can only sign servers."""
+    """Write certificate and key of a new certificate authority (P-384), which can sign server certificates only."""
     made = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy deployment")])
     builder = _builder(name, name, made.public_key(), CA_DAYS, signs=True)
@@ -33,7 +34,7 @@ def make_authority(certificate: Path, key: Path) -> None:
 
 
 def make_server_certificate(certificate: Path, key: Path, *, host: str, authority: tuple[Path, Path]) -> None:
-    """Make a certificate for ``host`` and loopback, signed by ``authority``, and its owner's ``key``."""
+    """Write a server certificate for ``host`` and loopback, signed by ``authority`` (certificate, key), and its key."""
     issuer, signer = read_certificate(authority[0]), read_private_key(authority[1])
     made = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
@@ -47,7 +48,7 @@ def make_server_certificate(certificate: Path, key: Path, *, host: str, authorit
 
 
 def make_node_key(private: Path, public: Path) -> None:
-    """Make the key pair of a SuperNode (P-384), in Flower's formats."""
+    """Write a new key pair of a SuperNode (P-384), in Flower's formats."""
     made = ec.generate_private_key(ec.SECP384R1())
     encoding = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     write_private(private, made.private_bytes(*encoding))
@@ -56,37 +57,38 @@ def make_node_key(private: Path, public: Path) -> None:
 
 
 def expect_valid(certificate: Path, authority: Path, host: str) -> datetime.datetime:
-    """Return the end of a certificate's validity; ``UserError`` if signer, time or ``host`` is wrong."""
+    """Return the time at which a certificate expires; ``UserError`` if signer, time or ``host`` is wrong."""
     held, signer = read_certificate(certificate), read_certificate(authority)
     try:
         held.verify_directly_issued_by(signer)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise UserError(f"{certificate} is expected to be signed by {authority}, but is not; write both.") from error
+        raise UserError(f"{certificate} is expected to be signed by {authority}, but is not; {_RENEW}.") from error
     if not held.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= held.not_valid_after_utc:
-        raise UserError(f"{certificate} is expected to be valid, but ends {held.not_valid_after_utc:%Y-%m-%d}; renew.")
+        end = f"{held.not_valid_after_utc:%Y-%m-%d}"
+        raise UserError(f"{certificate} is expected to be valid now, but ends on {end}; {_RENEW}.")
     names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     if _general_name(host) not in list(names):
         held_by = ", ".join(str(name.value) for name in names)
-        raise UserError(f"{certificate} is expected to be for {host}, but is for {held_by}; write another.")
+        raise UserError(f"{certificate} is expected to be for {host}, but is for {held_by}; {_RENEW}.")
     return held.not_valid_after_utc
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Load the certificate in ``path``; ``UserError`` if it can't be."""
+    """Return the certificate in the file ``path``; ``UserError`` if it can't be read."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is expected to be a certificate, but can't be read: {error}; make it anew.") from error
+        raise UserError(f"{path} is expected to be a certificate, but can't be read: {error}; {_RENEW}.") from error
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Load the elliptic-curve key in ``path``; ``UserError`` if it is none."""
+    """Return the elliptic-curve key in the file ``path``; ``UserError`` if there is none."""
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is expected to be a private key, but can't be read: {error}.") from error
+        raise UserError(f"{path} is expected to be a private key, but can't be read: {error}; {_RENEW}.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path} is expected to be an elliptic-curve key, but is a {type(key).__name__}.")
+        raise UserError(f"{path} is expected to be an elliptic-curve key, but is a {type(key).__name__}; {_RENEW}.")
     return key
 
 

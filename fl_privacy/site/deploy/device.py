@@ -1,4 +1,4 @@
-"""The cost of a client's round on a small device: one core and limited memory (Refiner, Appendix O)."""
+"""Cost of a client's round on a small device, with one core and limited memory (Refiner, Appendix O)."""
 
 import json
 import os
@@ -27,7 +27,7 @@ _POWER = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class LimitedOutcome:
-    """Outcome of a command within limits; ``peak`` is in bytes, without pages of files, which can be dropped."""
+    """Result of a command run within limits; ``peak`` is its largest memory in bytes, without mapped files."""
 
     status: int
     out: str
@@ -38,9 +38,9 @@ class LimitedOutcome:
 
 
 def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> LimitedOutcome:
-    """Run ``command`` on the core numbered ``core`` with at most ``memory`` bytes.
+    """Run ``command`` on one ``core`` (number) with at most ``memory`` bytes.
 
-    A memory cgroup enforces the limit if this user may make one. Otherwise this process polls every 20 ms and may miss
+    A memory cgroup enforces the limit if the user may make one. Otherwise this process polls every 20 ms and may miss
     a peak.
     """
     with _cgroup(memory) as group, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaint:
@@ -79,7 +79,7 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """Return the processor packages' energy counters in joules (RAPL, which overflow); ``None`` if unknown."""
+    """Return the processors' energy counters in joules (RAPL, which overflow); ``None`` if there are none."""
     try:
         counters = [
             int((zone / "energy_uj").read_text())
@@ -119,26 +119,26 @@ def _own_bytes(pid: int) -> int:
 
 
 ENOUGH_SECONDS = 20.0
-"""CPU time beyond which a round is not repeated."""
+"""CPU seconds of a round above which it is not repeated."""
 
 
 def measure_nodes(
     runs: Sequence[Path], *, memory: int, core: int | None = None, repeats: int = 3, trust: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Measure a client round of each of ``runs`` and add it to the run's records; yield a line for each run.
+    """Measure a client's round of each run in ``runs``, add it to the run's records, and yield a line for the user.
 
-    Each run has a process of its own, on one core with one thread. ``UserError`` if a folder holds no run, or a client
+    Each run is measured in its own process, with one thread. ``UserError`` if a folder holds no run, or a client
     fails for another reason than its memory.
 
     Args:
-        runs: folders of finished runs, or of sweeps over them.
-        core: number of the core; by default the first that this process may use.
-        trust: import paths that the runs may name in addition to registered ones.
+        runs: folders of finished runs or sweeps.
+        core: number of the core; ``None`` takes the first that this process may use.
+        trust: import paths that settings may name in addition to registered ones.
     """
     if repeats < 1:
-        raise UserError(f"--repeats is expected to be at least 1, but got {repeats}.")
+        raise UserError(f"--repeats is expected to be at least 1, but got {repeats}; try 3.")
     if memory < 128 * MIB:
-        raise UserError(f"--memory is expected to be at least 128 MiB, but got {memory / MIB:g}.")
+        raise UserError(f"--memory is expected to be at least 128 MiB, but got {memory / MIB:g}; try 1024.")
     one = min(os.sched_getaffinity(0)) if core is None and hasattr(os, "sched_getaffinity") else core or 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     for run in [run for folder in runs for run in _runs_in(folder)]:
@@ -150,7 +150,7 @@ def measure_nodes(
             continue
         if ended.status:
             why = (ended.complaint.strip().splitlines() or [f"status {ended.status}"])[-1]
-            raise UserError(f"A client of {run} is expected to train on the node, but did not ({why}).")
+            raise UserError(f"A client of {run} is expected to train, but failed ({why}); choose another run.")
         cost = json.loads(ended.out.splitlines()[-1])
         _append(run, fits=True, memory=memory, peak_bytes=ended.peak, held_by=ended.held_by, **cost)
         yield f"{run.name}: {cost['cpu_seconds']:.3g} CPU s a round, {ended.peak / MIB:.0f} MiB at most"

@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes as processes on loopback, and the trial of a deployment (``deploy OUT --check``)."""
+"""SuperLink and SuperNodes as processes on loopback, and the trial of a deployment (``deploy OUT --check``)."""
 
 import json
 import os
@@ -28,7 +28,7 @@ STOP_SECONDS = 10.0
 _POLL = 0.2
 
 JOINED = "SuperNode ID:"
-"""Output of a node once the SuperLink has admitted it."""
+"""Text in a node's output after the SuperLink has admitted it."""
 
 
 def free_port() -> int:
@@ -40,7 +40,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Secured:
-    """Files that authenticate a SuperLink to its nodes; see ``write_deployment``."""
+    """Files for TLS of a SuperLink; see ``write_deployment``."""
 
     authority: Path
     certificate: Path
@@ -49,12 +49,12 @@ class Secured:
 
 @dataclass(eq=False)
 class LoopbackFederation:
-    """A federation of processes on loopback, with their logs, ended with the context.
+    """Federation of processes on loopback, with their logs.
 
     Attributes:
-        folder: folder of state, logs and Flower's configuration.
-        secured: TLS and node authentication; ``None`` is plain text without either.
-        database: the SuperLink's file in ``folder``; ``None`` keeps it in memory, which no slow disk locks.
+        folder: folder for state, logs and Flower's configuration.
+        secured: files for TLS and node authentication; ``None`` uses neither.
+        database: name of the SuperLink's database in ``folder``; ``None`` keeps it in memory.
     """
 
     folder: Path
@@ -105,7 +105,7 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start a node by ``fl-privacy supernode``, with another SuperLink's address or authority if given."""
+        """Start a node by ``fl-privacy supernode``; ``superlink`` and ``authority`` replace the federation's own."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
         trusted = authority or (self.secured and self.secured.authority)
@@ -115,9 +115,9 @@ class LoopbackFederation:
         self.start(name, command)
 
     def wait_for_node(self, name: str, seconds: float = JOIN_SECONDS) -> None:
-        """Wait until a node has joined; ``UserError`` if it ends or is late.
+        """Wait until a node has joined; ``UserError`` if it ends, or after ``seconds``.
 
-        Start a run only afterwards, since Flower starts a server process every 30 seconds while nodes load PyTorch.
+        Start runs only afterwards: Flower starts another server process every 30 seconds while nodes load PyTorch.
         """
         self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
 
@@ -128,7 +128,8 @@ class LoopbackFederation:
         run = partial(subprocess.run, capture_output=True, text=True, check=False, timeout=START_SECONDS)
         done = run(["flwr", *arguments], env=self.variables())
         if done.returncode:
-            raise UserError(f"flwr {shlex.join(arguments)} is expected to succeed, but said: {_last(done.stderr)}")
+            said = _last(done.stderr)
+            raise UserError(f"flwr {shlex.join(arguments)} is expected to succeed, but said: {said}; correct that.")
         return done.stdout
 
     def start(self, name: str, command: list[str]) -> None:
@@ -147,12 +148,12 @@ class LoopbackFederation:
         return self._processes[name].poll()
 
     def kill(self, name: str) -> None:
-        """Kill a process without its children, as a power cut would."""
+        """Kill a process at once, without its children."""
         self._processes[name].kill()
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()`` is true; ``UserError`` if the process ends or ``seconds`` pass."""
+        """Wait until ``ready()`` is true; ``UserError`` if the process ``name`` ends, or after ``seconds``."""
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():
@@ -189,7 +190,7 @@ class LoopbackFederation:
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
-    """Start ``federation``, and end it with the context."""
+    """Make the folder of ``federation``, and end its processes with the context."""
     federation.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield federation
@@ -212,23 +213,23 @@ def _last(text: str) -> str:
 
 
 MOST_NODES = 4
-"""Largest number of nodes in a trial."""
+"""Most nodes in a trial."""
 
 ROUNDS = 2
 RUN_SECONDS = 300.0
 REFUSAL_SECONDS = 60.0
 ONCE = ("--max-retries", "1", "--patience", "0")
 UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
-"""Nodes that must be refused."""
+"""Names of the nodes that the SuperLink must refuse."""
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try a deployment, and report each step by ``say``; 0 if all succeed, else 1; ``UserError`` without one."""
+    """Try a deployment on loopback, and report each step by ``say``; return 0 if all steps succeed, else 1."""
     deployment = Deployment.read(folder)
     nodes = [deployment.node(number) for number in range(deployment.nodes)]
     if behind := [node for node in nodes if (node / "site.yaml").exists()]:
         raise UserError(
-            f"--check is expected without policies, since it tries this package's own clients, but {behind[0]} has a"
+            f"--check is expected to find nodes without policies, but {behind[0]} has a"
             " site.yaml; move it away for the trial."
         )
 
@@ -236,7 +237,7 @@ def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
         own = [node / name for node in nodes for name in ("node.key", "state.key")]
         for key in (deployment.superlink / "superlink.key", *own):
             if stat.S_IMODE(key.stat().st_mode) & 0o077:
-                raise UserError(f"{key} is expected to be its owner's alone, but others may read it; chmod 600 it.")
+                raise UserError(f"{key} is expected to be private to its owner, but others may read it; chmod 600 it.")
 
     def certificate() -> str:
         end = expect_valid(deployment.superlink / "superlink.crt", deployment.authority[0], deployment.host)
@@ -304,7 +305,7 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
-    """Train for two rounds with private layers on the embedded digits; ``UserError`` if it does not finish."""
+    """Train for two rounds with private layers on the packaged digits; ``UserError`` if that does not finish."""
     overrides = (
         f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
         f" baseline=false device=cpu out={federation.folder / 'runs'}"
@@ -312,7 +313,7 @@ def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
     federation.run("run", app, {"overrides": overrides, "round-timeout": 120})
     federation.wait("run", RUN_SECONDS)
     if len(list((federation.folder / "runs").rglob("summary.json"))) != 1:
-        raise UserError(f"The run is expected to finish, but did not; its log ends in {federation.said('run')[-300:]}")
+        raise UserError(f"The run is expected to finish, but did not; see its log: {federation.said('run')[-300:]}")
     return "finished"
 
 
@@ -320,7 +321,7 @@ def _refused(federation: LoopbackFederation, name: str, *, key: Path, authority:
     federation.start_node(name, {}, key=key, authority=authority, extra=ONCE)
     status = federation.wait(name, REFUSAL_SECONDS)
     if status == 0:
-        raise UserError(f"{name} is expected to be refused, but ended well: {_last(federation.said(name))}")
+        raise UserError(f"{name} is expected to be refused, but was admitted: {_last(federation.said(name))}")
     return f"it ended with status {status}"
 
 

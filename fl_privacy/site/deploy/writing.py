@@ -1,4 +1,4 @@
-"""The folder of a deployment, with the files for each machine."""
+"""Writing of a deployment: a folder with the files for each machine."""
 
 import ipaddress
 import json
@@ -19,7 +19,7 @@ from fl_privacy.site.gate import READY
 
 KEY_BYTES = 32
 FIRST_RUNTIME_PORT = 9100
-"""Loopback port between the first SuperNode and its worker; each further node adds one."""
+"""Loopback port between the first SuperNode and its worker; each further node takes the next port."""
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -28,7 +28,7 @@ _LONGEST_HOST = 253
 
 @dataclass(frozen=True)
 class Deployment:
-    """Settings of a folder of ``write_deployment``; ``host`` is the SuperLink's name or address for its nodes."""
+    """Settings of a folder of ``write_deployment``; nodes reach the SuperLink at ``host`` (name or address)."""
 
     folder: Path
     host: str
@@ -42,7 +42,7 @@ class Deployment:
             return cls(folder.resolve(), str(held["host"]), int(held["port"]), int(held["nodes"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{folder} is expected to be what `fl-privacy deploy {folder}` writes, but holds no deployment.json;"
+                f"{folder} is expected to be written by `fl-privacy deploy {folder}`, but holds no deployment.json;"
                 " write it first."
             ) from error
 
@@ -63,10 +63,10 @@ class Deployment:
 
 
 def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: str = "") -> Path:
-    """Write keys, certificates, commands, services and an app into ``folder``; existing secrets are kept.
+    """Write keys, certificates, scripts, services and an app into ``folder``, and return its README.
 
-    The folder is for its owner alone. A ``policy``, one of ``fl_privacy.site.gate.READY``, is the start of each node's
-    site.yaml, which is kept if it exists; start.sh then runs the node's app behind it. ``UserError`` if a value is out
+    Existing secrets are kept. Only the owner may access the folder. A ``policy``, one of ``site.gate.READY``, is the
+    initial site.yaml of each node, whose app then runs behind it. ``UserError`` if a value is out
     of range, or the folder was written for another host.
     """
     if policy:
@@ -135,7 +135,7 @@ def _write_texts(deployment: Deployment) -> None:
 
 
 def installed_versions() -> list[str]:
-    """List ``name==version`` of this package and its installed dependencies, for the container's image."""
+    """Return ``name==version`` of this package and of its installed dependencies, for a container image."""
     found, waiting = dict[str, str](), ["fl-privacy"]
     while waiting:
         name = waiting.pop()
@@ -162,7 +162,7 @@ def _text(template: str, values: dict[str, object]) -> str:
 
 
 class _Template(Template):
-    """Template with ``@{name}`` and ``@@``, since shell and compose files use dollars."""
+    """Template with ``@{name}`` instead of ``${name}``, which shell and compose files use."""
 
     delimiter = "@"
 

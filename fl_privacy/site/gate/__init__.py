@@ -1,4 +1,4 @@
-"""A site's policy on incoming and outgoing messages: rules, noise, ledger and isolation of an app."""
+"""Gate of a site: its policy on incoming and outgoing messages, noise, privacy ledger, and isolation of apps."""
 
 READY = ("strict", "research", "dp")
-"""Policies that come with the package."""
+"""Names of the policies that come with the package."""

@@ -1,4 +1,4 @@
-"""An isolated process, and the two pipes to it."""
+"""Isolated process for third-party code, and the pipes to it."""
 
 import atexit
 import errno
@@ -30,36 +30,36 @@ from fl_privacy.site.gate.warden import ENDED
 logger: logging.Logger = logging.getLogger(__name__)
 
 PIECE = 1 << 20
-"""Bytes written or received at once."""
+"""Most bytes that are written or received at once."""
 
 MOST_PARTS = 100_000
-"""Largest number of parts of a message, arrays included."""
+"""Most parts of a message."""
 
 LONGEST_LINE = 1000
-"""Bytes of a line printed by an app; a longer one is split."""
+"""Most bytes of a line printed by an app; longer lines are split."""
 
 LINES_AT_ONCE, LINES_EACH_SECOND = 1000, 1.0
-"""Limits on an app's printed lines; further ones are counted."""
+"""Most lines that an app prints at once, and lines that it may print in addition each second."""
 
 LARGEST_WORD = 1 << 16
-"""Largest size of a process's own report in bytes."""
+"""Most bytes of a process's report on its isolation."""
 
 GIVEN = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
-"""Environment variables passed to such a process."""
+"""Environment variables that are passed to the process."""
 
 
 _open = set["Apart"]()
 
 
 class Apart:
-    """A process for third-party code that gives up its rights before it loads that code.
+    """Process that gives up its rights and then runs third-party code.
 
-    It has no terminal, none of this process's descriptors and few environment variables. The caller must ``close`` it.
-    ``OSError`` if no process, thread, folder or pipe is available.
+    It has no terminal, none of this process's file descriptors and few environment variables. The caller must ``close``
+    it. ``OSError`` if no process, thread, folder or pipe is available.
 
     Args:
-        module: module to run, which answers ``Isolation`` to its first message.
-        wishes: reachable resources; ``temporary`` is chosen here.
+        module: module to run, which reports its ``Isolation`` in reply to the first message.
+        wishes: resources that the process may reach; ``temporary`` is replaced.
     """
 
     def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:
@@ -107,9 +107,9 @@ class Apart:
         self.wishes = replace(wishes, temporary=str(work))
 
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Isolation:
-        """Send ``wishes`` and ``asked``; return the isolation that the process reports before it loads code.
+        """Send the request ``asked``, and return the isolation that the process reports before it loads code.
 
-        ``RefusedError`` if it has ended, or took too long.
+        ``RefusedError`` if the process has ended, or does not report by ``deadline`` (monotonic).
         """
         self.send([json.dumps({**asked, "wishes": asdict(self.wishes)}).encode()], deadline)
         (told,) = self.receive(LARGEST_WORD, deadline)
@@ -117,7 +117,7 @@ class Apart:
 
     @property
     def is_quiet(self) -> bool:
-        """Return ``True`` if the process runs and has sent nothing without being asked."""
+        """Return ``True`` if the process runs and has sent no unrequested message."""
         if self._process is None or self._process.poll() is not None:
             return False
         poll = select.poll()
@@ -125,13 +125,13 @@ class Apart:
         return not poll.poll(0)
 
     def end(self) -> None:
-        """End the process with its children, from any thread."""
+        """Kill the process with its children; any thread may call this."""
         if (process := self._process) is not None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process with its children, and remove its folder; a second call does nothing."""
+        """Kill the process with its children, and remove its folder; a second call does nothing."""
         self.end()
         _open.discard(self)
         process, pipes, folder = self._process, self._pipes, self._folder
@@ -144,7 +144,7 @@ class Apart:
             remove(folder)
 
     def send(self, parts: Sequence[bytes], deadline: float) -> None:
-        """Send a message; ``RefusedError`` if the process does not accept it by ``deadline`` (monotonic)."""
+        """Send a message of ``parts``; ``RefusedError`` if the process does not take it by ``deadline`` (monotonic)."""
         for part in framed(parts):
             content = memoryview(part)
             while content:
@@ -157,9 +157,9 @@ class Apart:
                     raise RefusedError("app", f"its process has ended{self.status()}") from error
 
     def receive(self, most: int, deadline: float) -> list[bytes]:
-        """Return the parts of the next message, of at most ``most`` bytes in all.
+        """Return the parts of the process's next message.
 
-        ``RefusedError`` if the process has ended, sends too much, or nothing by ``deadline`` of the monotonic clock.
+        ``RefusedError`` if it has ended, sends more than ``most`` bytes, or nothing by ``deadline`` (monotonic).
         """
         (number,) = struct.unpack(">Q", self._bytes(8, deadline))
         if not 0 < number <= MOST_PARTS:
@@ -170,7 +170,7 @@ class Apart:
         return [self._bytes(size, deadline) for size in sizes]
 
     def status(self) -> str:
-        """Return a phrase on how the process ended, or which limit ended it; empty if it runs."""
+        """Return a phrase with the exit status or the exceeded limit; empty if the process runs."""
         with suppress(subprocess.TimeoutExpired):
             if self._process is not None:
                 code = self._process.wait(10.0)
@@ -203,15 +203,15 @@ class Apart:
 
 @atexit.register
 def close_all() -> None:
-    """Close all of these, before this process ends."""
+    """Close all isolated processes, before this process ends."""
     for apart in list(_open):
         apart.close()
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with untrusted content; the rest after an error stays, and is logged.
+    """Remove a folder with untrusted content; on an error, log it and leave the rest.
 
-    Folders are moved out of each other first, since they may be deeper than recursion or path lengths allow.
+    Nested folders are moved up first, since they may be too deep for recursion or path lengths.
     """
     prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
     try:
@@ -234,7 +234,7 @@ def remove(folder: Path) -> None:
                 here.rmdir()
         folder.rmdir()
     except OSError as error:
-        logger.warning("The folder %s could not be removed: %s", folder, error)
+        logger.warning("The folder %s could not be removed (%s); remove it by hand.", folder, error)
 
 
 def _relay(said: IO[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Bundles that runs bring (Flower's FAB): project, needed packages, signatures, and the site's approval of a run."""
+"""Flower app bundles (FAB) of runs: content, required packages, signatures, and the site's approval."""
 
 import hashlib
 import io
@@ -37,17 +37,18 @@ from fl_privacy.site.gate.rules import RefusedError
 logger: logging.Logger = logging.getLogger(__name__)
 
 LARGEST_BUNDLE, LARGEST_PROJECT, LARGEST_DECISION = 64 << 20, 1 << 20, 1 << 16
-"""Largest size in bytes of a bundle, of its ``pyproject.toml``, and of a file that states a decision."""
+"""Most bytes of a bundle, of its ``pyproject.toml``, and of a decision's file."""
 
 MOST_WAITING = 20
-"""Largest number of runs that wait; others are refused."""
+"""Most runs that wait for approval; further runs are refused."""
 
 REVOKED = "revoked"
-"""Decision on a run that was approved before, by the site or its policy."""
+"""Decision that withdraws an earlier approval."""
 
 MOST_PACKAGES, MOST_LETTERS = 500, 10_000
 INSTALL_SECONDS = 1800.0
 
+_KEYGEN = "`ssh-keygen -t ed25519` makes one"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,63}")
@@ -56,16 +57,16 @@ _RUN = re.compile(r"0|[1-9][0-9]{0,23}")
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Which bundles (Flower's FAB) runs may bring, and what approval they need.
+    """Rules for the bundles (Flower's FAB) that runs bring.
 
     Attributes:
-        allow: allowed bundles, each by ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
+        allow: allowed bundles, each by its ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
         keys: Ed25519 public keys by name.
-        approve: runs that wait for ``fl-privacy policy approve``, see ``APPROVE``.
-        wait_seconds: seconds after which a waiting message is refused.
+        approve: kind of runs that wait for ``fl-privacy policy approve``, see ``APPROVE``.
+        wait_seconds: longest wait of a message.
         folder: folder of waiting runs and of decisions.
-        install: ``from-index`` to install missing packages from the site's package index.
-        versions: ``any`` if an installed package of another version than stated will do.
+        install: ``from-index`` installs missing packages from the site's package index, ``never`` does not.
+        versions: ``any`` accepts installed packages of other versions than required, ``stated`` does not.
     """
 
     allow: tuple[Mapping[str, str], ...] = ()
@@ -86,10 +87,10 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Parse ``runs`` of a policy with the ledger ``ledger``; ``UserError`` if it is wrong."""
+    """Return the rules in a policy's section ``runs``, with paths relative to ``folder``; ``UserError`` if wrong."""
     told = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
     if ledger is None:
-        raise UserError("runs is expected with a budget, whose ledger names each run's bundle, but there is none.")
+        raise UserError("runs is expected with a budget, whose ledger names each bundle, but got none; add budget.")
     keys = {name: _key(name, key) for name, key in mapping("runs.keys", told.get("keys")).items()}
     allow = [dict(mapping("runs.allow", one)) for one in listed("runs.allow", told.get("allow", ()))]
     for one in allow:
@@ -100,7 +101,9 @@ def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
                 f" text, but got {one!r:.200}; quotes make a number a text."
             )
         if not _SHA256.fullmatch(one.get("fab", "0" * 64)):
-            raise UserError(f"runs.allow.fab is expected to be 64 letters of a SHA-256, but got {one['fab']!r:.80}.")
+            raise UserError(
+                f"runs.allow.fab is expected to be 64 letters of a SHA-256, but got {one['fab']!r:.80}; run sha256sum."
+            )
         if "key" in one:
             checks.one_of("runs.allow.key", one["key"], keys)
     choices = {"approve": tuple(APPROVE), "install": ("never", "from-index"), "versions": ("stated", "any")}
@@ -120,21 +123,23 @@ def _key(name: str, given: object) -> str:
     try:
         loaded = load_ssh_public_key(str(given).encode())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise UserError(f"runs.keys.{name} is expected as 'ssh-ed25519 AAAA...', but got {given!r:.100}.") from error
+        raise UserError(
+            f"runs.keys.{name} is expected to be 'ssh-ed25519 AAAA...', but got {given!r:.100}; {_KEYGEN}."
+        ) from error
     if not isinstance(loaded, ed25519.Ed25519PublicKey):
-        raise UserError(f"runs.keys.{name} is expected to be an Ed25519 key, but got {given!r:.20}.")
+        raise UserError(f"runs.keys.{name} is expected to be an Ed25519 key, but got {given!r:.20}; {_KEYGEN}.")
     return str(given)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A run's bundle; all but ``digest`` is the bundle's own statement.
+    """Bundle of a run; the fields after ``digest`` are as the bundle states them.
 
     Attributes:
         digest: SHA-256 of ``content``.
-        name: publisher/name.
-        client: reference of the client app, such as ``package.client_app:app``.
-        packages: requirements, as in ``numpy>=1.21``, without Flower's own.
+        name: name of the app, ``publisher/name``.
+        client: reference to the client app, such as ``package.client_app:app``.
+        packages: required packages, such as ``numpy>=1.21``, without Flower.
     """
 
     content: bytes
@@ -150,7 +155,7 @@ class Bundle:
 
 
 def read_bundle(content: bytes) -> Bundle:
-    """Parse the project of a bundle without unpacking the rest; ``RefusedError`` if it is no Flower app."""
+    """Return the bundle in ``content``, by its pyproject.toml; ``RefusedError`` if it is no Flower app."""
     if len(content) > LARGEST_BUNDLE:
         raise RefusedError("size", f"a bundle of {len(content)} bytes")
     try:
@@ -188,7 +193,7 @@ def read_bundle(content: bytes) -> Bundle:
 
 
 def unmet_packages(bundle: Bundle, *, any_version: bool = False) -> dict[str, str]:
-    """Map each requirement of ``bundle`` that this Python does not meet to what is installed instead."""
+    """Map each unmet requirement of ``bundle`` to a phrase on what is installed instead."""
     found, seen = dict[str, str](), set[tuple[str, str]]()
     with suppress(InvalidSpecifier):
         if not SpecifierSet(bundle.python).contains(here := ".".join(map(str, sys.version_info[:3]))):
@@ -207,7 +212,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield ``wanted`` if it is not installed, and what its extras need."""
+    """Yield ``wanted`` if it is not installed, and the unmet requirements of its extras."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra
@@ -229,9 +234,9 @@ def _unmet(
 
 
 def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
-    """Install wheels alone from the site's package index into a separate folder, and return it.
+    """Install packages from the site's index into a subfolder of ``folder``, and return it.
 
-    No code of a package runs here; ``RefusedError`` if it is not possible.
+    Only wheels are installed, so that no code of a package runs. ``RefusedError`` on failure.
     """
     if odd := [text for text in unmet if text.startswith(_PYTHON) or "@" in text or unmet[text] == "no requirement"]:
         raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]})")
@@ -265,10 +270,10 @@ def _pip(arguments: Sequence[str], work: str) -> str:
 
 
 def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: Mapping[str, str]) -> list[str]:
-    """List the names in ``keys`` that have signed ``bundle``.
+    """Return the names in ``keys`` whose keys signed ``bundle``.
 
     Args:
-        signatures: signed message and signature of each, where the message must end with the bundle's digest.
+        signatures: pairs of signed message, which must end with the bundle's digest, and signature.
         keys: Ed25519 public keys in OpenSSH's format.
     """
     found = dict[str, None]()
@@ -285,7 +290,7 @@ def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A run that waits for approval; ``token`` identifies the run, its bundle and its configuration together."""
+    """Run that waits for approval; ``token`` identifies the run with its bundle and configuration."""
 
     run: str
     token: str
@@ -299,13 +304,13 @@ class Waiting:
 
 
 class Approvals:
-    """The private folder of waiting runs and the site's decisions."""
+    """Folder of waiting runs and of the site's decisions."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
 
     def admit(self, bundle: Bundle, run: str, config: Mapping[str, Any], signers: Sequence[str]) -> str | None:
-        """Return who or what approved a run, or ``None`` while it waits; ``RefusedError`` if it may not run."""
+        """Return who or what approved the run, or ``None`` while it waits; ``RefusedError`` if it is refused."""
         runs, own = self.runs, ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
         decision = self.decision(run)
         found = (one for one in runs.allow if one in own or one.get("key") in signers)
@@ -340,7 +345,7 @@ class Approvals:
         return None
 
     def decision(self, run: str) -> dict[str, Any]:
-        """Load a run's decision, if any; ``RefusedError`` if it was revoked."""
+        """Return the decision on a run, empty without one; ``RefusedError`` if it was revoked."""
         place = self.place(run, "decision")
         try:
             found = _own(place)
@@ -355,10 +360,10 @@ class Approvals:
         return found
 
     def decide(self, run: str, says: str, token: str = "") -> None:
-        """Write the site's decision on a run, in the name of the user of this process.
+        """Write the site's decision on a run, in the name of this process's user.
 
         Args:
-            says: ``yes`` or ``no`` to the waiting run of ``token``, or ``REVOKED``.
+            says: decision ``yes`` or ``no`` on the waiting run of ``token``, or ``REVOKED``.
         """
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
@@ -371,12 +376,12 @@ class Approvals:
         self.forget(run)
 
     def forget(self, run: str) -> None:
-        """Remove a run from the waiting ones."""
+        """Remove a run from the waiting runs."""
         for place in (self.place(run, "json"), *self.runs.folder.glob(f"{run}.*.fab")):
             place.unlink(missing_ok=True)
 
     def waiting(self) -> list[Waiting]:
-        """List waiting runs by arrival; ``UserError`` if the folder holds anything else."""
+        """Return the waiting runs by arrival; ``UserError`` if the folder is damaged."""
         found = list[Waiting]()
         try:
             for place in self.runs.folder.glob("*.json"):
@@ -386,17 +391,19 @@ class Approvals:
                         self.forget(found.pop().run)  # its messages are refused by now, or ended with a node
             return sorted(found, key=lambda waiting: waiting.since)
         except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{self.runs.folder} is expected to hold waiting runs, but does not: {error}.") from error
+            raise UserError(
+                f"{self.runs.folder} is expected to hold waiting runs, but got {error}; remove what is damaged."
+            ) from error
 
     def place(self, run: str, suffix: str) -> Path:
-        """Return the path of a run's ``json``, ``decision`` or, as a coordinator may send several, ``DIGEST.fab``."""
+        """Return the path of a run's file ``json``, ``decision`` or ``DIGEST.fab``."""
         if not _RUN.fullmatch(run):
-            raise UserError(f"RUN is expected to be the number of a run, but got {run!r:.40}.")
+            raise UserError(f"RUN is expected to be the number of a run, but got {run!r:.40}; try 1234.")
         return self.runs.folder / f"{run}.{suffix}"
 
 
 def _own(place: Path) -> dict[str, Any]:
-    """Load a small file; ``UserError`` if others than this user or root can write it, ``ValueError`` if broken."""
+    """Return the mapping in a small file; ``UserError`` if other users can write it, ``ValueError`` if damaged."""
     with os.fdopen(open_regular(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):

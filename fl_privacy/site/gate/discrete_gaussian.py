@@ -1,4 +1,4 @@
-"""Exact samples of the discrete Gaussian, in integers, from the operating system's randomness.
+"""Exact integer samples of the discrete Gaussian, from the operating system's randomness.
 
 P(y) is proportional to exp(-y^2 / (2 s^2)) over the integers (Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for
 Differential Privacy", Definition 1). On integers of l2 sensitivity D it makes a release D^2 / (2 s^2)-zCDP (their
@@ -25,33 +25,33 @@ Bytes = Callable[[int], bytes]
 """Function from a number to that many random bytes."""
 
 LOG2_SCALE = 20
-"""Logarithm of the standard deviation in steps of the grid, so fine that rounding to it has no measurable cost."""
+"""Base-2 logarithm of the standard deviation, in steps of the grid."""
 
 SCALE = 1 << LOG2_SCALE
 
 _PRECISION = 256
-"""Bits of a probability if floating point can't decide."""
+"""Bits of a probability in comparisons that floating point can't decide."""
 
 _WHOLE_BITS = 16
-"""Random bits for a first comparison of k."""
+"""Random bits of the first comparison for k."""
 
 _MARGIN = 2.0**-47
-"""Upper bound on the error of a probability in double precision."""
+"""Bound on the error of a probability in double precision."""
 
 _LARGEST_K = 19
 """Smallest k with exp(-k^2/2) below 2^-260."""
 
 _BLOCK = 1 << 15
-"""Number of values drawn at once, which fit a processor's cache."""
+"""Number of values drawn at once, which fit into a processor's cache."""
 
 _SHARE = 1 << 20
-"""Number of values in a thread's task."""
+"""Number of values in one task of a thread."""
 
 
 def discrete_gaussian(number: int, *, random: Bytes = os.urandom) -> Integers:
-    """Draw ``number`` independent integers (number,) of int64 with standard deviation ``SCALE`` (to 2^-200).
+    """Draw independent integers (number,) int64 of the discrete Gaussian with standard deviation ``SCALE``.
 
-    ``random`` is called by several threads for many values; only tests replace the operating system's randomness.
+    Several threads may call ``random``, which only tests replace.
     """
     found = np.empty(number, dtype=np.int64)
     shares = [found[start : start + _SHARE] for start in range(0, number, _SHARE)]
@@ -73,9 +73,9 @@ def _fill(found: Integers, random: Bytes) -> None:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Keep the accepted ones of ``trials`` proposals, 71 % on average.
+    """Return the accepted values of ``trials`` proposals, 71 % on average.
 
-    A proposal's 64 random bits are 16 of k, the sign, j, and the first bits of the accepting uniform number.
+    A proposal's 64 random bits are 16 for k, the sign, j, and the first bits of the uniform number for acceptance.
     """
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
@@ -110,13 +110,13 @@ def _more_bits(number: int, random: Bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _cumulative() -> tuple[int, ...]:
-    """Compute 2^256 P(K <= k) for k = 0, 1, ...; the last is 2^256."""
+    """Return 2^256 P(K <= k) for k = 0, 1, ...; the last value is 2^256."""
     sums = list(accumulate(exp_of_minus(k * k, 2) for k in range(_LARGEST_K)))
     return tuple((one << _PRECISION) // sums[-1] for one in sums)
 
 
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
-    """Draw booleans that are true with probability exp(-exponent / (2 s^2)), from ``bits`` (<= 53) uniform bits."""
+    """Return booleans that are true with probability exp(-exponent / (2 s^2)), by ``bits`` ``uniform`` bits each."""
     half = 2.0 ** -(bits + 1)
     away = np.exp(exponents * (-0.5 / SCALE**2))
     away -= uniform * (2 * half) + half  # from the middle of the uniform number's interval
@@ -128,7 +128,7 @@ def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, ra
 
 
 def exp_of_minus(numerator: int, denominator: int) -> int:
-    """Compute 2^256 exp(-numerator / denominator), rounded, in integers; numerator >= 0, denominator > 0."""
+    """Return 2^256 exp(-numerator / denominator), rounded; numerator >= 0, denominator > 0."""
     halvings = max(0, (numerator // denominator).bit_length() + 8)
     bits = _PRECISION + 64 + 2 * halvings
     x = (numerator << bits) // (denominator << halvings)  # below 2^-7

@@ -1,4 +1,4 @@
-"""The lines of a ledger, and their sum."""
+"""Entries of a privacy ledger, their total, and the limits on it."""
 
 import copy
 import hashlib
@@ -15,31 +15,31 @@ from fl_privacy.errors import UserError
 
 DAY = 86_400.0
 BELIEVED = 31 * DAY
-"""Longest step of a clock that counts as passed time without other evidence."""
+"""Longest step in seconds of the clock that counts as passed time after a reboot."""
 YEARS = (-62_135_596_800.0, 253_402_300_799.0)
-"""Range of seconds since 1970 with a date in the years 1 to 9999."""
+"""Least and largest seconds since 1970 in the years 1 to 9999."""
 BEGINNING = "0" * 64
-"""Digest before the first entry."""
+"""Digest in place of a line before the first one."""
 ASKED = "asked"
-"""Outcome of an entry before the app's reply; it counts as a reply that left."""
+"""Outcome of an entry before the app's reply; it counts like a reply that left."""
 REFUSED_RUN = "run"
-"""Kind of the entry of a run that is refused, which counts toward no limit."""
+"""Kind of the entry of a refused run, which counts toward no limit."""
 
 _OF_BUNDLES, _OF_A_LINE = ("fab", "approved_by", "left"), ("before", "clock", "boot", "up")
 
 
 class ExhaustedError(UserError):
-    """The budget or the daily rounds are used up: nothing leaves."""
+    """Raised if the budget or the daily rounds are used up; nothing leaves."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time.
+    """Point in time.
 
     Attributes:
-        clock: clock's seconds since 1970, which anybody may have set.
-        boot: identity of the machine's boot; empty if unknown.
-        up: seconds since the boot, suspended or not; nobody can set them.
+        clock: seconds since 1970 by the clock, which anybody may have set.
+        boot: random name of the machine's boot; empty if unknown.
+        up: seconds since the boot, which nobody can set.
     """
 
     clock: float
@@ -47,7 +47,7 @@ class Moment:
     up: float = 0.0
 
     def since(self, earlier: "Moment") -> float | None:
-        """Return the seconds that have passed, by uptime or a plausible clock step; ``None`` if unknown."""
+        """Return the seconds since ``earlier``, by uptime or a plausible step of the clock; ``None`` if unknown."""
         if self.boot and self.boot == earlier.boot:
             return max(0.0, self.up - earlier.up)
         passed = self.clock - earlier.clock
@@ -64,24 +64,24 @@ def moment_now() -> Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One entry of the ledger: a message given to the app.
+    """Entry of the ledger: one message to the app.
 
-    It is written as ``ASKED`` and synced before the app is asked. After the reply, a second line with the same number
-    states the outcome; an entry without one counts as a reply that left.
+    It is written with the outcome ``ASKED`` before the app gets the message. After the reply, a line with the same
+    number states the outcome; an entry without one counts like a reply that left.
 
     Attributes:
-        when: seconds since 1970 by the ledger's own time, never below those of an earlier entry.
+        when: seconds since 1970 by the ledger's own time, which never runs back.
         kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` in place of a torn line,
-            ``run`` for a run that is refused.
-        outcome: ``sent``, ``ASKED``, or the reason why nothing left, ``refused`` or ``failed``.
-        rho: zCDP spent on the change of weights; 0 without weights; ``None`` without noise. With noise, a refused
-            reply costs as much as a sent one, since an app may choose to fail.
+            ``run`` for a refused run.
+        outcome: ``ASKED``, ``sent``, or, if nothing left, ``refused`` or ``failed``.
+        rho: zCDP rho of the change of weights; 0 without weights, ``None`` without noise. With noise, a refused reply
+            costs as much as a sent one, since an app may choose to fail.
         policy: beginning of the SHA-256 of the policy's file.
-        before: SHA-256 of the line before.
-        fab: SHA-256 of the bundle that the run brought; empty for an installed app.
-        approved_by: who or what let the run in.
-        left: names of what left, in words; set with the outcome.
-        clock, boot, up: ``Moment`` of writing; ``clock`` is ``None`` in lines of earlier versions.
+        before: SHA-256 of the previous line.
+        fab: SHA-256 of the run's bundle; empty for an installed app.
+        approved_by: user or rule that approved the run.
+        left: description of what left, set with the outcome.
+        clock, boot, up: moment of writing; ``clock`` is ``None`` in lines of earlier versions.
     """
 
     number: int
@@ -114,7 +114,7 @@ class Entry:
 
     @classmethod
     def read(cls, line: bytes) -> "Entry":
-        """Parse a line written by ``line`` exactly; ``ValueError`` or ``TypeError`` for any other."""
+        """Return the entry of a line that ``line`` wrote; ``ValueError`` or ``TypeError`` for any other line."""
         found = json.loads(line)
         if not isinstance(found, dict):
             raise ValueError("no entry")
@@ -132,13 +132,13 @@ class Entry:
 
 @dataclass
 class Account:
-    """The total of a ledger's entries.
+    """Total of a ledger's entries.
 
     Attributes:
         asked: digest of the last line that began an entry.
-        rho: rho spent, for changes that are there or not.
-        unbounded: number of weights that left without noise.
-        recent: time and kind of the last day's messages.
+        rho: sum of the entries' rho, for protection of the presence of a change.
+        unbounded: number of replies with weights that left without noise.
+        recent: time and kind of each message of the last day.
         open: entries without an outcome, by number.
     """
 
@@ -159,7 +159,7 @@ class Account:
         return found
 
     def add(self, entry: Entry, line: bytes) -> None:
-        """Add the next line; ``ValueError`` if it does not follow the last one."""
+        """Add the next line, with its entry; ``ValueError`` if it does not follow the last one."""
         if entry.before != self.digest or entry.when < self.when:
             raise ValueError("another line came before")
         self.digest, self.when, self.moment = hashlib.sha256(line).hexdigest(), entry.when, entry.moment
@@ -176,7 +176,7 @@ class Account:
         return self.recent.append((entry.when, "train" if entry.kind == "mended" else entry.kind))
 
     def _settle(self, entry: Entry) -> None:
-        """Add an entry's outcome; weights without noise that did not leave are given back."""
+        """Add an entry's outcome; weights without noise that did not leave do not count."""
         asked = self.open.pop(entry.number, None)
         given_back = asked is not None and asked.rho is None and entry.rho == 0.0
         changed = {name: getattr(entry, name) for name in ("when", "outcome", "left", *_OF_A_LINE)}
@@ -188,12 +188,12 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits that a ledger enforces.
+    """Limits that a ledger enforces.
 
     Attributes:
-        epsilon: budget; ``None`` only counts.
-        factor: factor of the unit of protection, see ``accounting.FACTORS``.
-        rounds_per_day: largest number of messages of each kind; ``None`` for no limit.
+        epsilon: budget; ``None`` for no limit.
+        factor: factor on rho for the unit of protection, see ``FACTORS``.
+        rounds_per_day: most messages of each kind in 24 hours; ``None`` for no limit.
     """
 
     epsilon: float | None = None
@@ -202,26 +202,26 @@ class Limits:
     rounds_per_day: int | None = None
 
     def spent(self, account: Account) -> float:
-        """Return the epsilon of all releases; infinite if weights left without noise."""
+        """Return the epsilon spent by ``account``; infinite if weights left without noise."""
         return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)
 
     def expect_room(self, account: Account, rho: float | None, kind: str, when: float) -> None:
-        """Raise ``ExhaustedError`` for a message whose reply would exceed a limit."""
+        """Raise ``ExhaustedError`` if a reply that costs ``rho`` would exceed a limit."""
         if self.epsilon is not None:
             after = replace(account, rho=account.rho + (rho or 0.0), unbounded=account.unbounded + (rho is None))
             if self.spent(after) > self.epsilon:
                 raise ExhaustedError(
                     f"The budget of epsilon {self.epsilon:g} is used up: {self.spent(account):.4g} is spent and this"
-                    " reply would go beyond."
+                    " reply would go beyond; raise budget.epsilon or stop here."
                 )
         if self.rounds_per_day is not None:
             recent = [one for one in account.recent if one[0] > when - DAY and one[1] == kind]
             if len(recent) >= self.rounds_per_day:
-                raise ExhaustedError(f"The {self.rounds_per_day} rounds of this day are used up.")
+                raise ExhaustedError(f"The {self.rounds_per_day} rounds of this day are used up; wait for a day.")
 
 
 def epsilon_of(rho: float, delta: float) -> float:
-    """Return the epsilon at ``delta`` in (0, 1) of releases that are together ``rho``-zCDP; infinite without noise.
+    """Return the epsilon at ``delta`` of releases that are together ``rho``-zCDP; infinite for infinite ``rho``.
 
     Their Renyi divergences are at most rho a for every order a > 1 (Bun, Steinke 2016); by Proposition 12 of Canonne,
     Kamath, Steinke 2020, epsilon = rho a + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), minimal over a. This is
@@ -242,7 +242,7 @@ def epsilon_of(rho: float, delta: float) -> float:
 
 
 def most_rho(epsilon: float, delta: float) -> float:
-    """Return the largest rho, to a millionth, whose epsilon at ``delta`` is at most ``epsilon``."""
+    """Return the largest rho whose epsilon at ``delta`` is at most ``epsilon``, to a millionth."""
     checks.number("budget.epsilon", epsilon, above=0, example=8)
     low, high = 0.0, epsilon + 1.0
     while high - low > 1e-7 * high:
@@ -252,8 +252,8 @@ def most_rho(epsilon: float, delta: float) -> float:
 
 
 FACTORS = {"client": 1.0, "any_data": 4.0}
-"""Factor on rho by the unit of protection.
+"""Unit of protection -> factor on rho.
 
-``client``: the site's change is there or zero, sensitivity C. ``any_data``: any two data sets of the site,
-whose changes are up to 2 C apart.
+``client`` protects the presence of the site's change, of sensitivity C; ``any_data`` any two data sets of the site,
+whose changes differ by up to 2 C.
 """

@@ -1,4 +1,4 @@
-"""A policy's filters of incoming and outgoing records, independent of Flower, processes and files."""
+"""Filters of incoming and outgoing records by a policy, without use of Flower, processes or files."""
 
 import math
 from collections.abc import Mapping
@@ -15,33 +15,33 @@ from fl_privacy.site.gate.protecting import noised
 from fl_privacy.site.gate.rules import RefusedError
 
 NUMPY = "numpy.ndarray"
-"""Flower's name for NumPy's own format."""
+"""Flower's name for NumPy's file format."""
 
 VARIANCE = "running_var"
-"""Last name of arrays that noise must not make negative."""
+"""Last part of the names of arrays that must not become negative by noise."""
 
 
 @dataclass(frozen=True)
 class RawArray:
-    """An array in Flower's serialized form."""
+    """Array in Flower's serialized form."""
 
     dtype: str
     shape: tuple[int, ...]
     stype: str
     data: bytes
-    older: bool = False  # of the older interface, where only ``data`` states dtype and shape
+    older: bool = False  # ``True`` in Flower's older interface, where only ``data`` states dtype and shape
 
 
 @dataclass(frozen=True)
 class Records:
-    """The content of a message: record -> key -> value."""
+    """Content of a message: record -> key -> value."""
 
     arrays: Mapping[str, Mapping[str, RawArray]] = field(default_factory=dict)
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def in_words(self) -> str:
-        """Return the number of array values, and the names of all other entries."""
+        """Return, as text, the number of array values and the names of all other values."""
         values = sum(math.prod(array.shape) for record in self.arrays.values() for array in record.values())
         names = [key for held in (self.metrics, self.config) for record in held.values() for key in record]
         return ", ".join([*([f"{values} values in arrays"] if values else []), *names])
@@ -55,7 +55,7 @@ class Records:
 
 
 def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
-    """Return a message's content for the app; ``RefusedError`` for anything that the policy does not name."""
+    """Return the content of a message that the app may get; ``RefusedError`` if the policy does not allow all of it."""
     if policy.reply(kind) is None:
         raise RefusedError("kind", f"a message of kind {kind!r:.400}")
     if content.size > policy.receives.most_bytes:
@@ -75,10 +75,10 @@ def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
 
 
 def release(policy: SitePolicy, kind: str, received: Records, replied: Records) -> Records:
-    """Return the permitted part of the app's reply, with noise if the policy requires it.
+    """Return the part of the app's reply that may leave, with noise if the policy requires it.
 
-    Names and order are the policy's or the coordinator's; received arrays leave all or not at all.
-    ``RefusedError`` if the reply holds something that the policy does not name.
+    Names and order are those of the policy or of the received message. ``RefusedError`` for content that the policy
+    does not name, or if some received arrays are missing.
     """
     reply = policy.reply(kind)
     if reply is None:
@@ -99,9 +99,9 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 
 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
-    """Return the received arrays plus noise for a failed app, since noise does not hide an error.
+    """Return, as reply of an app that failed, the received arrays plus noise, so that the failure stays hidden.
 
-    ``None`` if the policy has no noise, or the reply holds anything else of the app's choice.
+    ``None`` if the policy has no noise, or lets an app choose other values.
     """
     reply = policy.reply(kind)
     if policy.noising is None or reply is None or reply.arrays is None or reply.arrays.counters != "received":
@@ -208,7 +208,7 @@ def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
 
 
 def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
-    """Decode ``array``, read-only; ``RefusedError`` unless its bytes match its claims exactly."""
+    """Return the values of ``array``; ``RefusedError`` unless its bytes fit its type and shape exactly."""
     if array.stype != NUMPY:
         raise RefusedError("bytes", f"{where} is of the format {array.stype!r:.40}")
     if array.dtype not in (*DTYPES, *COUNTERS):
@@ -229,7 +229,7 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
 
 
 def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:
-    """Encode ``values`` byte for byte as Flower does, in Fortran order if asked for."""
+    """Serialize ``values`` like Flower, byte for byte; ``fortran`` for Fortran order."""
     dtype, shape = str(values.dtype), tuple(values.shape)
     content = np.ascontiguousarray(values.T if fortran else values)  # copied once, with the header
     return RawArray(dtype, shape, NUMPY, b"".join((_header(dtype, shape, fortran), content.data)))

@@ -1,4 +1,4 @@
-"""Messages on the pipes of an isolated process, by the standard library alone."""
+"""Messages on the pipes of an isolated process; it uses the standard library only."""
 
 import os
 import struct
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 
 class Said:
-    """The first part of a message out of a sandbox: the app's name, before its code runs; progress; a page."""
+    """First part of each message from a sandbox, which names its kind."""
 
     NAME, TOLD, PAGE, DONE, FAILED = b"name", b"told", b"page", b"done", b"failed"
 
 
 def framed(parts: Sequence[bytes]) -> list[bytes]:
-    """Return the number and lengths of ``parts``, followed by the parts."""
+    """Return a header with the number and lengths of ``parts``, followed by the parts."""
     return [struct.pack(f">{1 + len(parts)}Q", len(parts), *map(len, parts)), *parts]
 
 
 def own_pipes() -> tuple[int, int]:
-    """Take the parent's pipes from standard input and output; the app's prints then go to the log."""
+    """Return the parent's pipes (input, output), and redirect standard output to standard error."""
     inlet, outlet = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -27,14 +27,14 @@ def own_pipes() -> tuple[int, int]:
 
 
 def read_parts(descriptor: int) -> list[bytes]:
-    """Return one message from the parent; the process ends with the parent."""
+    """Return the parts of the next message from the parent; end the process if the parent has ended."""
     (number,) = struct.unpack(">Q", _bytes(descriptor, 8))
     sizes = struct.unpack(f">{number}Q", _bytes(descriptor, 8 * number))
     return [_bytes(descriptor, size) for size in sizes]
 
 
 def write_parts(descriptor: int, parts: Sequence[bytes]) -> None:
-    """Write one message to the parent."""
+    """Write a message of ``parts`` to the parent."""
     os.set_blocking(descriptor, True)
     for part in framed(parts):
         content = memoryview(part)

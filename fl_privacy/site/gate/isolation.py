@@ -1,4 +1,4 @@
-"""Isolation of a process by all available means, with the standard library alone and before any other import."""
+"""Isolation of a process by all available means; it uses the standard library only."""
 
 import errno
 import os
@@ -16,26 +16,26 @@ from fl_privacy.site.gate import linux_calls as kernel
 from fl_privacy.site.gate.warden import Room, watched
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/sys/devices/system")
-"""System folders that any program needs."""
+"""System folders that programs need."""
 
 _OF_PROGRAMS = ("ld.so.cache", "localtime", "timezone", "mime.types", "os-release", "alternatives", "fonts")
 SETTINGS = tuple(f"/etc/{name}" for name in (*_OF_PROGRAMS, "passwd", "group", "nsswitch.conf"))
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
-"""Devices, without ``/dev/zero``, whose shared mappings are uncounted memory."""
+"""Available devices; ``/dev/zero`` is not, since its shared mappings are uncounted memory."""
 
 GRAPHICS = ("/dev/dri", *(f"/dev/nvidia{name}" for name in ("0", "ctl", "-uvm", "-uvm-tools", "-modeset")))
 PROCESS = tuple(
     f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "sys/kernel", "sys/vm", "filesystems")
 )
-"""Readable parts of the machine's own ``/proc``, since other processes' command lines reveal addresses."""
+"""Readable parts of ``/proc``; other processes' command lines could reveal secrets."""
 
 SHARED_MEMORY, OTHER_TEMPORARY = "/dev/shm", "/tmp"
 
 MOST_FILES = 200_000
-"""Largest number of files and folders in memory."""
+"""Most files and folders in memory."""
 
 SLACK = 1 << 30
-"""Address space in bytes in addition to memory, for stacks of threads, which they hardly fill."""
+"""Bytes of address space in addition to the memory, for threads' stacks, which are mostly unused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Wishes:
     """Resources that an isolated process may reach.
 
     Attributes:
-        temporary: working folder, whose neighbor ``root`` becomes the process's root.
-        reads, writes: places in addition to the system's and Python's.
-        layered: readable folders whose changes disappear with the process.
-        hidden: folders and files within these that appear empty.
-        most_bytes: largest memory of the process with its children, and of files that it writes.
-        internet: ``True`` if internet sockets may be made, which reach nothing in a network of its own.
+        temporary: working folder; the folder ``root`` next to it becomes the process's root.
+        reads, writes: readable and writable paths in addition to those of the system and Python.
+        layered: readable folders in which changes are possible, but lost at the end of the process.
+        hidden: folders and files within these paths that appear empty.
+        most_bytes: most bytes of memory of the process with its children, and of files that it writes.
+        internet: ``True`` allows internet sockets, which reach nothing outside of the process's own network.
     """
 
     temporary: str
@@ -63,7 +63,7 @@ class Wishes:
 
 @dataclass
 class Isolation:
-    """The isolation that a process has, and the mechanisms that are missing, in words."""
+    """Isolation of a process: names of the mechanisms that are in force, and of those that are missing."""
 
     network: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -73,12 +73,12 @@ class Isolation:
 
     @property
     def is_enough(self) -> bool:
-        """Return ``True`` if neither the network nor files of others can be reached."""
+        """Return ``True`` if the process reaches neither the network nor files of others."""
         return bool(self.network and self.files)
 
     @property
     def is_all(self) -> bool:
-        """Return ``True`` if all means but Landlock hold: own root, network and processes, and limits on the whole."""
+        """Return ``True`` if all mechanisms but Landlock are in force."""
         return OWN_ROOT in self.files and "seccomp" in self.network and bool(self.bounds)
 
     def in_words(self) -> str:
@@ -99,10 +99,10 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
 def keep_apart(wishes: Wishes) -> Isolation:
-    """Isolate this single-threaded process; return in its grandchild, whose end ends both.
+    """Isolate this single-threaded process, and return in an isolated grandchild process.
 
-    This process then counts the app's resources. The child, the first of the new process table, only waits; all
-    others end with it. ``OSError`` if limits of memory can't be set.
+    This process then counts the app's resources, and its child waits for the grandchild; all of them end with the
+    grandchild. ``OSError`` if the memory can't be limited.
     """
     held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:
@@ -241,7 +241,7 @@ def _folder(place: Path) -> str:
 
 
 def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
-    """Lay overlays over folders, so that no outside socket or pipe is reached; yield those without."""
+    """Mount overlays over folders, which disconnect sockets and pipes in them; yield folders without overlay."""
     for bare in bound:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113
@@ -278,7 +278,7 @@ def _escaped(place: str) -> str:
 
 
 def readable(wishes: Wishes) -> list[str]:
-    """List Python, its packages, and the system's libraries."""
+    """Return the paths of Python, its packages, and the system's libraries."""
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *(entry for entry in sys.path if entry)]
     found = dict.fromkeys(str(Path(each).absolute()) for each in python)
     return [*SYSTEM, *SETTINGS, *(each for each in found if each != wishes.temporary)]

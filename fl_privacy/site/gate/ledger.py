@@ -1,4 +1,4 @@
-"""The ledger of a site's releases: written and synced before the app is asked, chained, and anchored elsewhere."""
+"""Privacy ledger of a site: a chained file of all messages, written before the app gets them, with an anchor."""
 
 import contextlib
 import fcntl
@@ -22,19 +22,19 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class LedgerError(UserError):
-    """The ledger can't be trusted or written: nothing leaves."""
+    """Raised if the ledger can't be trusted or written; nothing leaves."""
 
 
 class Ledger:
-    """The ledger's file, which several processes may share.
+    """Ledger file, which several processes may share.
 
-    A line is written in one piece; file and anchor are synced before the caller goes on. The anchor, in another folder,
-    has number and digest of the last entry, so that a restored ledger is noticed, unless both are restored.
-    ``LedgerError`` if both are one place, or one is within the other.
+    File and anchor are synced after each line. The anchor, a file in another folder, has number and digest of the last
+    entry, so that an old ledger is noticed unless an old anchor is restored, too. ``LedgerError`` if one contains the
+    other.
 
     Args:
-        path: file, made for its owner alone if neither it nor the anchor exists.
-        clock: present time as ``Moment``, or as seconds since 1970.
+        path: ledger's file, made for its owner only if neither it nor the anchor exists.
+        clock: function that returns the time as ``Moment`` or as seconds since 1970.
     """
 
     def __init__(self, path: Path, anchor: Path, *, clock: Callable[[], Moment | float] = moment_now) -> None:
@@ -47,7 +47,7 @@ class Ledger:
         self._time = YEARS[0]
 
     def account(self) -> Account:
-        """Return the account of all releases; ``LedgerError`` if ledger or anchor can't be trusted."""
+        """Return the total of all entries; ``LedgerError`` if ledger or anchor can't be trusted."""
         with self._locked() as descriptor:
             return self._read(descriptor)
 
@@ -64,11 +64,11 @@ class Ledger:
         fab: str = "",
         approved_by: str = "",
     ) -> Account:
-        """Write a durable entry before the app is asked, if it is within ``limits``.
+        """Write an entry before the app gets a message, and return the new total.
 
         Raises:
-            ExhaustedError: it exceeds ``limits``.
-            LedgerError: it can't be written, and is removed again; or ``account`` raises.
+            ExhaustedError: the entry would exceed ``limits``.
+            LedgerError: the entry can't be written, or ledger or anchor can't be trusted.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -79,21 +79,21 @@ class Ledger:
             return self._write(descriptor, account, entry)
 
     def settle(self, number: int, outcome: str, rho: float | None, left: str = "") -> Account:
-        """Write the outcome of the open entry ``number``; an entry left open by a crash counts as spent.
+        """Write the outcome of the open entry ``number``, and return the new total.
 
         ``rho`` is that of the entry, or 0 if weights without noise did not leave. ``LedgerError`` if the entry is not
-        open, it can't be written, or ``account`` raises.
+        open or can't be written, or if ledger or anchor can't be trusted.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
             if (asked := account.open.get(number)) is None:
-                raise LedgerError(f"The ledger {self.path} is expected to have entry {number} open, but has not.")
+                raise LedgerError(f"{self.path} is expected to have entry {number} open, but has not; settle it once.")
             left = left if len(left) <= LONGEST_LEFT else f"{left[:LONGEST_LEFT]} and more"
             told = {**vars(asked), "outcome": outcome, "rho": rho, "left": left}
             return self._write(descriptor, account, self._next(account, **told))
 
     def mend(self, rho: float | None) -> bool:
-        """Replace a torn last line by an entry that spends ``rho``; return ``True`` if there was one.
+        """Replace an incomplete last line by an entry that spends ``rho``; return ``True`` if there was one.
 
         ``LedgerError`` if anything else is wrong with the ledger.
         """
@@ -118,10 +118,9 @@ class Ledger:
         return found
 
     def _next(self, account: Account, **told: Any) -> Entry:
-        """Make the next entry, dated by the ledger's own time: that of the last line plus the time passed since.
+        """Return the next entry, dated by the ledger's own time: that of the last line plus the time passed since.
 
-        Setting the clock forward frees no budget. Setting it back locks budget for at most a day; then the clock is
-        trusted.
+        Setting the clock forward frees no daily rounds. Setting it back locks them for at most a day.
         """
         now = self._clock()
         moment = now if isinstance(now, Moment) else Moment(now)
@@ -142,7 +141,7 @@ class Ledger:
     def _write(self, descriptor: int, account: Account, entry: Entry) -> Account:
         line = entry.line
         if len(line) > LARGEST_LINE or account.size + len(line) > LARGEST_LEDGER:
-            raise LedgerError("The ledger is expected to stay within its size, but is full; begin another one.")
+            raise LedgerError(f"The ledger {self.path} is expected to have room, but is full; begin another one.")
         after = account.copy()
         try:
             after.add(Entry.read(line), line)  # an unreadable line would end the ledger
@@ -162,7 +161,8 @@ class Ledger:
                     self._drop_anchor(account)  # otherwise the anchored entry stays, and counts
                 os.ftruncate(descriptor, account.size)
                 os.fsync(descriptor)
-            raise LedgerError(f"The ledger {self.path} can't be written: {error.strerror or error}.") from error
+            said = error.strerror or error
+            raise LedgerError(f"The ledger {self.path} can't be written: {said}; make room for it.") from error
         self._known = after
         return after
 
@@ -181,7 +181,8 @@ class Ledger:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise LedgerError(f"The ledger {self.path} can't be opened: {error.strerror or error}.") from error
+            said = error.strerror or error
+            raise LedgerError(f"The ledger {self.path} can't be opened: {said}; check its rights.") from error
 
     def _opened(self) -> int:
         flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
@@ -201,7 +202,7 @@ class Ledger:
     def _read(self, descriptor: int, size: int | None = None) -> Account:
         size = os.fstat(descriptor).st_size if size is None else size
         if size > LARGEST_LEDGER:
-            raise LedgerError(f"The ledger is expected to have at most {LARGEST_LEDGER >> 20} MiB, but is larger.")
+            raise LedgerError(f"{self.path} is expected to have at most 1024 MiB, but is larger; put the ledger back.")
         entries, digest = self._anchored(size)
         known = self._known
         tail = os.pread(descriptor, min(known.size, LARGEST_LINE), max(0, known.size - LARGEST_LINE))
@@ -218,15 +219,17 @@ class Ledger:
                 entry = Entry.read(line)
             except (ValueError, TypeError, RecursionError) as error:
                 after = f"after {account.entries}"
-                raise LedgerError(f"The ledger {self.path} has a line that is no entry, {after}.") from error
+                raise LedgerError(f"{self.path} has a line that is no entry, {after}; put the ledger back.") from error
             try:
                 account.add(entry, line)
             except ValueError as error:
                 wrong = f"entry {entry.number} does not follow"
-                raise LedgerError(f"The ledger {self.path} was changed: {wrong}.") from error
+                raise LedgerError(f"The ledger {self.path} was changed: {wrong}; put it back.") from error
             seen = account.asked if account.entries == entries else seen
         if seen not in {None, digest}:
-            raise LedgerError(f"The ledger {self.path} is not the one that {self.anchor} knows: its past was changed.")
+            raise LedgerError(
+                f"The ledger {self.path} does not fit its anchor {self.anchor}: its past was changed; put it back."
+            )
         if account.entries < (most := max(entries, known.entries)):
             raise LedgerError(
                 f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {most}"
@@ -280,6 +283,6 @@ def _sync_folder(folder: Path) -> None:
 def _expect_own(descriptor: int, path: Path) -> None:
     status = os.fstat(descriptor)
     if status.st_mode & 0o077 or status.st_uid != os.geteuid():
-        raise LedgerError(f"{path} is expected to be its user's alone, but others own or read it; chmod 600 it.")
+        raise LedgerError(f"{path} is expected to be private to its owner, but others own or read it; chmod 600 it.")
     if status.st_nlink != 1:
         raise LedgerError(f"{path} is expected to have one name, but has {status.st_nlink}; remove its hard links.")

@@ -1,4 +1,4 @@
-"""Linux calls by which a process gives up rights, with the standard library alone.
+"""Linux system calls by which a process gives up rights; it uses the standard library only.
 
 Constants are those of the kernel's headers (linux/landlock.h, linux/seccomp.h, linux/filter.h, asm/unistd.h of x86-64
 and arm64).
@@ -27,22 +27,22 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 FILE_RIGHTS = 1 | 2 | 4 | 1 << 14 | 1 << 15
-"""Execute, write, read, truncate and device control: all of Landlock's rights on a single file."""
+"""Landlock's rights on a file: execute, write, read, truncate and device control."""
 
 READ = 1 | 4 | 8
-"""Rights to execute, to read a file and to read a folder."""
+"""Landlock's rights to execute, to read a file and to read a folder."""
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
 _CALLS: dict[str, dict[str, list[int]]] = json.loads(Path(__file__).with_name("calls.json").read_text("utf-8"))
 DENIED, _LIMITED = _CALLS["denied"], _CALLS["limited"]
-"""Calls that inspect other processes, change the isolation, or hold uncounted memory, and calls that are refused with
-some arguments, by their numbers on x86-64 and arm64."""
+"""Calls that are refused, and calls that are refused with some arguments: name -> numbers on x86-64 and arm64. They
+inspect other processes, change the isolation, or hold uncounted memory."""
 
 _CLONE3 = 435  # its flags are in memory: libraries without it fall back to clone
 _SHARED_NOWHERE = 0x21
-"""Flags of shared memory without a file."""
+"""Flags of ``mmap`` for shared memory without a file."""
 
 _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM = 1, 2, 10, 1
 
@@ -64,7 +64,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def hide_memory() -> None:
-    """Keep this process's memory from other processes and core dumps, on Linux."""
+    """Protect this process's memory from other processes and core dumps, on Linux only."""
     if sys.platform == "linux":
         prctl(PR_SET_DUMPABLE, 0)
 
@@ -81,7 +81,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def enter_root(folder: str) -> None:
-    """Make ``folder``, a mount, the root, and detach the old one; ``OSError`` if it fails."""
+    """Make the mount ``folder`` the root, and detach the old root; ``OSError`` if it fails."""
     os.chdir(folder)
     _checked(_LIBC.syscall(PIVOT_ROOT[_MACHINE], b".", b"."), "pivot_root")
     detach(".")
@@ -89,12 +89,12 @@ def enter_root(folder: str) -> None:
 
 
 def detach(place: str) -> None:
-    """Detach the mount at ``place``, but not its other bindings; ``OSError`` if it fails."""
+    """Detach the mount at ``place``; ``OSError`` if it fails."""
     _checked(_LIBC.umount2(os.fsencode(place), MNT_DETACH), f"umount {place}")
 
 
 def drop_capabilities() -> None:
-    """Give up all privileges of this process and its programs; ``OSError`` if it fails."""
+    """Give up all capabilities of this process and of programs that it starts; ``OSError`` if it fails."""
     for capability in range(64):
         with suppress(OSError):  # no such capability, or no right to drop one
             prctl(PR_CAPBSET_DROP, capability)
@@ -103,13 +103,13 @@ def drop_capabilities() -> None:
 
 
 def landlock_abi() -> int:
-    """Return Landlock's version in the running kernel; 0 without it."""
+    """Return the kernel's Landlock version; 0 without Landlock."""
     found: int = _LIBC.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)
     return max(found, 0)
 
 
 def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> None:
-    """Deny other files, TCP (``abi`` 4) and signals to other processes (``abi`` 6); ``OSError`` if a call failed."""
+    """Deny other files, TCP and signals, as far as Landlock's version ``abi`` can; ``OSError`` if it fails."""
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     told = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
@@ -134,7 +134,7 @@ def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> Non
 
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
-    """Refuse the calls ``DENIED``, shared memory, other sockets and limits of core dumps; ``OSError`` if it fails."""
+    """Refuse system calls by seccomp: ``DENIED``, shared memory, and sockets; ``OSError`` if that fails."""
     if _MACHINE not in _AUDIT:
         raise OSError(f"there is no filter of calls for {_MACHINE}")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)
@@ -145,7 +145,7 @@ def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
 
 
 def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, int]]:
-    """Return the filter's instructions: operation, jumps if true and if false, operand."""
+    """Return the filter's instructions: (operation, jump if true, jump if false, operand)."""
     place = list(_AUDIT).index(_MACHINE)
     families = [_AF_UNIX] * unix_sockets + [_AF_INET, _AF_INET6] * internet
     refused, allowed = (0x06, 0x50001, "", ""), (0x06, 0x7FFF0000, "", "")  # by EPERM

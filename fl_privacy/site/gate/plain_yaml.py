@@ -1,4 +1,4 @@
-"""YAML with ``1e-5`` as a number, an error for duplicate keys, and checks of what it holds."""
+"""Parsing of plain YAML, and checks of its values."""
 
 import os
 import re
@@ -13,11 +13,11 @@ from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded
 
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
-"""Numbers with an exponent, which are texts without a point in YAML 1.1, the version of PyYAML."""
+"""Numbers such as ``1e-5``, which PyYAML takes for text."""
 
 
 class PlainLoader(yaml.SafeLoader):
-    """Builds texts, numbers, lists and mappings alone, and refuses aliases and duplicate keys."""
+    """YAML loader of texts, numbers, lists and mappings that refuses aliases and duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set[Any]()
@@ -40,40 +40,40 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Parse YAML of texts, numbers, lists and mappings without duplicate keys; else ``UserError`` with ``name``."""
+    """Return the value of plain YAML; ``UserError`` with ``name`` for anything else or duplicate keys."""
     try:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} is expected to be YAML, but is not: {reason}.") from error
+        raise UserError(f"{name} is expected to be plain YAML, but is not: {reason}; correct it.") from error
 
 
 def mapping(where: str, given: object) -> Mapping[str, Any]:
-    """Return ``given``, or an empty mapping for ``None``; ``UserError`` unless it maps names."""
+    """Return ``given``, or an empty mapping for ``None``; ``UserError`` unless it is a mapping with text keys."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise UserError(f"{where} is expected to be a mapping of names, but got {given!r:.80}.")
+        raise UserError(f"{where} is expected to be a mapping of names, but got {given!r:.80}; write NAME: VALUE.")
     return given
 
 
 def table(where: str, given: object, *known: str) -> Mapping[str, Any]:
-    """Return a mapping whose keys are all ``known``, else raise ``UserError``."""
+    """Return ``given`` if it is a mapping with keys among ``known``, else raise ``UserError``."""
     told = mapping(where, given)
     if odd := [key for key in told if key not in known]:
-        raise UserError(f"{where} is expected to say {', '.join(known)}, but got {odd[0]!r}.")
+        raise UserError(f"{where} is expected to have keys among {', '.join(known)}, but got {odd[0]!r}; use those.")
     return told
 
 
 def listed(where: str, given: object) -> Sequence[Any]:
     """Return ``given`` if it is a list, else raise ``UserError``."""
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UserError(f"{where} is expected to be a list, but got {given!r:.80}.")
+        raise UserError(f"{where} is expected to be a list, but got {given!r:.80}; write [VALUE].")
     return given
 
 
 def names(where: str, given: object, *, star: bool = False) -> tuple[str, ...]:
-    """Return the names in a list, or in a mapping to true; ``UserError`` for anything else."""
+    """Return the names of a list, or those mapped to true; ``UserError`` for anything else."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             checks.one_of(f"{where}.{key}", value, (True, False))
@@ -85,7 +85,7 @@ def names(where: str, given: object, *, star: bool = False) -> tuple[str, ...]:
 
 
 def place_of(where: str, given: object, folder: Path) -> Path:
-    """Return a path, relative to ``folder``; ``UserError`` if ``given`` is not a path."""
+    """Return the path ``given`` relative to ``folder``; ``UserError`` if it is no text."""
     if not isinstance(given, str) or not given:
-        raise UserError(f"{where} is expected to name a place, but got {given!r}.")
+        raise UserError(f"{where} is expected to be a path, but got {given!r:.80}; try data.")
     return Path(os.path.normpath(folder / expanded(given)))

@@ -1,4 +1,4 @@
-"""A site's policy on incoming and outgoing messages, written by the owner of the data in one file."""
+"""Policy of a site on incoming and outgoing messages, and its parser."""
 
 import hashlib
 import os
@@ -24,19 +24,19 @@ LARGEST_POLICY = 1 << 20
 KINDS = ("train", "evaluate", "query")
 DTYPES = ("float16", "float32", "float64")
 COUNTERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
-"""Dtypes of the whole numbers of a model."""
+"""Types of a model's whole numbers."""
 
 MIB = 1 << 20
-LOAD_SECONDS = 600.0  # for an app to start, in addition to those for a message
-MOST_CELLS = 4  # largest number of runs with a process, each of which answers one message at a time
+LOAD_SECONDS = 600.0  # seconds for an app to start, in addition to those for a message
+MOST_CELLS = 4  # most runs that have a process at a time
 
 LEAST_MEMORY = 512
-"""MiB that an app needs to load PyTorch."""
+"""Least ``app.memory_mib``, with which PyTorch can be loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """Values in records that a policy allows."""
+    """Allowed values: names of their records, and a rule for each key."""
 
     records: tuple[str, ...]
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Receives:
-    """Parts of messages that a policy lets the app receive; ``run_config`` is ``None`` for all keys."""
+    """Parts of messages that the app may receive; ``run_config`` is ``None`` for all keys."""
 
     arrays: tuple[str, ...] = ()
     config: Values = field(default_factory=lambda: Values(records=("config",)))
@@ -55,13 +55,13 @@ class Receives:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """Rule of outgoing arrays, all finite: the received ones, of the same names and shapes; or ``lists``.
+    """Rule for outgoing arrays: those received, with the same names and shapes, or ``lists``.
 
     Attributes:
-        dtypes: allowed floating-point types, or types of ``lists``; received arrays keep theirs.
-        counters: treatment of whole numbers, as ``received`` or as ``sent`` by the app.
-        record: name for the only record of arrays; ``None`` keeps the received names.
-        lists: largest shape of each list of the app's choice; all leave or none.
+        dtypes: allowed floating-point types of received arrays, or allowed types of ``lists``.
+        counters: source of whole numbers: as ``received``, or as ``sent`` by the app.
+        record: name of the only record of arrays; ``None`` keeps the received names.
+        lists: largest shape of each array that the app makes; all of them leave or none.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
@@ -72,7 +72,7 @@ class Arrays:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """Allowed content of the reply to one kind of message."""
+    """Allowed content of replies to one kind of message."""
 
     arrays: Arrays | None = None
     metrics: Values = field(default_factory=lambda: Values(records=()))
@@ -80,7 +80,7 @@ class Reply:
 
     @property
     def bits(self) -> float:
-        """Return the largest number of bits, without the weights, that an app can choose in a reply."""
+        """Return the largest number of bits that an app can choose in a reply, apart from arrays."""
         bits = 0.0
         for values in (self.metrics, self.config):
             free = [rule.bits + 1 for rule in values.rules.values() if rule.value is None]
@@ -90,11 +90,11 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Protect:
-    """Protection of the parameters' change before it leaves.
+    """Protection of the parameters' change in a reply.
 
     Attributes:
-        noising: clipping and noise; ``None`` if a defense acts instead.
-        unit: unit of protection, see ``accounting.FACTORS``.
+        noising: clipping and noise; ``None`` if ``defense`` acts instead.
+        unit: unit of protection, see ``entries.FACTORS``.
     """
 
     noising: Noising | None = None
@@ -105,11 +105,11 @@ class Protect:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Budget of the data behind the node.
+    """Privacy budget of the node's data.
 
     Attributes:
-        epsilon: largest epsilon; ``None`` counts replies only.
-        anchor: file of the ledger's last entry, in a folder that is not restored together with it.
+        epsilon: largest epsilon; ``None`` for no limit.
+        anchor: file with the digest of the ledger's last entry, in a folder that is not restored together with it.
     """
 
     epsilon: float | None
@@ -120,13 +120,13 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class AppLimits:
-    """Limits of the app's process.
+    """Limits on the app's process.
 
     Attributes:
-        reads: readable places in addition to Python and its packages.
-        writes: writable places in addition to a temporary folder.
-        most_bytes: memory of the process with its children, files in its temporary folder included.
-        required: ``True`` if the gate must not start without isolation from network and files.
+        reads: readable paths in addition to Python and its packages.
+        writes: writable paths in addition to a temporary folder.
+        most_bytes: most bytes of memory of the process with its children, including files in its temporary folder.
+        required: ``True`` if the gate only starts with isolation from network and files.
     """
 
     reads: tuple[Path, ...] = ()
@@ -140,15 +140,15 @@ class AppLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class SitePolicy:
-    """A site's policy, as its file states it.
+    """Policy of a site, as stated in its file.
 
     Attributes:
-        runs: bundles that runs may bring; ``None`` answers by an installed app alone.
-        sends: replies by kind of message, ``train`` or with its action ``query.stats``; other kinds are not answered.
-        drops: ``True`` to drop unnamed content if possible; otherwise the whole reply is refused.
-        bare: ``True`` if the coordinator gets the same line for each refusal.
-        every_seconds: interval after a message at whose multiples replies leave; 0 for at once.
-        digest: beginning of the SHA-256 of the file.
+        runs: rules for bundles of runs; ``None`` if an installed app answers.
+        sends: allowed replies by kind of message, such as ``train`` or ``query.stats``; other kinds are refused.
+        drops: ``True`` removes unnamed content if possible, instead of refusing the whole reply.
+        bare: ``True`` hides the reasons of refusals from the coordinator.
+        every_seconds: interval in seconds: replies leave at its multiples after their message; 0 for at once.
+        digest: beginning of the file's SHA-256.
     """
 
     receives: Receives = field(default_factory=Receives)
@@ -177,7 +177,7 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Return the rho spent by a reply to a message of ``kind``; ``None`` for weights without noise."""
+        """Return the zCDP rho of a reply to a message of ``kind``; ``None`` for weights without noise."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0
@@ -189,12 +189,12 @@ class SitePolicy:
 
 
 def plain_kind(message_type: str) -> str:
-    """Return the kind of a Flower message, for which ``train`` and ``train.default`` are the same."""
+    """Return the kind of a Flower message: its type without ``.default``."""
     return message_type.removesuffix(".default")
 
 
 def read_policy(path: str | Path) -> SitePolicy:
-    """Load a policy from a file, or one of ``READY``; ``UserError`` if it is none or others may write it."""
+    """Return the policy in a file, or one of ``READY``; ``UserError`` if it is wrong or others may write it."""
     if str(path) in READY:
         ready = files("fl_privacy.site.gate") / "policies" / f"{path}.yaml"
         return parse_policy(ready.read_bytes(), str(path), Path.cwd())
@@ -203,7 +203,7 @@ def read_policy(path: str | Path) -> SitePolicy:
         with os.fdopen(open_regular(place), "rb") as file:
             status = os.fstat(file.fileno())
             if status.st_size > LARGEST_POLICY:
-                raise UserError(f"{place} is expected to be a file of at most 1 MiB, but is larger.")
+                raise UserError(f"{place} is expected to be a file of at most 1 MiB, but is larger; shorten it.")
             if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):
                 raise UserError(f"{place} is expected to be written by its owner alone, but others may; chmod go-w it.")
             return parse_policy(file.read(), str(place), place.absolute().parent)
@@ -215,7 +215,7 @@ def read_policy(path: str | Path) -> SitePolicy:
 
 
 def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
-    """Parse a policy; relative places start from ``folder``; ``UserError`` with ``name`` if it is none."""
+    """Return the policy in ``content``, with paths relative to ``folder``; ``UserError`` with ``name`` if wrong."""
     from fl_privacy.site.gate.plain_yaml import loaded  # noqa: PLC0415
 
     told = loaded(content, name)
@@ -237,7 +237,7 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
     checks.number("sends.every_seconds", every, at_least=0, at_most=86_400, example=10)
     replies = {kind: _reply(kind, reply) for kind, reply in sends.items()}
     if twice := [kind for kind in replies if plain_kind(kind) != kind and plain_kind(kind) in replies]:
-        raise UserError(f"sends is expected to name {plain_kind(twice[0])} once, but names {twice[0]} as well.")
+        raise UserError(f"sends is expected to name {plain_kind(twice[0])} once, but names {twice[0]}, too; drop one.")
     rounds = told.get("rounds_per_day")
     budget = None if told.get("budget") is None else _budget(told["budget"], folder)
     policy = SitePolicy(
@@ -255,7 +255,7 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
     )
     if (policy.rounds_per_day is not None or policy.noising) and policy.budget is None:
         raise UserError(
-            "protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none."
+            "protect.noise and rounds_per_day are expected with a budget that counts, but got none; add budget."
         )
     places = {"budget.ledger": budget.ledger, "budget.anchor": budget.anchor} if budget else {}
     places |= {"runs.folder": policy.runs.folder} if policy.runs else {}
@@ -265,7 +265,7 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
     if policy.protect and any(reply.arrays and reply.arrays.counters == "sent" for reply in policy.sends.values()):
         raise UserError(
             "counters is expected to be received with protect, and arrays like received, but numbers that leave as the"
-            " app sent them are protected by nothing."
+            " app sent them are protected by nothing; write counters: received."
         )
     if policy.budget and policy.budget.epsilon is not None and policy.noising is None:
         raise UserError("budget.epsilon is expected with protect.noise, but nothing makes noise; leave epsilon out.")
@@ -273,7 +273,7 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
 
 
 def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
-    """Return the first path of ``given`` that contains ``place``, after following links, or ``None``."""
+    """Return the first path in ``given`` that contains ``place``, after following links, or ``None``."""
     real = place.resolve()
     return next((one for one in given if real.is_relative_to(one.resolve())), None)
 
@@ -298,7 +298,9 @@ def _reply(kind: str, given: object) -> Reply | None:
         return None
     category, _, action = kind.partition(".")
     if category not in KINDS or (action and not action.isidentifier()):
-        raise UserError(f"sends is expected to name train, evaluate, query or query.ACTION, but got {kind!r}.")
+        raise UserError(
+            f"sends is expected to name train, evaluate, query or query.ACTION, but got {kind!r}; rename it."
+        )
     told, where = table(f"sends.{kind}", given, "arrays", "metrics", "config"), f"sends.{kind}.arrays"
     arrays: Arrays | None = None
     if told.get("arrays") not in (None, False):
@@ -311,7 +313,7 @@ def _reply(kind: str, given: object) -> Reply | None:
         if lists is None:
             checks.one_of(f"{where}.like", stated.get("like"), ("received",))
         elif both := {"like", "counters"} & stated.keys():
-            raise UserError(f"{where} is expected to have one of {min(both)} and lists, but has both.")
+            raise UserError(f"{where} is expected to have one of {min(both)} and lists, but has both; drop one.")
         checks.one_of(f"{where}.finite", stated.get("finite", True), (True,))
         checks.one_of(f"{where}.counters", counters, ("received", "sent"))
         dtype = stated.get("dtype", "float32")
@@ -319,14 +321,16 @@ def _reply(kind: str, given: object) -> Reply | None:
             checks.one_of(f"{where}.dtype", one, DTYPES if lists is None else (*DTYPES, *COUNTERS))
         record = "arrays" if lists is not None and stated.get("record") is None else stated.get("record")
         if not isinstance(record, str | None):
-            raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
+            raise UserError(f"{where}.record is expected to be a name, but got {record!r:.80}; try arrays.")
         arrays = Arrays(dtypes=dtypes, counters=counters, record=record, lists=lists)
     named = [name for name in ("metrics", "config") if told.get(name) not in (None, False)]
     values = {n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in named}
     if "metrics" in values and any(rule.most_bytes is not None for rule in values["metrics"].rules.values()):
-        raise UserError(f"sends.{kind}.metrics is expected to be of numbers; write most_bytes under config.")
+        raise UserError(
+            f"sends.{kind}.metrics is expected to be numbers, but got most_bytes; write most_bytes under config."
+        )
     if any(rule.most_letters is not None for one in values.values() for rule in one.rules.values()):
-        raise UserError(f"sends.{kind} is expected to list texts by one_of; most_letters is for received ones.")
+        raise UserError(f"sends.{kind} is expected to list texts by one_of, but got most_letters; list them.")
     return Reply(arrays=arrays, **values)
 
 

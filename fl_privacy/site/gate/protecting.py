@@ -1,4 +1,4 @@
-"""Clipping and noise on a grid, so that no floating-point rounding reveals the change of the parameters."""
+"""Clipping and noise of a change of parameters, in integers, so that floating-point rounding reveals nothing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,24 +12,24 @@ from fl_privacy import checks
 from fl_privacy.site.gate.discrete_gaussian import SCALE, Integers, discrete_gaussian
 
 Piece = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
-"""Values before and after, (n,) each."""
+"""Values before and after the change, (n,) each."""
 
 LARGEST = float(np.finfo(np.float64).max)
 
 _SHRINK = 1e-7
-"""Smallest relative step by which a change that is too long after rounding is shortened."""
+"""Least relative step by which a change that is too long after rounding is shortened."""
 
 _BLOCK = 1 << 15
-"""Number of values processed at once, which fit a processor's cache."""
+"""Number of values processed at once, which fit into a processor's cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noising:
-    """How a change is clipped and noised.
+    """Settings of clipping and noise.
 
     Attributes:
         clip_norm: largest l2 norm of the change of all arrays together, above 0.
-        noise_multiplier: noise's standard deviation in each value over ``clip_norm``, from 1/1000 to 1000.
+        noise_multiplier: standard deviation of the noise on each value, divided by ``clip_norm``, from 1/1000 to 1000.
     """
 
     clip_norm: float
@@ -51,7 +51,7 @@ class Noising:
 
     @property
     def rho(self) -> float:
-        """Return the zCDP rho of one reply for the presence of its change: 1 / (2 noise_multiplier^2)."""
+        """Return the zCDP rho of one reply, for the presence of its change: 1 / (2 noise_multiplier^2)."""
         return 0.5 / self.noise_multiplier**2
 
 
@@ -65,10 +65,10 @@ def noised(
     """Return ``received`` plus the clipped and noised change to ``replied``, in the types of ``received``.
 
     The change is scaled in float64 and rounded to whole steps, whose sum of squares is checked in integers; noise is
-    added in integers. The result depends on these integers and on ``received`` alone.
+    added in integers. The result depends only on these integers and ``received``.
 
-    All arrays are finite; pairs have one shape. ``draw`` maps a number to that many values of noise; only tests replace
-    it.
+    All arrays are finite; ``replied`` has the shapes of ``received``. ``draw`` maps a number to that many values of
+    noise; only tests replace it.
     """
     flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
     pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
@@ -86,9 +86,9 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Round a change to whole grid steps (flattened), scaled to a norm of at most ``clip_norm``.
+    """Return a change in whole steps of the grid, flattened, after scaling it to a norm of at most ``clip_norm``.
 
-    ``pieces`` are finite values before and after, each pair (n,).
+    ``pieces`` are pairs of finite values (n,) before and after.
     """
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
@@ -112,7 +112,7 @@ def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
 
 
 def _change(before: npt.NDArray[np.generic], after: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """Compute a change in float64, limited to float64's largest number."""
+    """Return the change in float64, clamped to finite values."""
     with np.errstate(over="ignore"):
         change = after.astype(np.float64) - before.astype(np.float64)
     return np.clip(change, -LARGEST, LARGEST, out=change)

@@ -1,4 +1,4 @@
-"""Rules of a site's policy for a number or text, and the bits of information that they leave."""
+"""Rules of a site's policy for single values, and the bits of information that such a value can carry."""
 
 import math
 from collections.abc import Sequence
@@ -35,18 +35,18 @@ REASONS = {
     "isolation": "the app can't be kept apart",
     "gate": "the gate failed",
 }
-"""Reasons of refusals, all that a coordinator learns; values and names stay in the site's log."""
+"""Reason of a refusal -> sentence for the coordinator, without values and names, which stay in the site's log."""
 
 SMALLEST = 1e-6
-"""Rounded numbers of a smaller magnitude leave as zero."""
+"""Magnitude below which rounded numbers leave as zero."""
 
 LARGEST = 1e6
-"""Rounded numbers of a larger magnitude are refused unless a rule has bounds."""
+"""Magnitude above which rounded numbers are refused, unless a rule has bounds."""
 
 LARGEST_BYTES = 1 << 30
 
 LONGEST = 10_000
-"""Largest length of a list of numbers."""
+"""Most values of a list."""
 
 DIGITS = 3
 MOST_DIGITS = 15
@@ -54,7 +54,7 @@ _EXACT_BITS = 65
 
 
 class RefusedError(UserError):
-    """A message is refused; only ``reason`` (a key of ``REASONS``) may leave the site."""
+    """Raised if a message is refused; only ``reason``, a key of ``REASONS``, may leave the site."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
@@ -63,18 +63,18 @@ class RefusedError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The rule of one key.
+    """Rule for the value of one key.
 
     Attributes:
-        at_least, at_most: bounds of a number; by default +-``LARGEST`` for a rounded one.
-        digits: significant digits of a number; by default ``DIGITS``.
-        round_to: unit of which a number becomes the nearest multiple, instead of ``digits``.
-        value: number that always leaves, whatever the app replies.
-        one_of: texts or finite numbers that pass as the policy has them, and nothing else.
-        most_bytes: largest size of bytes that pass as they are.
-        most_letters: largest length of received texts, which pass as they are.
-        length: length of a list of such values; ``None`` for one.
-        shorter: ``True`` if shorter lists pass too.
+        at_least, at_most: bounds of a number; ``None`` takes -+``LARGEST`` for a rounded number.
+        digits: number of significant digits of a number; ``None`` takes ``DIGITS``.
+        round_to: unit to whose multiples a number is rounded, instead of ``digits``.
+        value: number that replaces the app's.
+        one_of: texts or finite numbers that are allowed.
+        most_bytes: most bytes of a value of bytes, which passes unchanged.
+        most_letters: most letters of a received text, which passes unchanged.
+        length: length of a list of such values; ``None`` for a single value.
+        shorter: ``True`` allows shorter lists, too.
     """
 
     integer: bool = False
@@ -97,7 +97,7 @@ class Rule:
             if (number := getattr(self, name)) is not None:
                 checks.number(name, number, example=32)
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
-            raise UserError(f"at_least is expected to be at most at_most, but {self.at_least:g} > {self.at_most:g}.")
+            raise UserError(f"at_least is expected below at_most, but {self.at_least:g} > {self.at_most:g}; swap them.")
         wholes = [("digits", MOST_DIGITS, DIGITS), ("length", LONGEST, 1), ("most_bytes", LARGEST_BYTES, 256)]
         wholes += [("most_letters", LARGEST_BYTES, 100)]
         for name, most, example in wholes:
@@ -105,18 +105,19 @@ class Rule:
                 checks.whole(name, number, at_least=1, at_most=most, example=example)
         unit = self.round_to
         if unit is not None and math.isinf(checks.number("round_to", unit, above=0, example=32) and self.bits):
-            raise UserError(f"round_to is expected to be larger between these bounds, but is {unit:g}.")
+            raise UserError(f"round_to is expected to be larger between these bounds, but is {unit:g}; try 1.")
         if self.one_of is not None:
             numbers = [one for one in self.one_of if type(one) is not str]
             if not self.one_of or any(type(one) not in {int, float} or not math.isfinite(one) for one in numbers):
-                raise UserError(f"one_of is expected to list texts or finite numbers, but got {list(self.one_of)}.")
+                got = f"{list(self.one_of)!r:.200}"
+                raise UserError(f"one_of is expected to list texts or finite numbers, but got {got}; try [yes, 'no'].")
         if self.length is not None and self.value is not None:
-            raise UserError("A rule is expected to have one of value and length, but has both.")
+            raise UserError("A rule is expected to have one of value and length, but has both; drop one.")
         if self.shorter and self.length is None:
-            raise UserError("shorter is expected with length, but there is none; try length: 3.")
+            raise UserError("shorter is expected with length, but got none; try length: 3.")
         several = ("value", "one_of", "most_bytes", "most_letters", "round_to", "digits")
         if self.exact + sum(getattr(self, name) is not None for name in several) > 1:
-            raise UserError(f"One of exact, {', '.join(several)} is expected, but got several.")
+            raise UserError(f"One of exact, {', '.join(several)} is expected, but got several; keep one.")
 
     @classmethod
     def read(cls, where: str, given: object, usual: "Rule | None" = None) -> "Rule":
@@ -132,7 +133,7 @@ class Rule:
             raise UserError(f"{where}: {error}") from error
 
     def apply(self, where: str, value: object) -> "int | float | str | bytes | list[int | float | str | bytes]":
-        """Check ``value`` by the rule and round it, or raise ``RefusedError``; ``where`` is for the site's log."""
+        """Return ``value``, rounded by the rule; or raise ``RefusedError``, with ``where`` for the site's log."""
         if self.length is None:
             return self._one(where, value)
         if not isinstance(value, list | tuple) or not (0 if self.shorter else self.length) <= len(value) <= self.length:
@@ -191,7 +192,7 @@ class Rule:
 
     @property
     def bits(self) -> float:
-        """Return how many bits an app can encode in the value, at most."""
+        """Return the most bits that an app can encode in the value."""
         lengths = 1 + (self.length or 0) if self.shorter else 1
         return self._bits_of_one * (self.length or 1) + math.log2(lengths)
 

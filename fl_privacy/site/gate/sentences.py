@@ -1,4 +1,4 @@
-"""Sentences on each rule of a policy, and on its gaps."""
+"""Descriptions of a policy's rules and gaps in sentences."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -7,7 +7,7 @@ from fl_privacy.site.gate.bundles import APPROVE, Runs
 from fl_privacy.site.gate.entries import epsilon_of, most_rho
 from fl_privacy.site.gate.policy import LOAD_SECONDS, MIB, MOST_CELLS, AppLimits, Reply, SitePolicy
 
-LARGE_BITS = 128  # a person's record fits into these
+LARGE_BITS = 128  # bits of a reply above which a warning is given: a person's record fits into them
 UNITS = {
     "client": "the site's update of a round from no update",
     "any_data": "any two data sets that the site could hold",
@@ -15,7 +15,7 @@ UNITS = {
 
 
 def rules_in_words(policy: SitePolicy) -> list[str]:
-    """Describe each rule of ``policy`` in a sentence."""
+    """Return sentences that describe each rule of ``policy``."""
     dropped = "Anything else is removed from a reply; other arrays than the received ones are refused."
     reason = "one line with the reason, without names and values of the app."
     every = f"Replies leave {policy.every_seconds:g} s after their message, or a multiple of that time."
@@ -34,7 +34,7 @@ def rules_in_words(policy: SitePolicy) -> list[str]:
 
 
 def warnings_of(policy: SitePolicy) -> list[str]:
-    """Describe the policy's gaps, one sentence each."""
+    """Return a sentence on each gap of ``policy``."""
     found = []
     if policy.noising is None and any(reply.arrays for reply in policy.sends.values()):
         found.append(
@@ -139,7 +139,7 @@ def _counted(policy: SitePolicy) -> Iterator[str]:
 
 
 def replies_within(policy: SitePolicy) -> int:
-    """Return the number of replies with weights within a budget; 0 without a budget of epsilon."""
+    """Return the number of replies with weights that the budget allows; 0 without noise or limit."""
     limits = policy.limits
     if limits.epsilon is None or policy.noising is None:
         return 0

@@ -1,4 +1,4 @@
-"""Count an app's memory and processes from outside, and end them beyond the limits, with the standard library alone."""
+"""Limits on an app's memory and processes, counted by another process; it uses the standard library only."""
 
 import os
 import re
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MEMORY, PROCESSES = 81, 82
-"""Exit statuses after an app was ended for a limit."""
+"""Exit statuses of an app that was ended for exceeding a limit."""
 
 ENDED = {MEMORY: "memory_mib", PROCESSES: "processes"}
-"""Exit status -> exceeded limit."""
+"""Exit status -> name of the exceeded limit."""
 
 OTHER_STATUS = 1
-"""Replacement for an app's own status that equals one in ``ENDED``."""
+"""Exit status that replaces an app's own status in ``ENDED``."""
 
 PAUSE = 0.05
 """Seconds between two counts."""
 
 MOST_FAILED = 3
-"""Largest number of consecutive failed counts: an app that can't be counted is ended."""
+"""Most consecutive failed counts, after which the app is ended."""
 
 THREADS, CORE_THREADS, MORE_THREADS = 4, 8, 256
-"""Threads of each allowed process on average, of each processor of the machine, and in addition."""
+"""Allowed threads for each allowed process, for each processor of the machine, and in addition."""
 
 DESCRIPTOR, SOCKET, THREAD = 8 << 10, 1 << 20, 32 << 10
-"""Largest kernel memory in bytes of a pipe, a socket and a thread, which no process's memory includes."""
+"""Most bytes of kernel memory of a pipe, a socket and a thread, which no process's memory includes."""
 
 _KIB = 1 << 10
 _INIT = 1
@@ -36,7 +36,7 @@ _INIT = 1
 
 @dataclass(frozen=True)
 class Room:
-    """Limits on an app's processes together; memory in bytes, including in-memory files."""
+    """Limits on all processes of an app together; memory in bytes, including in-memory files."""
 
     most_bytes: int
     most_processes: int
@@ -47,9 +47,9 @@ class Room:
 
 
 def watched(child: int, parent: int, room: Room, scratch: str) -> int:
-    """Wait for process ``child``, whose end ends all others, and return its exit status.
+    """Wait for the process ``child`` while enforcing the limits ``room``, and return its exit status.
 
-    ``child`` is the first process of the namespace at ``/proc``; if ``parent``, which started this one, ends, all end.
+    ``child`` is the first process of its namespace, whose end ends all others. If ``parent`` ends, all end.
     """
     failed = 0
     while True:
@@ -93,7 +93,7 @@ def _beyond(room: Room, scratch: str) -> int:
 
 
 def figures(text: bytes) -> dict[str, int]:
-    """Return the numbers in a file of ``/proc`` by name."""
+    """Return the numbers in the ``text`` of a file of ``/proc``, by name."""
     return {name.decode(): int(value) for name, value in re.findall(rb"^(\w+):[ \t]*(\d+)", text, re.MULTILINE)}
 
 
