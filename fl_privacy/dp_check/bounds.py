@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from counted guesses, and the curves of the Gaussian mechanism for comparison."""
+"""Lower bounds on epsilon from draws or guesses, and the privacy of the Gaussian mechanism."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,13 +14,13 @@ from fl_privacy.measure.intervals import binomial_lower, binomial_upper
 Floats = NDArray[np.float64]
 
 LARGEST_EPSILON = 200.0
-"""Largest epsilon; beyond it, exp(epsilon) times the smallest testable probability overflows."""
+"""Largest epsilon that is computed; exp of larger ones overflows."""
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Compute the delta of the Gaussian mechanism at ``epsilon`` (Balle and Wang 2018, Theorem 8).
+    """Return the delta of the Gaussian mechanism at ``epsilon`` (Balle and Wang 2018, Theorem 8).
 
-    ``mu`` is the sensitivity over the standard deviation of the noise, at least 0.
+    ``mu`` is the sensitivity divided by the standard deviation of the noise, at least 0.
     """
     if mu == 0:
         return 0.0
@@ -32,7 +32,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Compute the epsilon of the Gaussian mechanism at ``delta`` in (0, 1); infinite without noise (infinite ``mu``).
+    """Return the epsilon of the Gaussian mechanism of ``mu`` at ``delta`` in (0, 1); infinite for infinite ``mu``.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 2)
     4.38
@@ -46,14 +46,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Compute the largest mu whose Gaussian mechanism is (epsilon, delta)-private."""
+    """Return the largest mu for which the Gaussian mechanism is (epsilon, delta)-private."""
     checks.number("epsilon", epsilon, at_least=0, example=1.0)
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     return _zero(lambda mu: delta - gaussian_delta(mu, epsilon), xtol=1e-12)
 
 
 def _zero(function: Callable[[float], float], *, xtol: float, most: float = math.inf) -> float:
-    """Find where ``function`` falls to 0 from above 0 at 0; infinite if not before ``most``."""
+    """Return the zero of a ``function`` that is above 0 at 0; infinite if there is none below ``most``."""
     high = 1.0
     while function(high) > 0 and high < most:
         high *= 2
@@ -62,7 +62,7 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of a test's positive answers on two neighbors, at T thresholds."""
+    """Numbers (T,) of draws above T thresholds: ``hits`` of ``of_hits`` on one neighbor, ``misses`` on the other."""
 
     hits: Floats
     of_hits: int
@@ -71,7 +71,7 @@ class GuessCounts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
-    """Count the statistics (N,) and (M,) of the two neighbors above each threshold (T,)."""
+    """Count the statistics ``first`` (N,) and ``second`` (M,) of two neighbors above each threshold (T,)."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     hits, misses = (
         (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)
@@ -81,15 +81,15 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 
 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
-    """Bound epsilon from below (T,), at least 0, at each threshold, for any noise (Nasr et al. 2021, section 3).
+    """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
 
     Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta. Both rates have Clopper-Pearson
     bounds, each with half of the error.
 
     Args:
-        counts: counts at T thresholds that were fixed without these draws.
+        counts: counts at T thresholds that were chosen without these draws.
         delta: probability in [0, 1).
-        error: probability in (0, 1) that a single one of the T bounds is wrong.
+        error: probability in (0, 1) with which each single bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -104,20 +104,20 @@ def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Float
 
 
 SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
-"""Sines of the counted angles to a random direction."""
+"""Sines of the angles to the update below which releases are counted."""
 
 
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
-    """Bound epsilon from below by how often outputs align with an update of random direction.
+    """Return a lower bound on epsilon from the angles between releases and an update of random direction.
 
-    Without the update, that probability is the share of the sphere near the direction, times at most 1 / error by
+    Without the update, the probability of a small angle is that share of the sphere, times at most 1 / error by
     Markov's inequality.
 
     Args:
-        sines: (n, A) sines of the angle between each release and the update, in each of A arrays.
+        sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
         sizes: number of values of each array, at least 2.
         delta: probability in [0, 1).
-        error: probability in (0, 1) that the bound is wrong.
+        error: probability in (0, 1) with which the bound may be wrong.
     """
     if not len(sizes):
         return 0.0
@@ -132,10 +132,10 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 
 
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
-    """Bound mu from below by the statistics (n,) and (m,) of two neighbors, for Gaussian noise; 0 if nothing is shown.
+    """Return a lower bound on mu from the statistics (n,) and (m,) of two neighbors, for Gaussian noise.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution; mu is the least noncentrality at which it has probability ``error``. The projection
+    distribution; the bound is the least noncentrality at which it has probability ``error``. The projection
     must not depend on the outputs.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
@@ -155,7 +155,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Compute the least mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``."""
+    """Return the least true mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``."""
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size
@@ -165,10 +165,10 @@ def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> fl
 
 
 def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
-    """Return ``True`` if ``values`` (n,), n at least 20, look Gaussian; both tests err with probability ``error``.
+    """Return ``True`` if ``values`` (n,) look Gaussian, by two tests with error probability ``error`` each.
 
-    Tests: third and fourth moments (D'Agostino and Pearson 1973), and mean deviation over standard deviation (Geary
-    1936), which detects heavy tails from fewer values.
+    Tests: third and fourth moments (D'Agostino and Pearson 1973), and mean over standard deviation (Geary 1936). Fewer
+    than 20 values always pass.
     """
     found = np.asarray(values, dtype=np.float64)
     if len(found) < 20 or float(found.std()) <= 1e-9 * float(np.abs(found).max(initial=0.0)):
@@ -180,7 +180,7 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
 
 
 def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
-    """Return ``True`` if the statistics (n,) and (m,) of two neighbors look Gaussian, alone and together."""
+    """Return ``True`` if the statistics (n,) and (m,) of two neighbors look Gaussian, separately and together."""
     both = [np.asarray(values, dtype=np.float64) for values in (first, second)]
     if any(float(values.std()) <= 1e-9 * float(np.abs(values).max(initial=0.0)) for values in both):
         return False
@@ -189,18 +189,18 @@ def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
-    """Compute the largest epsilon that ``draws`` per neighbor can show, with a perfect test."""
+    """Return the largest ``counted_epsilon`` that ``draws`` per neighbor can give."""
     perfect = GuessCounts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
 
 def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the probability of ``right`` right guesses in one run (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
+    """Return a bound on the probability of ``right`` right guesses (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
 
     Args:
-        canaries: m, each a participant with probability 1/2, independently.
-        guesses: r, number of guesses; the auditor abstains on the other canaries.
-        right: v, number of right guesses.
+        canaries: number m of canaries, each of which participated with probability 1/2.
+        guesses: number r of canaries about which a guess was made.
+        right: number v of right guesses.
         epsilon: privacy parameter, at least 0.
         delta: probability in [0, 1).
     """
@@ -214,7 +214,7 @@ def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, 
 
 
 def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, error: float = 0.05) -> float:
-    """Bound epsilon from below by the guesses of one run: the largest that ``one_run_p_value`` rejects; 0 if none.
+    """Return the largest epsilon that ``one_run_p_value`` rejects, a lower bound; 0 if it rejects none.
 
     >>> round(one_run_epsilon(canaries=1000, guesses=100, right=95, delta=1e-5), 2)
     2.17
@@ -239,10 +239,10 @@ def _expect_counts(canaries: int, guesses: int, right: int, error: float) -> Non
 
 
 def one_run_mu(*, canaries: int, guesses: int, right: int, error: float = 0.05) -> float:
-    """Bound mu from below by the guesses of one run, for any scores (Mahloujifar, Melis and Chaudhuri 2025).
+    """Return a lower bound on mu from the guesses of one run (Mahloujifar, Melis and Chaudhuri 2025).
 
-    Hypothesis: one canary changes the release at most as much as the Gaussian mechanism of mu does, by its trade-off
-    curve. The bound is the largest rejected mu; 0 if none. Arguments as of ``one_run_epsilon``.
+    It is the largest mu for which these guesses are too good, if a canary changes the release at most as much as in the
+    Gaussian mechanism; 0 if there is none. For the arguments see ``one_run_p_value``.
 
     >>> round(gaussian_epsilon(one_run_mu(canaries=1000, guesses=100, right=95), 1e-5), 2)
     3.32
@@ -268,10 +268,10 @@ def one_run_mu(*, canaries: int, guesses: int, right: int, error: float = 0.05) 
 def one_run_gaussian_epsilon(
     taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05
 ) -> tuple[float, int, int]:
-    """Return the lower bound on epsilon by ``one_run_mu``, its number of guesses, and of right ones.
+    """Return the lower bound on epsilon by ``one_run_mu``, the number of guesses, and the number of right guesses.
 
-    Of m canaries, m^(3/4) / 2 with the highest scores (k,) and (m - k,) are guessed to have participated, as many with
-    the lowest not; this number is fixed beforehand, and near the best for epsilon from 1 to 8.
+    ``taken`` and ``left_out`` are the scores (k,) of participating and (m - k,) of other canaries. The m^(3/4) / 2
+    canaries with the highest scores are guessed to have participated, and as many with the lowest not.
     """
     right = _right_guesses(taken, left_out)
     each = min(max(1, round((np.size(taken) + np.size(left_out)) ** 0.75 / 2)), len(right))
@@ -280,7 +280,7 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Count the right guesses (m // 2,) about the n canaries with the highest and the n with the lowest scores."""
+    """Return the number (m // 2,) of right guesses about the n highest and n lowest scores, for n from 1."""
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf
@@ -294,16 +294,15 @@ def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
 def best_one_run_epsilon(
     taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05, shares: int = 8
 ) -> tuple[float, int, int]:
-    """Return the best lower bound on epsilon over numbers of guesses ``shares``, its guesses, and the right ones.
+    """Return the best lower bound on epsilon, the number of guesses for it, and the number of right guesses.
 
-    The highest-scored canaries are guessed to have participated, as many of the lowest not. The error is split over the
-    numbers (Bonferroni).
+    The canaries with the highest scores are guessed to have participated, and as many with the lowest not.
 
     Args:
-        taken: (k,) scores of participating canaries, higher if participation is likelier.
-        left_out: (m - k,) scores of the others.
+        taken: scores (k,) of participating canaries, higher if participation is likelier.
+        left_out: scores (m - k,) of the other canaries.
         delta: probability in [0, 1).
-        shares: numbers of guesses to try.
+        shares: how many numbers of guesses are tried; the error is divided among them (Bonferroni).
     """
     right = _right_guesses(taken, left_out)
     canaries = np.size(taken) + np.size(left_out)
@@ -317,9 +316,9 @@ def best_one_run_epsilon(
 
 
 def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta: float) -> float:
-    """Compute the epsilon at ``delta`` that distinguishes N(mean, std^2) and N(0, std_without^2), either way.
+    """Return the least epsilon at which N(mean, std^2) and N(0, std_without^2) are (epsilon, ``delta``)-close.
 
-    This is the estimate of Andrew et al. 2023, section 3, from the statistic with and without the canary.
+    This is the estimate of Andrew et al. 2023, section 3, from a canary's score with and without participation.
     """
     checks.number("std", std, above=0, example=0.01)
     checks.number("std_without", std_without, above=0, example=0.01)

@@ -1,4 +1,4 @@
-"""Bounds and estimates of epsilon from canaries in one training."""
+"""Lower bounds on epsilon, and estimates, from canaries in one training."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -24,16 +24,16 @@ from fl_privacy.dp_check.mechanism import ACCUSATION, shown_epsilon
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryTest:
-    """One training with canaries, each of which participated with probability 1/2.
+    """Result of a training with canaries, each of which participated with probability 1/2.
 
     Attributes:
-        bound: largest epsilon that the guesses reject with ``confidence``, whatever the scores' distribution.
-        strict: same bound with the confidence for calling a claim false.
-        estimate: epsilon by two Gaussians fitted to the scores; ``None`` with too few canaries.
+        bound: lower bound on epsilon with ``confidence``, for scores of any distribution.
+        strict: lower bound with the confidence ``ACCUSATION``.
+        estimate: estimate of epsilon by two Gaussians fitted to the scores; ``None`` for too few canaries.
         estimate_least: lower limit of the estimate with ``confidence``; ``None`` if the scores do not look like two
             Gaussians of equal variance.
-        doubt: reason why there is no such limit, or empty.
-        noise: ``gaussian`` if both bounds assume the trade-off curve of Gaussian noise (Mahloujifar, Melis and
+        doubt: reason for a missing limit, or empty.
+        noise: ``gaussian`` if both bounds assume Gaussian noise (Mahloujifar, Melis and
             Chaudhuri 2025), ``other`` if they assume nothing (Steinke, Nasr and Jagielski 2023).
     """
 
@@ -61,16 +61,16 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the bound of these numbers of canaries if all guesses are right, the largest possible."""
+        """Return the largest possible bound, for as many canaries and right guesses only."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
     def contradicts(self, claim: Claim) -> bool:
-        """Return ``True`` if the guesses reject the claim with the confidence for calling claims false."""
+        """Return ``True`` if the guesses disprove the claim with the confidence ``ACCUSATION``."""
         return self._is_of(claim) and self.strict > claim.epsilon
 
     def exceeds(self, claim: Claim) -> bool:
-        """Return ``True`` if the bound or the estimate's limit, at lower confidence, exceeds the claim."""
+        """Return ``True`` if the bound or the estimate's limit, with ``confidence``, exceeds the claim."""
         return self._is_of(claim) and max(self.bound, self.estimate_least or 0.0) > claim.epsilon
 
     def _is_of(self, claim: Claim) -> bool:
@@ -95,7 +95,7 @@ BOUNDS: Mapping[str, Callable[..., tuple[float, int, int]]] = {
     "gaussian": one_run_gaussian_epsilon,
     "other": best_one_run_epsilon,
 }
-"""Shape of the noise -> bound by the canaries' scores."""
+"""Shape of the noise -> function that computes the bound from the canaries' scores."""
 
 
 def canary_test(
@@ -107,14 +107,14 @@ def canary_test(
     noise: Literal["gaussian", "other"] = "gaussian",
     confidence: float = 0.95,
 ) -> CanaryTest:
-    """Bound and estimate epsilon from the scores of canaries.
+    """Return bounds and an estimate of epsilon from the scores of canaries.
 
     Args:
-        taken: (k,) scores of participants, higher if participation seems likelier.
-        left_out: (m - k,) scores of canaries left out, each independently with probability 1/2.
+        taken: scores (k,) of participating canaries, higher if participation is likelier.
+        left_out: scores (m - k,) of the other canaries; each canary was left out with probability 1/2.
         delta: probability in (0, 1).
-        noise: ``gaussian`` if the claim rests on Gaussian noise, ``other`` to assume nothing. Scores that do not look
-            Gaussian count as of ``other`` noise.
+        noise: ``gaussian`` if the claim assumes Gaussian noise, ``other`` to assume nothing. Scores that do not look
+            Gaussian count as ``other``.
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     checks.one_of("noise", noise, tuple(BOUNDS))
@@ -141,7 +141,7 @@ def canary_test(
 
 
 FEWEST = 10
-"""Fewest scores with and without a canary for an estimate."""
+"""Least number of scores on either side for an estimate."""
 
 MOST_SPREAD = 1e-12
 """Standard deviation of scores below which no Gaussian is fitted."""
@@ -153,9 +153,9 @@ UNEQUAL = "the scores of participants vary differently from the others'"
 def _estimated(
     there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
 ) -> tuple[float | None, float | None, str]:
-    """Estimate epsilon, its lower limit, and the reason if there is none (Agrawal et al. 2026, arXiv 2606.12733).
+    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026).
 
-    The limit is the lower of two, by the noncentral t distribution of the means' distance over the pooled deviation.
+    The limit follows from the noncentral t distribution of the means' distance over the pooled standard deviation.
     """
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt
@@ -179,9 +179,9 @@ def _doubt(there: NDArray[np.float64], absent: NDArray[np.float64]) -> str:
 
 
 def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) -> float | None:
-    """Estimate epsilon by Gaussians fitted to the scores with (k,) and without (m,) the canary (Andrew et al. 2023).
+    """Return an estimate of epsilon, no bound, by Gaussians fitted to the scores (Andrew et al. 2023).
 
-    It is no bound. Return ``None`` with fewer than ten scores on either side, or one not finite.
+    ``None`` for fewer than ten scores with (k,) or without (m,) participation, or if one is not finite.
     """
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
     if min(len(there), len(absent)) < FEWEST or not np.isfinite([*there, *absent]).all():

@@ -1,4 +1,4 @@
-"""Request for a check of a claim, and its full answer."""
+"""Settings of a check of a claim, and the test of a mechanism with them."""
 
 import math
 import time
@@ -16,11 +16,11 @@ from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.types import Tensors
 
 SECONDS = 60.0
-"""Time limit of the draws of one subject if their number is not given."""
+"""Seconds for draws of one mechanism, if their number is not given."""
 
 MOST_DRAWS, FEWEST_DRAWS = 4000, 200
 PILOT_CALLS = 1800
-"""Most calls of a mechanism before draws are counted."""
+"""Most calls of a mechanism in the pilot, before the counted draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,11 @@ class DpCheckRequest:
     """Settings of a check of a claim.
 
     Attributes:
-        epsilon: claimed epsilon; ``None`` takes the subject's statement.
-        clip_norm: clipping norm of one client's change; ``None`` takes the subject's statement.
-        clients: number of clients that a strategy aggregates; ``None`` takes its sample size.
-        like: shapes of an update; ``None`` takes a matrix and a vector of ``parameters`` values together.
-        draws: draws per neighbor; ``None`` takes as many as a minute allows.
+        epsilon: claimed epsilon; ``None`` takes what the mechanism states.
+        clip_norm: clipping norm of one client's change; ``None`` takes what the mechanism states.
+        clients: number of clients whose replies a strategy aggregates; ``None`` takes its sample size.
+        like: tensors with the shapes of an update; ``None`` takes a matrix and a vector of ``parameters`` values.
+        draws: number of draws per neighbor; ``None`` takes as many as a minute allows.
     """
 
     epsilon: float | None = None
@@ -85,11 +85,11 @@ class DpCheckRequest:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: DpCheckRequest, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Test ``mechanism`` against its claim, or against the epsilon of its stated noise.
+    """Return the verdict on the claim of ``mechanism``, or on the epsilon of its stated noise, by draws.
 
     Args:
         mechanism: function from an update, or an input of ``pair``, to the release.
-        pair: inputs of the mechanism, if it does not take an update.
+        pair: two inputs of the mechanism, if it does not take an update.
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)
@@ -126,7 +126,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
-    """Recompute epsilon from what is ``stated``, at the delta and for the rounds of ``claim``."""
+    """Return the epsilon recomputed from the ``stated`` facts, at the delta of ``claim``; ``None`` without facts."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta

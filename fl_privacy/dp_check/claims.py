@@ -1,4 +1,4 @@
-"""Claims on a mechanism, known facts of it, and the epsilon that follows from these."""
+"""Claims of differential privacy, facts of the mechanism, and recomputation of epsilon from facts."""
 
 import logging
 import math
@@ -28,10 +28,10 @@ class Claim:
         epsilon: privacy parameter, above 0.
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
-        neighbors: ``add_remove`` adds or removes the unit, ``replace`` exchanges it for another.
+        neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
         rounds: number of rounds of participation.
-        sampled: sampling and releases of a round, of which a test draws one that holds the unit; ``None`` for one
-            release of each unit.
+        sampled: sampling and releases of a round, of which a test draws one that holds the unit; ``None`` for a single
+            release without sampling.
     """
 
     epsilon: float
@@ -50,9 +50,9 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Compute the epsilon of all releases if the unit moves each by ``mu`` standard deviations of Gaussian noise.
+        """Return the epsilon of all releases if a unit moves each by ``mu`` standard deviations of Gaussian noise.
 
-        Units of batches that are no Poisson samples take part at the sample rate, and releases are summed.
+        Without Poisson sampling, a unit is in the share ``sample_rate`` of the releases.
         """
         rate, steps = 1.0, self.rounds
         if self.sampled is not None:
@@ -70,7 +70,7 @@ class Claim:
 
     @property
     def mu(self) -> float:
-        """Return the distance of the means, in standard deviations, at which one release uses up the claim."""
+        """Return the mu of one release, the distance of means in standard deviations, that the claim allows."""
         if self.sampled is not None and self.sampled.noise_multiplier:
             return 1 / self.sampled.noise_multiplier
         return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.rounds)
@@ -82,17 +82,17 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Known facts of the mechanism that runs.
+    """Known facts of a mechanism.
 
     Attributes:
-        noise_multiplier: standard deviation of its Gaussian noise over the l2 sensitivity to one unit, for the
-            observer; ``None`` if unknown.
+        noise_multiplier: standard deviation of the Gaussian noise, divided by the l2 sensitivity to one unit; ``None``
+            if unknown.
         sample_rate: share of the units in a release.
-        sampling: way of sampling; ``shuffle`` (fixed batches of a shuffled set) counts as none, with a caveat, since it
-            amplifies less than Poisson's; ``None`` if unknown.
-        releases: noised releases in a round.
-        missing: phrases of facts that nobody states.
-        seen_by: observer: the ``server``, of each reply, or any reader of the ``model``, of the aggregate alone.
+        sampling: way of sampling; ``shuffle`` (batches of a shuffled set) counts as none, with a caveat; ``None`` if
+            unknown.
+        releases: number of noised releases in a round.
+        missing: names of unknown facts.
+        seen_by: observer: the ``server``, which sees each reply, or a reader of the ``model``, the aggregate only.
     """
 
     noise_multiplier: float | None
@@ -113,9 +113,11 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Statements of a mod, strategy or defense about itself; ``clip_norm`` bounds a unit's contribution in l2 norm.
+    """Statements of a mod, strategy or defense about itself.
 
-    ``notes`` are sentences on it.
+    Attributes:
+        clip_norm: largest l2 norm of a unit's contribution.
+        notes: sentences for pages.
     """
 
     claim: Claim | None
@@ -127,14 +129,14 @@ class Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputed:
-    """The epsilon that follows from stated facts.
+    """Epsilon that follows from stated facts.
 
     Attributes:
-        rdp: upper bound by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
+        rdp: upper bound on epsilon by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
         pld: tight epsilon by the privacy loss distribution, with the same special values.
-        sampling: phrase for the counted sampling.
-        missing: facts without which there is no number or the worst was assumed.
-        caveats: sentences on differences between practice and theory.
+        sampling: phrase on the sampling that is counted.
+        missing: names of missing facts; without them there is no number, or the worst case is assumed.
+        caveats: sentences on differences between the mechanism and the accountants' theory.
     """
 
     rdp: float | None
@@ -151,13 +153,10 @@ class Recomputed:
 
 
 def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove") -> Recomputed:
-    """Compute epsilon at ``delta`` of all releases together by two accountants.
+    """Return the epsilon at ``delta`` of all releases together, by two accountants.
 
-    Unknown sampling amplifies nothing. Under ``replace`` a unit moves a release by twice the sensitivity, and no
-    sampling is counted.
-
-    Raises:
-        UserError: the package dp-accounting is missing.
+    Unknown sampling counts as none. For ``replace`` the sensitivity is doubled, and sampling counts as none.
+    ``UserError`` if the package dp-accounting is missing.
     """
     checks.number("delta", delta, at_least=0, below=1, example=1e-5)
     missing, caveats, rate = list(facts.missing), [], facts.sample_rate
@@ -193,9 +192,9 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
 def composed_epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, interval: float = 1e-4
 ) -> tuple[float, float]:
-    """Compute epsilon of the Poisson-sampled Gaussian after ``steps``, by RDP and PLD (closed without sampling).
+    """Return epsilon after ``steps`` of the Poisson-sampled Gaussian, by RDP and by PLD.
 
-    ``interval`` is the step between the privacy losses that PLD distinguishes.
+    ``interval`` is PLD's step between privacy losses.
     """
     if delta == 0:
         return math.inf, math.inf
@@ -234,15 +233,14 @@ def errors_alone(name: str) -> Iterator[None]:
 
 
 def expect_claim(epsilon: float | Claim, delta: float | None) -> Claim:
-    """Turn a number with ``delta`` into a claim on one release of one client.
+    """Return ``epsilon`` if it is a claim, else the claim of that number and ``delta`` on one client's release.
 
-    Raises:
-        UserError: delta is missing, or given twice.
+    ``UserError`` if delta is missing, or given twice.
     """
     if isinstance(epsilon, Claim):
         if delta is not None and delta != epsilon.delta:
-            raise UserError("delta is expected once, but the claim has one of its own; leave delta out.")
+            raise UserError(f"delta is expected once, but got {delta} next to that of the claim; leave delta out.")
         return epsilon
     if delta is None:
-        raise UserError("A claimed epsilon is expected with its delta, but delta is missing; add delta=1e-5.")
+        raise UserError("A claimed epsilon is expected with its delta, but got none; add delta=1e-5.")
     return Claim(epsilon=epsilon, delta=delta)

@@ -1,4 +1,4 @@
-"""Counted draws: lower bounds on epsilon by tests that were fixed on other draws."""
+"""Lower bounds on epsilon from draws, by tests that were chosen on other draws."""
 
 import math
 from collections.abc import Sequence
@@ -20,26 +20,26 @@ from fl_privacy.dp_check.claims import Claim
 from fl_privacy.dp_check.draws import UNCHANGED, Statistics
 
 TESTS_KEPT = 3
-"""Number of tests (statistic and threshold) fixed on some draws and counted on the others."""
+"""Number of tests, each a statistic with a threshold, that are chosen on the first draws."""
 
 THRESHOLDS = 200
-"""Number of candidate thresholds of each statistic."""
+"""Number of thresholds that are tried for each statistic."""
 
 Values = NDArray[np.float64]
 Test = tuple[int, float]
-"""Number of a statistic, and its threshold."""
+"""Index of a statistic, and a threshold."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawn:
-    """Counted statistics of draws, and tests chosen on other draws.
+    """Statistics of draws on two neighbors, and tests that were chosen on other draws.
 
     Attributes:
-        first, second: (n, S) on each neighbor.
-        widest: number of the projection with the largest distance of means.
-        delta: delta of one release that holds the unit.
-        rate: probability that a release of the claim holds the unit.
-        draws: all draws per neighbor, including those that fixed the tests.
+        first, second: statistics (n, S) of draws on each neighbor.
+        widest: index of the projection with the largest distance of means, in standard deviations.
+        delta: delta that the claim allows one release with the unit.
+        rate: probability that a release holds the unit.
+        draws: number of all draws per neighbor, including those for the choice of tests.
     """
 
     first: Values
@@ -53,7 +53,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose the tests on the first fifth of the draws, to count on the others."""
+        """Choose tests by the first fifth of the draws ``drawn``, and keep the others for counting."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)
@@ -81,12 +81,12 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Return the mean number of the first neighbor's values that are sent unchanged."""
+        """Return the mean number of values of the first neighbor that leave unchanged."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger of two bounds for any noise: by angles (a tenth of the error), and by counted tests."""
+        """Return the larger one of two lower bounds for any noise: by angles (a tenth of the error) and by tests."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])
@@ -94,11 +94,11 @@ class Drawn:
         return self._sampled(max(bounds))
 
     def _sampled(self, epsilon: float) -> float:
-        """Bound the epsilon of a release that holds the unit with probability ``rate``."""
+        """Return the ``epsilon`` of a release that holds the unit with probability ``rate``."""
         return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:
-        """Return the bound for Gaussian noise, from the widest projection."""
+        """Return the lower bound on mu for Gaussian noise, from the widest projection."""
         return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
 
     def showable(self, error: float) -> float:

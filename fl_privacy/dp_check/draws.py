@@ -1,4 +1,4 @@
-"""Draws of a mechanism on two neighbors, each reduced to a few statistics at once."""
+"""Draws of a mechanism on two neighbors, and the statistics of each draw."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,18 +16,18 @@ from fl_privacy.types import Tensors
 T = TypeVar("T")
 
 Mechanism = Callable[[Any], Tensors]
-"""Function from an update (or other input) to the release, with new randomness at each call."""
+"""Function from an update or other input to the release, with fresh randomness at each call."""
 
 MOST_TENSORS = 24
-"""Most arrays examined one by one; of more, the first and the last."""
+"""Most arrays that are examined one by one: the first and the last ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ManyAtOnce:
-    """Mechanism that makes many releases in one call; as a function it makes one.
+    """Mechanism that can make many releases in one call.
 
     Attributes:
-        many: (given, n) -> n independent releases (n, ...) by name.
+        many: function (given, n) -> n independent releases (n, ...) by name.
     """
 
     many: Callable[[Any, int], Tensors]
@@ -38,10 +38,10 @@ class ManyAtOnce:
 
 @dataclass(eq=False)
 class ByRound:
-    """Mechanism that depends on the round; as a function it takes the next one.
+    """Mechanism that depends on the round; each call is the next round.
 
     Attributes:
-        at: (given, round) -> release of that round.
+        at: function (given, round) -> release of that round.
     """
 
     at: Callable[[Any, int], Tensors]
@@ -57,10 +57,11 @@ class Neighbors:
     """Two inputs that differ in one unit.
 
     Attributes:
-        second: input without it, or with another in its place.
+        first, second: input with the unit, and input without it or with another unit.
+        what: description of the pair.
         norm: l2 norm of the difference before clipping, if known.
-        at_random: ``True`` if the direction of ``first`` in each array was drawn uniformly.
-        shift: arrays of the release by which the unit moves it, if known.
+        at_random: ``True`` if the direction of ``first`` in each array is uniformly random.
+        shift: change of the release by the unit, if known.
     """
 
     first: Any
@@ -72,10 +73,10 @@ class Neighbors:
 
 
 def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
-    """Flatten the arrays of one release to (d,) float64, or those of ``draws`` releases (n, ...) to (n, d).
+    """Return the values (d,) float64 of one release, or (n, d) of ``draws`` releases with arrays (n, ...).
 
     Raises:
-        UserError: a value is not finite and real, or the release is no mapping of tensors with values.
+        UserError: the release is no mapping of tensors, or has no values, or one that is not finite and real.
     """
     tensors = [_real(value) for value in sent.values()] if isinstance(sent, Mapping) else []
     if not sum(0 if one is None else one.numel() for one in tensors) or any(one is None for one in tensors):
@@ -101,7 +102,7 @@ def _real(value: Any) -> Tensor | None:
 
 
 def slices_of(sent: Tensors) -> dict[str, slice]:
-    """Return the place of each array in ``flattened(sent)``."""
+    """Return the slice of each array in ``flattened(sent)``."""
     places, start = {}, 0
     for name, value in sent.items():
         number = torch.as_tensor(value).numel()
@@ -111,7 +112,7 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Select the entries of at most ``MOST_TENSORS`` arrays, the first and the last ones."""
+    """Return at most ``MOST_TENSORS`` entries of ``places``, the first and the last ones."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -120,13 +121,13 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Results of a few draws of d values on either neighbor.
+    """Results of a few draws (d,) on each neighbor.
 
     Attributes:
-        means: (2, d) means on the first and on the second.
-        deviations: (d,) pooled standard deviation.
-        constant: (d,) mask of values that vary by no more than rounding on either neighbor.
-        norms: (2, n) l2 norm of each draw.
+        means: means (2, d) on the first and the second neighbor.
+        deviations: pooled standard deviation (d,).
+        constant: booleans (d,), true for values that vary only by rounding on each neighbor.
+        norms: l2 norm (2, n) of each draw.
     """
 
     neighbors: Neighbors
@@ -142,17 +143,17 @@ class Pilot:
 
     @property
     def bare(self) -> Tensor:
-        """Return the values (d,) that are constant, without randomness, and differ between the neighbors.
+        """Return booleans (d,), true for values that have no randomness and differ between the neighbors.
 
-        Whole numbers are left to counting, since honest counts seldom change at a large epsilon.
+        Whole numbers are excluded, since noised counts seldom change at a large epsilon.
         """
         whole = (self.means == self.means.round()).all(0)
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Estimate the distance of the neighbors in standard deviations along ``directions`` (d,).
+        """Return the largest distance of the neighbors along ``directions`` (d,), in standard deviations.
 
-        Infinite without noise.
+        Without directions it is that of all values together; infinite without noise.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -169,14 +170,14 @@ class Pilot:
 
 
 ROUNDING = 1e-6
-"""Relative change of a value between calls that single precision may cause."""
+"""Relative difference of values that counts as rounding."""
 
 CHUNK_ELEMENTS = 1 << 21
-"""Most values of releases held at once."""
+"""Most values of releases that are held at once."""
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
-    """Yield ``draws`` releases of ``mechanism`` on ``given`` in matrices (k, d) float64, as many as memory allows.
+    """Yield ``draws`` releases of ``mechanism`` on ``given``, in chunks (k, d) float64.
 
     Raises:
         UserError: the number of values changes between releases.
@@ -202,7 +203,7 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
-    """Draw ``draws`` times on either neighbor."""
+    """Return means, deviations and norms of ``draws`` draws on each neighbor."""
     means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
         chunks = list(drawn_rows(mechanism, given, draws))
@@ -224,17 +225,18 @@ def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
 
 
 UNCHANGED = "the number of values that leave unchanged"
-"""Name of a statistic."""
+"""Name of the statistic that counts unchanged values."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Directions onto which draws are projected, and additional counts.
+    """Statistics to compute of each draw: projections and counts.
 
     Attributes:
-        directions: (P, d), unit vectors.
-        update: (d,) release of the first neighbor without clipping and noise, if known.
-        lines: arrays within which the angle to ``update`` is also measured.
+        names: name of each statistic.
+        directions: unit vectors (P, d) onto which draws are projected.
+        update: release (d,) of the first neighbor without clipping and noise, if known.
+        lines: arrays within which the angle to ``update`` is computed, too.
     """
 
     names: Sequence[str]
@@ -243,9 +245,9 @@ class Statistics:
     lines: Mapping[str, slice] = field(default_factory=dict)
 
     def of(self, rows: Tensor) -> Tensor:
-        """Compute statistics (k, S) of k releases (k, d): projections, number of zeros, largest value.
+        """Return the statistics (k, S) of k releases (k, d): projections, number of zeros, largest value.
 
-        If the update is known, the number of unchanged values and sines of angles in [0, 1] follow, 1 for a zero row.
+        If the update is known, the number of unchanged values and the sines of angles to the update follow.
         """
         counts = [(rows == 0).sum(1).to(rows.dtype), rows.abs().amax(1)]
         if self.update is not None:
@@ -258,11 +260,11 @@ class Statistics:
 
 
 FEWEST_ON_A_LINE = 4
-"""Least number of values of an array for a meaningful angle."""
+"""Least number of values of an array in which angles are computed."""
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Split the known difference (d,) of two neighbors into the whole and single arrays, as unit vectors."""
+    """Return unit vectors (d,) of the ``known`` difference of two neighbors, as a whole and in single arrays."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -274,7 +276,7 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Choose directions (d,): the ``known`` difference and its arrays, else the mean shift, and ``also``."""
+    """Choose the directions: the ``known`` difference and its arrays, else the pilot's mean shift, and ``also``."""
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}
     if known is not None:
@@ -309,7 +311,7 @@ def statistics_for(
 def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute statistics (draws, S) of fresh draws on each neighbor."""
+    """Return the statistics (draws, S) of fresh draws on each neighbor."""
     first, second = (
         torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)])
         for given in counted("neighbor", (neighbors.first, neighbors.second))

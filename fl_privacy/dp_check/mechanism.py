@@ -1,4 +1,4 @@
-"""Statistical test of a mechanism: draws on neighbors give a lower bound on epsilon with stated confidence."""
+"""Statistical test of a mechanism, whose draws on two neighbors give a lower bound on epsilon."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,34 +36,34 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Tensors
 
 ACCUSATION = 0.999
-"""Confidence required to call a claim false."""
+"""Confidence with which a claim is called false."""
 
 PILOT = ((24, 5), (64, 2), (192, 1))
-"""Stages of the pilot: draws per neighbor of each remaining pair, and number of pairs kept, the most distinguished."""
+"""Stages of the pilot: number of draws per neighbor of each pair, and number of most distinguished pairs to keep."""
 
 SCALES = (1.0, 10.0, 1e4)
-"""Norms of an update in units of the clipping norm; unclipped values grow with them."""
+"""Norms of the tested updates, in units of the clipping norm; large ones reveal unclipped values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismCheck:
-    """Result of many draws of a mechanism for a claim.
+    """Result of the test of a mechanism against a claim.
 
     Attributes:
-        epsilon: lower bound at the claim's delta for one release with any noise.
-        epsilon_if_gaussian: lower bound for all releases of the claim with fresh Gaussian noise each round; ``None`` if
-            the moments show other noise, or only a sample of the units participates.
+        epsilon: lower bound on epsilon, at the claim's delta, for one release with any noise.
+        epsilon_if_gaussian: lower bound for all releases of the claim, if each has fresh Gaussian noise; ``None`` if
+            the noise does not look Gaussian.
         confidence: joint confidence of both bounds.
-        showable: largest ``epsilon`` that this number of draws could show.
-        noticed: least true epsilon at which four of five such tests would call the claim false, for Gaussian noise.
-        by: statistic that distinguished the neighbors best.
+        showable: largest ``epsilon`` that this number of draws could give.
+        noticed: least true epsilon at which four of five such tests call the claim false, for Gaussian noise.
+        compared: description of the neighbors.
+        by: name of the projection that distinguished the neighbors best.
         contradicted: ``True`` if the claim is false with confidence ``ACCUSATION``.
-        reason: fact that disagrees with the claim, or empty.
-        noise_std: standard deviation of the noise in the most distinguishing direction.
-        moved: l2 distance by which the unit moves the release.
-        bare: arrays with content that no fresh noise covers.
-        estimate: epsilon of all releases by the means' distance over the pooled deviation; ``None`` as for
-            ``epsilon_if_gaussian``.
+        reason: phrase on what disagrees with the claim, or empty.
+        noise_std: standard deviation of the noise in that projection.
+        moved: distance by which the unit moves the release in that projection.
+        bare: names of arrays that hold something without fresh noise.
+        estimate: estimate of the epsilon of all releases, under the assumptions of ``epsilon_if_gaussian``.
     """
 
     claim: Claim
@@ -113,13 +113,13 @@ class MechanismCheck:
 
 
 def doubt_in_words(confidence: float) -> str:
-    """Explain why a bound with ``confidence`` above a claim does not call it false."""
+    """Return a phrase on why a bound above the claim, with this ``confidence``, does not call the claim false."""
     above = f"the bound lies above the claim with a confidence of {100 * confidence:.3g} %"
     return f"{above}, and {100 * ACCUSATION:.4g} % are needed to call it false"
 
 
 def shown_epsilon(epsilon: float) -> str:
-    """Format an epsilon with three digits."""
+    """Format ``epsilon`` with three digits."""
     if math.isinf(epsilon):
         return "∞"
     return f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
@@ -138,23 +138,23 @@ def check_mechanism(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> MechanismCheck:
-    """Test the claimed privacy of ``mechanism`` by drawing from it many times.
+    """Test the claimed privacy of ``mechanism`` by many draws, and return a lower bound on its epsilon.
 
-    A pilot chooses the most distinguished neighbors: updates as large as the clipping norm and far larger against none
-    (or their negative if a unit is replaced). Fresh draws then give a lower bound.
+    A pilot chooses the neighbors: an update of the clipping norm, or far larger, and zero (or its negative if a
+    unit is replaced). Fresh draws then give the bound.
 
     Args:
-        mechanism: function from an update (tensors like ``like``) to the release (tensors); called some 2.5 x ``draws``
-            + 1,800 times, each with new randomness.
-        claimed: epsilon, or a ``Claim`` with unit, neighbors and rounds.
-        delta: delta of ``claimed``, if that is a number.
+        mechanism: function from an update (tensors like ``like``) to the release (tensors), with fresh randomness at
+            each of about 2.5 x ``draws`` + 1,800 calls.
+        claimed: claimed epsilon, or a ``Claim`` with unit, neighbors and rounds.
+        delta: claimed delta, if ``claimed`` is a number.
         like: tensors with the names and shapes of an update.
-        clip_norm: stated clipping norm (l2) of one unit's contribution, above 0; by default 1.
+        clip_norm: clipping norm (l2) of one unit's contribution, above 0; ``None`` takes 1.
         neighbors: pairs of inputs that differ in one unit, such as two batches, instead of ``like``.
-        noise: ``gaussian`` if the claim rests on fresh Gaussian noise in each round; ``other`` makes no assumption.
-        draws: draws per neighbor, at least 200.
+        noise: ``gaussian`` if the claim assumes fresh Gaussian noise in each round; ``other`` makes no assumption.
+        draws: number of draws per neighbor, at least 200.
         confidence: confidence of the bounds, in (0, 1).
-        seed: seed of the directions, not of the noise.
+        seed: seed of the updates' directions.
 
     Raises:
         UserError: neither ``like`` nor ``neighbors`` is given, or the releases can't be compared.
@@ -195,7 +195,7 @@ def _over_calls(
     clip_norm: float | None,
     noise: Literal["gaussian", "other"],
 ) -> MechanismCheck:
-    """Judge a mechanism whose calls depend on earlier ones by sequences of calls instead."""
+    """Return ``check``, or, if calls depend on earlier calls, the check of sequences of calls."""
     known, most = _known(pair, places), (clip_norm or 0.0) * (2 if check.claim.neighbors == "replace" else 1)
     if not check.contradicted or check.bare or known is None or check.moved <= most * BEYOND:
         return check
@@ -216,12 +216,12 @@ def _over_calls(
 
 
 LATER, MOST_SEQUENCES, BEFORE = 30, 200, 10
-"""Number of calls without the unit after one with it, of sequences of calls to draw, and of calls with the unit before
-one without it."""
+"""Number of calls without the unit after one with it, most sequences of such calls that are drawn, and number of calls
+with the unit before one without it."""
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
-    """Make a mechanism of one call with the unit and ``LATER`` calls without it, each projected on its direction."""
+    """Return a mechanism of one call with the unit and ``LATER`` calls without, projected onto ``known``."""
     unit = known / known.norm()
 
     def sequence(given: Any) -> Tensors:
@@ -232,7 +232,7 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum."""
+    """Return ``True`` if calls without the unit depend on earlier calls with the unit, as with momentum."""
     if isinstance(mechanism, ManyAtOnce):
         return False
     unit, seen = known / known.norm(), np.empty((2, number))
@@ -257,7 +257,7 @@ def _judged(
     gaussian = gaussian and claim.delta > 0 and drawn.gaussian
 
     def bounds(error: float) -> tuple[float, float | None]:
-        """Compute both bounds, each with half of the error, so that the larger one holds with the stated confidence."""
+        """Return both bounds, each with half of the error."""
         if not gaussian:
             return drawn.epsilon(error), None
         return drawn.epsilon(error / 2), claim.total(drawn.mu(error / 2))
@@ -290,9 +290,9 @@ def _judged(
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Choose the most distinguished pair, and the direction of its difference if known.
+    """Return the pilot of the most distinguished pair, and the pair's difference (d,) if known.
 
-    At most ``most`` draws per pair; ``preferred`` is taken unless another is better by more than chance.
+    The pair ``preferred`` is taken unless another one is better by more than chance.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -321,15 +321,15 @@ def _pairs(
         return [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
     if like is None:
         raise UserError(
-            "check_mechanism is expected to know what an update looks like; give like=dict(model.named_parameters()),"
-            " or neighbors=."
+            "check_mechanism is expected to know what an update looks like, but got neither; give"
+            " like=dict(model.named_parameters()), or neighbors=."
         )
     norm = checks.number("clip_norm", 1.0 if clip_norm is None else clip_norm, above=0, example=1.0)
     return list(update_neighbors(like, norm=norm, replaced=claim.neighbors == "replace", seed=seed))
 
 
 def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -> Iterable[Neighbors]:
-    """Pair updates of several directions and sizes with zero, or with their negative if ``replaced``."""
+    """Yield pairs of updates of several directions and norms with zero, or with their negative if ``replaced``."""
     rng = derive_generator(seed, "dp_check", "directions")
     shapes = {name: torch.as_tensor(value).shape for name, value in like.items()}
     random = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
@@ -366,11 +366,11 @@ def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
 
 
 ROUND_LIKE = 10_000_001
-"""Round number beyond any training."""
+"""Number of a round that no training reaches."""
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Compare equal rounds with and without the unit, so that noise determined by the round's number cancels."""
+    """Detect noise that follows from the round's number, by the same rounds with and without the unit."""
     if not isinstance(mechanism, ByRound):
         return []
     try:
@@ -390,12 +390,12 @@ def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
 
 
 SEEDS, FIRST = 1 << 14, 16
-"""Number of seeds tried, from 0, and number of first values that do not depend on the length of the draw."""
+"""Number of seeds that are tried, from 0, and number of first values that are compared."""
 
 
 @cache
 def _streams(number: int) -> torch.Tensor:
-    """Draw the first normal values (3 S, number) of each generator and seed, with norm 1."""
+    """Return the first normal values (3 S, number) of three kinds of generators for S seeds, scaled to norm 1."""
     drawn, generator, legacy = list[np.ndarray](), torch.Generator(), np.random.RandomState()  # reused: slow to make
     for seed in range(SEEDS):
         legacy.seed(seed)
@@ -405,9 +405,9 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Compare the noise of the first calls with PyTorch's and NumPy's first draws after small seeds.
+    """Detect noise from generators with small seeds, by comparison with PyTorch's and NumPy's first values.
 
-    A generator seeded once explains at most one call; each explained call was seeded by itself.
+    At least four calls must be explained, since a generator that is seeded once explains one.
     """
     if isinstance(mechanism, ManyAtOnce):
         return []
@@ -426,14 +426,14 @@ def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
 
 
 MOST_UNCHANGED = 0.5
-"""Mean number of unchanged values of a release above which this is named as a reason."""
+"""Mean number of unchanged values above which they are given as the reason."""
 
 BEYOND = 1.1
-"""Factor by which a measured norm must exceed the claimed one to be named as a reason."""
+"""Least ratio of a measured to a claimed norm to be given as the reason."""
 
 
 def _reason(claim: Claim, found: Pilot, drawn: Drawn, bare: Sequence[Uncovered], clip_norm: float | None) -> str:
-    """Return the fact that disagrees with the claim, to follow "because"; empty if none stands out."""
+    """Return a phrase for "because ..." on what disagrees with the claim; empty if unknown."""
     if bare and (bare[0].moved or drawn.unchanged < MOST_UNCHANGED):
         return bare[0].reason
     if drawn.unchanged >= MOST_UNCHANGED:

@@ -1,4 +1,4 @@
-"""Defenses of this package as mechanisms: their statements, and functions to draw from."""
+"""Checks of the privacy that this package's defenses claim."""
 
 from dataclasses import replace
 
@@ -17,9 +17,9 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
 def on_defense(defense: Defense, asked: DpCheckRequest, *, elements: int | None = None) -> list[ClaimVerdict]:
-    """Recompute and test the privacy of ``defense``: its upload, or one step of DP-SGD.
+    """Return verdicts on the privacy of ``defense``, recomputed and tested on its upload or one step of DP-SGD.
 
-    ``elements`` is the number of an update's elements, if ``asked`` has the shapes of a part.
+    ``elements`` is the number of an update's elements, if ``asked`` has the shapes of only some tensors.
     """
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
     facts = Facts(
@@ -49,7 +49,7 @@ def on_defense(defense: Defense, asked: DpCheckRequest, *, elements: int | None 
 
 
 def _by_composition(defense: Defense, asked: DpCheckRequest, elements: int | None) -> Recomputed | None:
-    """Return the epsilon of NVFlare's sparse vector technique for an update of the asked shapes, if that is all."""
+    """Return the epsilon of ``svt`` for an update, if the defense is nothing else, or ``None``."""
     parts = [part for part in defense.parts if isinstance(part.effect, SparseVector)]
     if len(parts) != 1 or len(defense.parts) != 1:
         return None
@@ -65,7 +65,7 @@ def _by_composition(defense: Defense, asked: DpCheckRequest, elements: int | Non
 
 
 def clip_norm_of(defense: Defense) -> float | None:
-    """Return the l2 norm to which ``defense`` clips one unit's contribution; ``None`` if it does not clip."""
+    """Return the l2 norm to which ``defense`` clips a unit's contribution; ``None`` if it does not clip."""
     for effect in (part.effect for part in defense.parts):
         clip = effect.clip if isinstance(effect, Noise) and not isinstance(effect, ClippedExamples) else effect
         if isinstance(clip, Clipped | ClippedExamples) and clip.norm:
@@ -74,7 +74,7 @@ def clip_norm_of(defense: Defense) -> float | None:
 
 
 def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:
-    """Build one step on four examples, times four, with a canary or an example without gradient among them."""
+    """Return DP-SGD's noised gradient sum of four examples as a mechanism, and two batches that differ in one."""
     rng = derive_generator(seed, "dp_check", "examples")
     model = nn.Linear(8, 4, bias=False)
     nn.init.zeros_(model.weight)  # every class is as likely, so that no example's gradient vanishes

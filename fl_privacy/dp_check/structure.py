@@ -1,4 +1,4 @@
-"""Detection of content without fresh noise: constant directions, repeated values, known seeds; no limit by draws."""
+"""Detection of parts of a release without fresh noise, such as constant directions and repeated values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
@@ -14,21 +14,26 @@ from fl_privacy.measure.intervals import binomial_lower
 from fl_privacy.rng import derive_generator
 
 MOST_ELEMENTS = 1 << 22
-"""Most values of draws on one neighbor held at once."""
+"""Most values of draws on one neighbor that are kept."""
 
 MOST_COLUMNS = 1 << 17
-"""Most values held of a release; of a larger one, the first of each array."""
+"""Most values kept of one release; of a larger release, the first of each array."""
 
 NUDGE = 1e-2
-"""Relative change of an input's values that tests whether the release follows."""
+"""Relative change of an input that tests whether the release follows."""
 
 FOLLOWS = 0.1
-"""Largest effect of a nudge relative to the unit's; values with few levels jump by more."""
+"""Largest change of the release by a nudge, relative to that by the unit; values with few levels change more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Uncovered:
-    """Output without fresh noise that the unit moves by ``moved`` (l2; 0 if unknown); ``reason`` follows "because"."""
+    """Part of a release without fresh noise.
+
+    Attributes:
+        reason: phrase that follows "because".
+        moved: l2 distance by which the unit moves it; 0 if unknown.
+    """
 
     reason: str
     arrays: tuple[str, ...]
@@ -37,7 +42,7 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Draws (n, d) on each neighbor, kept for inspection; ``taken`` (d,) are their indices in an output."""
+    """Draws (n, d) on each neighbor; ``taken`` (d,) are the indices of the kept values in a release."""
 
     first: Tensor
     second: Tensor
@@ -56,7 +61,7 @@ class HeldDraws:
 
     @cached_property
     def constant(self) -> Tensor:
-        """Return the values (d,) that vary only by rounding on either neighbor."""
+        """Return booleans (d,), true for values that vary only by rounding on each neighbor."""
         largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))
         near = [ROUNDING * rows[0].abs().clamp_min(1e-3 * largest) for rows in (self.first, self.second)]
         sides = zip((self.first, self.second), near, strict=True)
@@ -67,7 +72,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Draw a quarter of ``draws`` on either neighbor, or as many as memory allows."""
+    """Draw a quarter of ``draws``, or as many as memory allows, on each neighbor, and keep them."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -92,10 +97,10 @@ def _held(mechanism: Mechanism, given: Any, number: int, taken: Tensor) -> Tenso
 def uncovered(
     mechanism: Mechanism, pair: Neighbors, held: HeldDraws, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
-    """Search for content that noise does not cover, and confirm it by fresh draws.
+    """Return parts of the release that have no fresh noise, confirmed by fresh draws.
 
-    A direction counts if fresh draws are constant along it, distinguish the neighbors by far, and follow a slight
-    change of the input. Events rarer than the claim's ``delta`` are allowed.
+    A direction counts if fresh draws are constant along it, differ between the neighbors, and follow a slight change of
+    the input. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0
@@ -136,11 +141,11 @@ def _confirmed(direction: Tensor, held: HeldDraws, fresh: HeldDraws, after: Tens
 
 
 Found = tuple[str, Tensor]
-"""Reason, and a direction (d,) along which the held draws do not vary."""
+"""Reason, and a direction (d,) along which the draws do not vary."""
 
 
 def _coarse(held: HeldDraws) -> list[Uncovered]:
-    """Return the arrays whose noise is rounded to fewer bits than the update, whose last bits show."""
+    """Return the arrays whose noise has fewer bits than the update, so that the update's last bits are visible."""
     for kind in (torch.bfloat16, torch.float16, torch.float32):
         first, second = (rows.to(kind).to(rows.dtype) == rows for rows in (held.first, held.second))
         found = ~held.constant & second.all(0) & (first.double().mean(0) < 0.5)
@@ -175,7 +180,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _shared(held: HeldDraws) -> list[Found]:
-    """Find groups of values with the same noise up to a factor, and combinations in which it cancels."""
+    """Return the combination of values in which noise cancels, if several values have the same noise up to a factor."""
     varying = ~held.constant
     if int(varying.sum()) < 2:
         return []
@@ -223,7 +228,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield sums in words, and for each value (d,) the number of its sum, -1 for none."""
+    """Yield descriptions of sums that may have no noise, and for each value (d,) the index of its sum, or -1."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():
@@ -309,11 +314,11 @@ def _again(held: HeldDraws, after: Tensor, repeated: Mapping[str, Tensor], delta
 
 
 MOST_LOOKED_AT = 64
-"""Most values of an array searched for atoms, those that the unit moves most."""
+"""Most values of an array that are searched for atoms (repeated values), those that the unit moves most."""
 
 
 FEWEST_REPEATS = 5
-"""Least repetitions of an atom, since single precision repeats values by chance."""
+"""Least number of repetitions of an atom."""
 
 
 def _atoms(rows: Tensor, column: int) -> np.ndarray:
@@ -333,7 +338,7 @@ def _levels(held: HeldDraws) -> dict[str, dict[int, np.ndarray]]:
 
 
 def _between_levels(held: HeldDraws, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
-    """Return the arrays whose atoms follow a slight change of the input: they are the update itself."""
+    """Return the arrays whose atoms follow a slight change of the input, and so are the update itself."""
     names = []
     for name, columns in levels.items():
         follow = []
@@ -362,12 +367,12 @@ def _opposite(held: HeldDraws) -> list[Uncovered]:
 
 
 def _alike(rows: Tensor, largest: Tensor) -> float:
-    """Return the share of ``rows`` (n, d) equal to their median, up to rounding."""
+    """Return the share of ``rows`` (n, d) that equal their median up to rounding."""
     return float(((rows - rows.median(0).values).abs() <= ROUNDING * largest).all(1).double().mean())
 
 
 def _nudged(given: Any, rng: torch.Generator) -> Any:
-    """Change each value of an input by about a hundredth; ``None`` if it has no such values."""
+    """Return an input with each floating-point value changed by about 1 %; ``None`` without such values."""
     if isinstance(given, Tensor):
         changed = given * (1 + NUDGE * torch.randn(given.shape, generator=rng).to(given.device))
         return changed.to(given.dtype) if given.is_floating_point() else None
@@ -382,7 +387,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 
 
 def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
-    """Return the direction (d,) that best distinguishes neighbors by covariance, if far better than ``known``."""
+    """Return the direction (d,) in which noise hides the unit least; ``None`` if ``known`` is about as good."""
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()
     varying = ~held.constant
@@ -402,4 +407,4 @@ def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
 
 
 MORE = 1.7
-"""Factor by which a direction's squared separation must exceed that of the neighbors' difference."""
+"""Least ratio of that direction's squared separation to that of the neighbors' difference."""

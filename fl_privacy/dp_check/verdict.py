@@ -1,4 +1,4 @@
-"""Verdict on a claim of differential privacy: contradicted, not supported, or not contradicted; never true."""
+"""Verdict on a claim of differential privacy; no test shows that a claim is true."""
 
 import math
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from fl_privacy.dp_check.claims import Claim, Recomputed, Unit
 from fl_privacy.dp_check.mechanism import ACCUSATION, MechanismCheck, doubt_in_words, shown_epsilon
 
 TOLERANCE = 1.01
-"""Factor by which a recomputed epsilon must exceed the claim to disagree."""
+"""Least ratio of a recomputed epsilon to the claimed one that counts as disagreement."""
 
 OWNED = {"client": "each client's data", "example": "each single record"}
-"""Unit of a claim -> protected data, in a data protection officer's words."""
+"""Unit of a claim -> protected data, in words for pages."""
 
 
 class Status(StrEnum):
     """Status of a claim.
 
     Attributes:
-        CONTRADICTED: a test or the figures themselves show that it is false.
-        DOUBTED: a test's lower bound lies above it, without the confidence to call it false.
-        UNSUPPORTED: it follows from the statements only under an unstated or wrong assumption.
-        OPEN: it was tested, and nothing contradicts it.
-        UNTESTED: figures of the claim agree, and no test could have contradicted it.
+        CONTRADICTED: a test, or its own figures, show that the claim is false.
+        DOUBTED: a test's lower bound exceeds the claim, without the confidence to call it false.
+        UNSUPPORTED: the claim follows from the stated facts only under an unstated or wrong assumption.
+        OPEN: the claim was tested, and nothing contradicts it.
+        UNTESTED: no test could have contradicted the claim.
         UNCLAIMED: nobody states an epsilon.
     """
 
@@ -39,7 +39,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
-    """A claim with all evidence; ``subject`` names its source, ``notes`` say what it does not cover."""
+    """Claim with all evidence; ``subject`` names its source, ``notes`` are sentences on what it does not cover."""
 
     subject: str
     claim: Claim | None
@@ -69,7 +69,7 @@ class ClaimVerdict:
 
     @property
     def grounds(self) -> tuple[str, ...]:
-        """Return the evidence that contradicts the claim; an estimate is none."""
+        """Return the names of the evidence that contradicts the claim."""
         if self.claim is None:
             return ()
         found = {

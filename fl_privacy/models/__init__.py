@@ -1,4 +1,4 @@
-"""Models by import path; any other ``torch.nn.Module`` also works."""
+"""Models of this package; any other ``torch.nn.Module`` also works."""
 
 from typing import TYPE_CHECKING
 

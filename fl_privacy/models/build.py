@@ -1,4 +1,4 @@
-"""Building, checking and normalizing a model of any class or factory."""
+"""Building and checking of models, and input normalization."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ from fl_privacy.types.schema import Schema, schema_of
 def build_model(
     factory: Callable[..., nn.Module], *, seed: int, in_channels: int, image_size: int, num_classes: int, **options: Any
 ) -> nn.Module:
-    """Run ``build_fitting`` for square images."""
+    """Build a model for square images; see ``build_fitting``."""
     facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     return build_fitting(factory, facts, seed=seed, **options)
 
@@ -28,15 +28,15 @@ def build_model(
 def build_fitting(
     factory: Callable[..., nn.Module], architecture: Mapping[str, Any], *, seed: int, **options: Any
 ) -> nn.Module:
-    """Build a model with values that depend on ``seed`` alone, without affecting global random streams.
+    """Build a model with initial values that depend only on ``seed``; global random streams are not affected.
 
     ``UserError`` if an argument is unknown or missing, the model is for other examples, or the result is not a module.
 
     Args:
         factory: class or function that returns a module, or a ``functools.partial`` of one.
-        architecture: properties of the examples, for arguments of ``factory`` with these names.
-        options: further arguments of ``factory``; unknown ones raise. ``init``, ``mean`` and ``std`` (one number a
-            channel) work for all models; ``lora_rank`` and ``lora_alpha`` add adapters to a text model.
+        architecture: properties of the examples; ``factory`` gets those that it has arguments for.
+        options: further arguments of ``factory``. All models also take ``init``, ``mean`` and ``std`` (a number per
+            channel); text models take ``lora_rank`` and ``lora_alpha`` for adapters.
     """
     arguments: tuple[Any, ...] = ()
     if isinstance(factory, functools.partial):
@@ -78,7 +78,7 @@ def build_fitting(
 
 @torch.no_grad()
 def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
-    """Run a copy of ``model`` on texts of ``length`` tokens; ``UserError`` if it can't take them or gives no logits."""
+    """Raise ``UserError`` unless ``model`` takes texts of ``length`` tokens and returns logits."""
     name = type(model).__name__
     if not isinstance(model, text_model.TextModel):
         raise UserError(
@@ -92,11 +92,13 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
             f"Model {name} does not take texts of {length} tokens: {reason_of(error)}; set data.max_length."
         ) from error
     if got not in ((2, num_classes), (2, num_classes, length)):
-        raise UserError(f"Model {name} is expected to return logits of {num_classes} classes, but got {got}.")
+        raise UserError(
+            f"Model {name} is expected to return logits of {num_classes} classes, but got {got}; change its last layer."
+        )
 
 
 def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
-    """Run ``check_model`` on two rows, and return ``model`` with the ``schema`` of its rows."""
+    """Return ``model`` with the ``schema`` of its rows, after ``check_model``."""
     check_model(model, (schema.width,), num_classes, ROWS)
     if schema_of(model) is None:
         model.schema = schema  # type: ignore[assignment]
@@ -104,7 +106,7 @@ def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, modality: Modality = IMAGES) -> None:
-    """Run a copy of ``model`` on zeros of ``input_shape`` (C, H, W); ``UserError`` unless it gives logits (B, K)."""
+    """Raise ``UserError`` unless ``model`` takes inputs of ``input_shape`` (C, H, W) and returns logits (B, K)."""
     name, what = type(model).__name__, f"{modality.one}s"
     shape = "x".join(map(str, input_shape))
     with torch.no_grad(), blamed_on(f"Model {name}, shown two {what} of {shape},"):
@@ -134,12 +136,12 @@ class _Hook:
 
 
 def normalized(model: nn.Module, normalization: Normalization) -> nn.Module:
-    """Copy ``model`` to normalize images in [0, 1] first; parameters keep their names."""
+    """Return a copy of ``model`` that normalizes its input images first; parameters keep their names."""
     wrapped = copy.deepcopy(model)
     wrapped.register_forward_pre_hook(_Hook(normalization))
     return wrapped
 
 
 def normalization_of(model: nn.Module) -> Normalization | None:
-    """Return the normalization added by ``normalized``, if any."""
+    """Return the normalization that ``normalized`` added to ``model``, or ``None``."""
     return next((h.normalization for h in model._forward_pre_hooks.values() if isinstance(h, _Hook)), None)

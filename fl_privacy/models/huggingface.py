@@ -1,4 +1,4 @@
-"""Encoders and decoders of Hugging Face's transformers with a classifier or language head, and low-rank adapters."""
+"""Text models of Hugging Face's transformers, and low-rank adapters."""
 
 import copy
 import importlib
@@ -18,15 +18,15 @@ from fl_privacy.models.text_model import TextModel, last_state
 _ENTERED = re.compile(
     r"(query|key|value|[qkv]_proj|[qkv]_lin|c_attn|query_key_value|qkv_proj|Wqkv|in_proj|SelfAttention\.[qkv])$"
 )
-"""Names of the linear layers that a block's input enters."""
+"""Names of the linear layers of queries, keys and values."""
 
 
 class HuggingFaceText(TextModel):
-    """Network of transformers as a :class:`TextModel`.
+    """Network of the package transformers as a :class:`TextModel`.
 
     Args:
-        network: ``AutoModel``, or ``AutoModelForCausalLM`` for next tokens.
-        num_classes: K of the classifier on the state of the first token, in a decoder of the last.
+        network: network of ``AutoModel``, or of ``AutoModelForCausalLM`` for next tokens.
+        num_classes: number of classes K; the classifier takes the state of the first token, or the last in a decoder.
         next_token: ``True`` if each next token is predicted.
     """
 
@@ -73,7 +73,7 @@ class HuggingFaceText(TextModel):
 
 
 class HuggingFaceClassifier(HuggingFaceText):
-    """Classifier of texts of transformers (``AutoModelForSequenceClassification``), with its own head."""
+    """Text classifier of transformers (``AutoModelForSequenceClassification``) with its own head."""
 
     def __init__(self, network: Any) -> None:
         super().__init__(network, num_classes=network.config.num_labels, next_token=True)
@@ -92,16 +92,16 @@ def hugging_face(
     pretrained: bool = True,
     peft: Mapping[str, Any] | None = None,
 ) -> HuggingFaceText:
-    """Load a model of the Hugging Face hub, or of a local folder.
+    """Return a model of the Hugging Face hub or of a local folder.
 
     ``UserError`` if transformers or peft is missing or refuses its settings, there is no such model, or the data have
     another tokenizer.
 
     Args:
-        vocabulary_size: tokens of the data, which must use the model's tokenizer (``data.tokenizer``).
+        vocabulary_size: number of tokens of the data, which must use the model's tokenizer (``data.tokenizer``).
         next_token: ``True`` if each next token is predicted.
-        name: name on the hub, or a folder with ``config.json``.
-        pretrained: ``True`` takes its weights; otherwise new ones of its architecture.
+        name: name of the model on the hub, or a folder with ``config.json``.
+        pretrained: ``True`` loads the weights, ``False`` draws new ones.
         peft: settings of adapters for ``peft.get_peft_config``, or ``None``: ``peft_type`` (LORA by default), ``r``,
             ``lora_alpha``, ``target_modules`` ...
     """
@@ -116,7 +116,7 @@ def hugging_face(
             network = kind.from_config(settings, attn_implementation="eager", trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise UserError(
-            f"model.name={name} can't be had from Hugging Face: {reason_of(error)}; check the name."
+            f"model.name={name} is expected at Hugging Face, but can't be loaded: {reason_of(error)}; check the name."
         ) from error
     tokens = network.get_input_embeddings().num_embeddings
     if vocabulary_size > tokens:
@@ -138,11 +138,11 @@ def _library(name: str, needed: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"{needed}, which is missing; run `pip install 'fl-privacy[text]'`.") from error
+        raise UserError(f"{needed}, but it is not installed; run `pip install 'fl-privacy[text]'`.") from error
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
-    """Return the row of ``positions`` of a text's first token: the first with a gradient, else 0."""
+    """Return the row of ``positions`` for a text's first token: the first row with a gradient, else 0."""
     inner, training, trained = _inner(network), network.training, positions.requires_grad
     network.eval()
     positions.requires_grad_()
@@ -178,16 +178,16 @@ _PARTS_OF_ADAPTERS = (
     *("ia3_*", "vera_lambda_*", "prompt_encoder.*", "modules_to_save.*"),
 )
 ADAPTED = (*(f"*.{part}" for part in _PARTS_OF_ADAPTERS), "classifier.*", "head.*", "decoder.*")
-"""Patterns of trained and uploaded parameters of a model with adapters: these and its head."""
+"""Name patterns of the trained and uploaded parameters of a model with adapters: adapters and head."""
 
 _TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "query_key_value", "qkv_proj", "Wqkv")
 _PARTS = ("SelfAttention.q", "SelfAttention.v")
 
 
 class Adapted(nn.Module):
-    """Layer with an adapter (LoRA, Hu et al. 2022): ``base(x) + alpha / rank * B A x``.
+    """Layer with a LoRA adapter (Hu et al. 2022): ``base(x) + alpha / rank * B A x``.
 
-    A is drawn like PyTorch's linear layers, B is zero, so that the initial outputs are unchanged.
+    A is initialized like PyTorch's linear layers, B is zero, so that the initial outputs are unchanged.
     """
 
     def __init__(self, base: nn.Module, *, inputs: int, outputs: int, rank: int, alpha: float) -> None:
@@ -203,16 +203,16 @@ class Adapted(nn.Module):
 
 
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
-    """Copy ``model`` with adapters on the queries and values of its attention, like ``peft``.
+    """Return a copy of ``model`` with adapters on the queries and values of its attention, like ``peft``.
 
     A joint layer of queries, keys and values gets one adapter. ``UserError`` if the model has no such layer.
 
     Args:
-        rank: r, at least 1 and below the width.
-        alpha: numerator of the scale alpha / r; ``None`` is 2 r.
+        rank: rank r of the adapters, at least 1 and below the width.
+        alpha: numerator of the scale alpha / r; ``None`` takes 2 r.
     """
     if not isinstance(model, TextModel):
-        raise UserError("model.lora_rank is expected with a model of text, but this is of images; leave it out.")
+        raise UserError("model.lora_rank is expected with a text model, but got another; leave it out.")
     whole("model.lora_rank", rank, at_least=1, at_most=model.words.embedding_dim - 1, example=8)
     alpha = 2.0 * rank if alpha is None else alpha
     number("model.lora_alpha", alpha, above=0, example=16.0)
@@ -220,7 +220,7 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
     owners = [name.removesuffix(".weight") for block in model.attention_weights for name in block]
     chosen = [name for name in owners if name.endswith(_PARTS) or name.rpartition(".")[2] in _TARGETS]
     if not chosen:
-        raise UserError("model.lora_rank is expected with a model that has queries and values, but none is known here.")
+        raise UserError("model.lora_rank is expected with known queries and values, but got none; leave it out.")
     for name in chosen:
         parent, _, child = name.rpartition(".")
         base = adapted.get_submodule(name)
@@ -232,7 +232,7 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
 
 
 def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
-    """Return names of A and B of the layer of ``weight``; ``None`` without adapter."""
+    """Return the names of A and B of the adapter at the layer of ``weight``; ``None`` without an adapter."""
     owner = weight.removesuffix(".weight")
     try:
         module = model.get_submodule(owner)
@@ -245,5 +245,5 @@ def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
 
 
 def down_projection(model: nn.Module, name: str) -> Tensor:
-    """Return the values (r, d) of an adapter's A by the name of its B."""
+    """Return the values (r, d) of the A of an adapter whose B is called ``name``."""
     return model.get_parameter(name.replace(".lora_b.", ".lora_a.").replace(".lora_B.", ".lora_A.")).detach()

@@ -1,4 +1,4 @@
-"""Layers and the papers' weight initializations, by name."""
+"""Layers and initializations by name, the base class of image networks, and cuts of models at a layer."""
 
 import inspect
 import math
@@ -26,19 +26,19 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def activation(name: str) -> nn.Module:
-    """Make an activation layer, one of ``ACTIVATIONS``."""
+    """Return a layer of the activation ``name``, one of ``ACTIVATIONS``."""
     checks.one_of("model.activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]()
 
 
 def pooling(name: str, size: int = 2) -> nn.Module:
-    """Make a pooling of ``size`` by ``size`` pixels: ``max`` or ``avg``."""
+    """Return a pooling layer of ``size`` by ``size`` pixels: ``max`` or ``avg``."""
     checks.one_of("model.pooling", name, ("max", "avg"))
     return nn.MaxPool2d(size) if name == "max" else nn.AvgPool2d(size)
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Batch norm without the counter of batches, an integer buffer that clients could not average."""
+    """Batch norm without the counter of batches, an integer buffer that a server could not average."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features)
@@ -53,7 +53,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 def norm_2d(name: str, channels: int) -> nn.Module:
-    """Make a normalization of (B, channels, H, W) maps; ``group`` makes up to 32 groups (Wu and He, 2018)."""
+    """Return a normalization of (B, channels, H, W); ``group`` has up to 32 groups (Wu and He, 2018)."""
     checks.one_of("model.norm", name, ("batch", "group", "none"))
     if name == "batch":
         return BatchNorm2d(channels)
@@ -68,9 +68,9 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 class InputNormalization(nn.Module):
-    """``(x - mean) / std`` by channel (C,), or by a single value for all channels, for images in [0, 1].
+    """Normalization ``(x - mean) / std`` of images, with a value for each channel or one for all.
 
-    The constants are neither parameters nor buffers, hence never exchanged.
+    The constants are neither parameters nor buffers, and so never exchanged.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -89,7 +89,7 @@ class InputNormalization(nn.Module):
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
-    """Make an ``InputNormalization``, or the identity without ``mean`` and ``std``."""
+    """Return an ``InputNormalization``, or the identity without ``mean`` and ``std``."""
     if mean is None and std is None:
         return nn.Identity()
     mean, std = [0.0] if mean is None else mean, [1.0] if std is None else std
@@ -114,11 +114,11 @@ class ImageArguments(TypedDict, total=False):
 
 
 class ImageNetwork(nn.Module):
-    """Network on normalized images: unless overridden, ``classifier`` of the flat ``features``.
+    """Base class of networks on normalized images: ``features``, flattened, then ``classifier``.
 
     Args:
-        mean, std: normalization of the inputs, one value or one a channel.
-        init: one of ``layers.INITIALIZERS``.
+        mean, std: normalization of the inputs, with one value or one per channel.
+        init: name of the initialization, one of ``layers.INITIALIZERS``.
     """
 
     features: nn.Module
@@ -141,19 +141,19 @@ class ImageNetwork(nn.Module):
         self.normalize: nn.Module = input_normalization(mean, std, in_channels)
 
     def __init_subclass__(cls) -> None:
-        """List the arguments that ``**image`` stands for in the signature of ``cls``."""
+        """Replace ``**image`` in the signature of ``cls`` by the arguments that it stands for."""
         common, own = (inspect.signature(each.__init__).parameters.values() for each in (ImageNetwork, cls))
         needed, optional = ([p for p in common if (p.default is p.empty) is wanted] for wanted in (True, False))
         named = {p.name: p for p in (*needed, *own, *optional) if p.kind is p.KEYWORD_ONLY}
         cls.__signature__ = inspect.Signature(list(named.values()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
+        """Return the logits (B, K) of images (B, C, H, W) in [0, 1]."""
         return cast(Tensor, self.classifier(self.features(self.normalize(inputs)).flatten(1)))
 
 
 def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
-    """Build linear layers of ``widths``, each with its activation; ``UserError`` unless these are like ``example``."""
+    """Return linear layers of ``widths``, each followed by an activation; ``UserError`` if ``widths`` is no list."""
     if not isinstance(widths, Sequence) or isinstance(widths, str):
         raise UserError(f"model.widths is expected to be a list, but got {widths}; try {example}.")
     require_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
@@ -162,7 +162,7 @@ def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example:
 
 
 def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Return ``strides`` or else ``default``; ``UserError`` unless they are whole numbers above 0."""
+    """Return ``strides``, or ``default`` for ``None``; ``UserError`` unless they are whole numbers above 0."""
     if strides is None:
         return default
     if not isinstance(strides, Sequence):  # a single stride is no list of them
@@ -186,7 +186,7 @@ def require_pixels(name: str, image_size: int, *, least: int) -> None:
 
 
 Initializer = Callable[[nn.Module, torch.Generator | None], None]
-"""(model, generator or None for torch's global one): sets the values in place."""
+"""Function (model, generator or ``None`` for PyTorch's global one) that sets the values in place."""
 
 
 def _uniform(bound: float) -> Initializer:
@@ -198,7 +198,7 @@ def _uniform(bound: float) -> Initializer:
 
 
 def _weights(fill: Callable[..., Tensor], *kinds: type[nn.Module], **options: Any) -> Initializer:
-    """Build the initializer that fills the weights of the layers of ``kinds`` and zeros their biases."""
+    """Return an initializer that applies ``fill`` to weights of layers of ``kinds``, and sets their biases to zero."""
 
     def filled(model: nn.Module, generator: torch.Generator | None) -> None:
         for layer in model.modules():
@@ -221,13 +221,13 @@ INITIALIZERS: dict[str, Initializer] = {
 
 
 def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None = None) -> None:
-    """Set the parameters of ``model`` in place; ``UserError`` for an unknown ``name``.
+    """Initialize the parameters of ``model`` in place; ``UserError`` for an unknown ``name``.
 
     Args:
-        name: ``default`` keeps PyTorch's; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5)
+        name: ``default`` keeps the values; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5)
             (DLG, Zhu et al. 2019); ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020); ``kaiming_uniform``
             (fan-in) and ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero
-            biases; ``kaiming_normal_fan_out`` sets convolutions alone (He et al. 2015), like torchvision.
+            biases; ``kaiming_normal_fan_out`` sets convolutions only (He et al. 2015), like torchvision.
     """
     checks.one_of("model.init", name, INITIALIZERS)
     INITIALIZERS[name](model, generator)
@@ -237,7 +237,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
-    """Return names of the modules that own parameters, in the order of the forward pass."""
+    """Return the names of the modules that have parameters of their own, in the order of the forward pass."""
     return _order(model, owners(model), image_shape)
 
 
@@ -253,7 +253,7 @@ def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[i
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the first layer after the last private one in the forward pass, or the second layer if nothing is private.
+    """Return the name of the layer after the last private one in the forward pass, or of the second if none is private.
 
     ``public`` are the names of the public parameters, ``image_shape`` is (C, H, W); ``UserError`` without such a layer.
     """
@@ -263,17 +263,17 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
     behind = layers[layers.index(private[-1]) + 1 :] if private else layers[1:]
     if not behind:
         raise UserError(
-            f"A model with a public layer behind the private ones is expected, but {type(model).__name__} has"
+            f"A model is expected to have a public layer behind the private ones, but {type(model).__name__} has"
             f" {', '.join(layers)}, of which {', '.join(private) or 'none'} is private; keep earlier layers private."
         )
     return behind[0]
 
 
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the module after the activation of the last private layer, or of the first layer if nothing is private.
+    """Return the name of the module after the activation of the last private layer, or of the first if none is private.
 
-    FDL-PP's private part is a layer with its activation (Gu et al. 2021, Definition 4); pooling after it is public.
-    Without a module for the activation, this is ``cut_layer``.
+    FDL-PP's private part ends with a layer's activation (Gu et al. 2021, Definition 4).
+    Without a module for the activation, it is ``cut_layer``.
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)
@@ -290,7 +290,7 @@ def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Co
 
 
 class Front(nn.Module):
-    """Front of ``model`` up to ``layer``: images (B, C, H, W) -> the input of the layer (B, ...).
+    """Part of ``model`` before ``layer``, from images (B, C, H, W) to the input (B, ...) of the layer.
 
     Parameters are called ``model.NAME``.
     """
@@ -299,8 +299,7 @@ class Front(nn.Module):
         super().__init__()
         if layer not in dict(model.named_modules()):
             raise UserError(
-                f"A module to cut the model at is expected, but {type(model).__name__} has no {layer!r};"
-                " name one that it has."
+                f"A layer of the model is expected, but {type(model).__name__} has no {layer!r}; name one that it has."
             )
         self.model, self.layer = model, layer
 
@@ -314,19 +313,19 @@ class Front(nn.Module):
         except _ReachedError as reached:
             return cast(Tensor, reached.args[0])
         raise UserError(
-            f"An image is expected to pass {self.layer} of {type(self.model).__name__}, but does not;"
+            f"{type(self.model).__name__} is expected to call {self.layer} on an image, but does not;"
             " cut the model at a module that is called."
         )
 
 
 class _ReachedError(Exception):
-    """Ends the pass at a layer; the argument is its input."""
+    """Raised at a layer to end the forward pass; the argument is the layer's input."""
 
 
 class Rest(nn.Module):
-    """Rest of ``model`` from ``layer`` on: the input of the layer (B, ...) -> logits (B, K).
+    """Part of ``model`` from ``layer`` on, from the input (B, ...) of the layer to logits (B, K).
 
-    Parameters are called ``model.NAME``. The layers before see black images (C, H, W).
+    Parameters are called ``model.NAME``. The layers before get black images (C, H, W).
     """
 
     def __init__(self, model: nn.Module, layer: str, image_shape: tuple[int, ...]) -> None:

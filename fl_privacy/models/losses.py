@@ -1,4 +1,4 @@
-"""Losses of clients: known ones by name, PyTorch's modules, and any function."""
+"""Losses of clients: by name, of PyTorch, or any function."""
 
 import copy
 import warnings
@@ -14,7 +14,7 @@ from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError, reason_of
 
 TargetKind = Literal["classes", "bits", "values"]
-"""Targets of outputs (B, K): ``classes``, one for each example; ``bits``, K binary answers; K ``values``."""
+"""Targets for outputs (B, K): one of K ``classes``, K ``bits``, or K ``values``."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,17 @@ class Loss:
     """Scalar loss of a batch.
 
     Attributes:
-        takes: ``indices``: classes (B,) alone; ``rows``: (B, K) alone; ``both``.
+        takes: form of the targets: classes (B,) as ``indices``, ``rows`` (B, K), or ``both``.
     """
 
     name: str
-    function: Callable[[Tensor, Tensor], Tensor]  # (outputs (B, K), targets) -> scalar, with targets as in ``takes``
+    function: Callable[[Tensor, Tensor], Tensor]  # function (outputs (B, K), targets) -> scalar
     targets: TargetKind = "classes"
     takes: Literal["indices", "rows", "both"] = "both"
     dtype: torch.dtype | None = None  # only type that ``function`` supports; ``None`` for any
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar loss for classes (B,) or rows (B, K); classes become rows if needed."""
+        """Return the scalar loss of outputs (B, K) for classes (B,) or rows (B, K); classes become rows if needed."""
         if self.takes == "rows" and not labels.is_floating_point():
             classes = torch.arange(outputs.shape[1], device=labels.device)
             labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # vmap forbids one_hot
@@ -40,11 +40,11 @@ class Loss:
         return self.function(given, labels.to(given.dtype) if labels.is_floating_point() else labels).to(outputs.dtype)
 
     def answers(self, labels: Tensor) -> Tensor:
-        """Return classes (...) of rows (..., K) of class probabilities; other labels unchanged."""
+        """Return the classes (...) of class probabilities (..., K); other labels are unchanged."""
         return labels.argmax(-1) if labels.is_floating_point() and self.targets == "classes" else labels
 
     def expected(self, outputs: Tensor) -> Tensor:
-        """Return the soft targets of outputs (..., K) of optimized labels."""
+        """Return the targets (..., K) that outputs (..., K) predict, such as class probabilities."""
         if self.targets == "classes":
             return outputs.softmax(-1)
         return outputs.sigmoid() if self.targets == "bits" else outputs
@@ -53,7 +53,7 @@ class Loss:
 CROSS_ENTROPY = Loss("cross entropy", F.cross_entropy)  # mean over the batch, by softmax
 
 BINARY_CROSS_ENTROPY = Loss("binary cross entropy", F.binary_cross_entropy_with_logits, targets="bits", takes="rows")
-"""Mean over batch and outputs, by sigmoids."""
+"""Mean binary cross entropy of sigmoids, over batch and outputs."""
 
 SQUARED_ERROR = Loss("squared error", F.mse_loss, targets="values", takes="rows")  # mean over batch and outputs
 NAMED_LOSSES = {"cross_entropy": CROSS_ENTROPY, "bce": BINARY_CROSS_ENTROPY, "mse": SQUARED_ERROR}
@@ -68,24 +68,24 @@ _TARGETS: dict[TargetKind, tuple[object, ...]] = {
         *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
     ),
 }
-"""Losses of PyTorch, modules and functions, by the kind of their targets."""
+"""Kind of targets -> PyTorch's losses with such targets."""
 
 LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
-"""A name of ``NAMED_LOSSES``, a loss of PyTorch with its options, or a function (outputs (B, K), labels) -> scalar."""
+"""Name in ``NAMED_LOSSES``, loss of PyTorch, or function (outputs (B, K), labels) -> scalar."""
 
 _PLAIN: tuple[object, ...] = (F.cross_entropy, F.nll_loss)  # ``nll_loss`` of log probabilities is their cross entropy
 
 _TINY_TRIAL = 2
-"""Number of trial examples of an unknown function; one more if there are as many outputs, which would broadcast."""
+"""Number of examples in the trial of an unknown function."""
 
 
 def is_plain(loss: Loss) -> bool:
-    """Return ``True`` for the mean cross entropy without options."""
+    """Return ``True`` if ``loss`` is the mean cross entropy without options."""
     return loss is CROSS_ENTROPY
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Return the loss ``given``, on device and dtype of ``like``; ``UserError`` unless it is scalar for K outputs."""
+    """Return ``given`` as a ``Loss`` on the device of ``like``; ``UserError`` unless it is a scalar for K outputs."""
     if isinstance(given, Loss):
         return given
     if isinstance(given, str):
@@ -96,7 +96,7 @@ def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
     if plain or given in _PLAIN:
         return CROSS_ENTROPY
     if not callable(given) or isinstance(given, type):
-        got = f"the class {given.__name__}; call it" if isinstance(given, type) else f"{given!r}"
+        got = f"the class {given.__name__}; call it" if isinstance(given, type) else f"{given!r:.80}; try bce"
         raise UserError(f"loss is expected to be a name or a function (outputs, labels) -> scalar, but got {got}.")
     return _tried(given, num_classes, like)
 
@@ -139,7 +139,7 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
 
 
 def _of_one_output(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, name: str, of_rows: str | None) -> Loss:
-    """Return the loss of a model with one output, with targets (B, 1), or (B,) for the function."""
+    """Return the loss of a model with one output, whose function takes targets (B, 1) or (B,)."""
 
     def flat(made: Tensor, targets: Tensor) -> Tensor:
         return given(made, targets.squeeze(1))

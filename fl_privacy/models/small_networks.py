@@ -23,15 +23,15 @@ from fl_privacy.models.layers import (
 
 
 class LeNet(ImageNetwork):
-    """LeNet of "Deep Leakage from Gradients" (Zhu et al., 2019): three 5x5 convolutions with 12 channels.
+    """LeNet of "Deep Leakage from Gradients" (Zhu et al., 2019): three 5x5 convolutions, a linear layer.
 
-    As published it is ``activation="sigmoid", init="uniform_0.5"``. Any image size and number of channels fit.
-    SAPAG's "LeNet-5" is ``strides=(1, 1, 1, 1)``.
+    As published it has ``activation="sigmoid", init="uniform_0.5"``. Any image size and number of channels fit.
+    SAPAG's "LeNet-5" has ``strides=(1, 1, 1, 1)``.
 
     Args:
         activation: function after each convolution, one of ``layers.ACTIVATIONS``.
         width: channels of each convolution.
-        strides: one for each convolution; the class's own if ``None``.
+        strides: stride of each convolution; ``None`` takes those of the class.
     """
 
     default_strides: ClassVar[tuple[int, ...]] = (2, 2, 1)
@@ -62,16 +62,16 @@ class LeNet(ImageNetwork):
 class DLNet(LeNet):
     """DLNet of "Rethinking Privacy Preserving Deep Learning" (SPN, Fan et al., 2020): LeNet with a fourth convolution.
 
-    As published it is ``activation="sigmoid", init="uniform_0.3"`` (tanh for SVHN).
+    As published it has ``activation="sigmoid", init="uniform_0.3"`` (tanh for SVHN).
     """
 
     default_strides = (2, 2, 1, 1)
 
 
 class LeNet5(ImageNetwork):
-    """LeNet of FDL-PP (Gu et al., 2021, Table 2): convolutions 6, 16 and 120 of 5x5, then linear 84 and K.
+    """LeNet of FDL-PP (Gu et al., 2021, Table 2): 5x5 convolutions with 6, 16 and 120 filters, then linear 84 and K.
 
-    2x2 pooling follows the first two convolutions; only the first pads. Images from 28x28 fit.
+    Pooling of 2x2 follows the first two convolutions; only the first one pads. Images from 28x28 fit.
 
     Args:
         activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
@@ -99,7 +99,7 @@ class LeNet5(ImageNetwork):
 
 
 class MLP(ImageNetwork):
-    """Multilayer perceptron on the pixels. Any image size and number of channels fit.
+    """Multilayer perceptron on the pixels, for any image size and number of channels.
 
     Args:
         widths: widths of the hidden layers.
@@ -120,19 +120,19 @@ class MLP(ImageNetwork):
 
 
 Block = tuple[tuple[int, ...], int, bool]
-"""Relative widths of its convolutions, their kernel size, and ``True`` if pooling follows."""
+"""Relative widths of a block's convolutions, their kernel size, and ``True`` if pooling follows."""
 
 
 class BlockNetwork(ImageNetwork):
-    """Network of convolutional ``blocks``, defined by subclasses.
+    """Network of convolutional ``blocks``, which subclasses define.
 
     Args:
-        width: unit of the blocks' widths.
-        hidden: outputs of the first linear layer; ``None`` leaves one linear layer.
+        width: number of channels by which the blocks' relative widths are multiplied.
+        hidden: outputs of the first of two linear layers; ``None`` has one linear layer.
         activation: function after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
         pooling: ``max`` as published, or ``avg``.
         norm: normalization before each convolution's activation: ``batch``, ``group`` or ``none``.
-        last_scale: initial scale of the last normalization; below 1 it prevents divergence at larger steps.
+        last_scale: initial scale of the last normalization; values below 1 prevent divergence.
 
     Raises:
         UserError: the images are too small, a number is not positive, or ``last_scale`` has no normalization to scale.
@@ -189,7 +189,7 @@ class BlockNetwork(ImageNetwork):
 class AlexNet(BlockNetwork):
     """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
 
-    ``width`` is the first convolution's number of channels; the others are 3, 6, 4 and 4 times as wide. FDL-PP has
+    ``width`` is the first convolution's number of channels; the others have 3, 6, 4 and 4 times as many. FDL-PP has
     ``hidden=None``, a single linear layer 4096 -> K. Images from 8x8 fit.
     """
 
@@ -199,8 +199,8 @@ class AlexNet(BlockNetwork):
 class VGG16(BlockNetwork):
     """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
 
-    As published it is ``norm="group"``. Pooling follows the first, second and last block, so that 32x32 images give
-    8192 inputs of the first linear layer, not the table's 4096. ``width`` is the first block's number of channels.
+    As published it has ``norm="group"``. Pooling follows the first, second and last block, so that 32x32 images give
+    8192 inputs of the first linear layer, not the table's 4096. ``width`` is the number of channels of the first block.
     Images from 8x8 fit.
     """
 
@@ -210,7 +210,7 @@ class VGG16(BlockNetwork):
 class ConvNet(BlockNetwork):
     """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
 
-    Channels are 1, 2, 2, then five times 4 times ``width``; as published, 64 and batch norm. Images from 9x9 fit.
+    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images from 9x9 fit.
 
     Args:
         width: channels of the first convolution.
@@ -228,7 +228,7 @@ class ConvNet(BlockNetwork):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut, projected by a 1x1 convolution if the shape changes."""
+    """Residual block: two 3x3 convolutions, and a shortcut with a 1x1 convolution if the shape changes."""
 
     def __init__(self, inner: int, outer: int, *, stride: int, norm: str, activation: str) -> None:
         super().__init__()
@@ -249,15 +249,15 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(ImageNetwork):
-    """ResNet-18 for small images: a 3x3 stem without pooling and four stages of two basic blocks.
+    """ResNet-18 for small images: a 3x3 convolution without pooling, and four stages of two basic blocks.
 
-    Any image size fits. DLG's and SAPAG's variant is ``activation="sigmoid", strides=(1, 1, 1, 1)``.
+    Any image size fits. DLG and SAPAG have ``activation="sigmoid", strides=(1, 1, 1, 1)``.
 
     Args:
-        width: channels of the first stage; each stage doubles them.
-        norm: ``batch``, ``group`` or ``none``.
-        activation: one of ``layers.ACTIVATIONS``.
-        strides: one for each stage; the class's own if ``None``.
+        width: channels of the first stage; each later stage has twice as many.
+        norm: normalization after each convolution: ``batch``, ``group`` or ``none``.
+        activation: name of the activation, one of ``layers.ACTIVATIONS``.
+        strides: stride of each stage; ``None`` takes those of the class.
     """
 
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
@@ -311,7 +311,7 @@ class ResNet34(ResNet18):
 
 
 class ResNet20(ResNet18):
-    """ResNet-20, three stages of three blocks: ResNet20-4 of "Inverting Gradients"; He et al. have ``width=16``."""
+    """ResNet-20: three stages of three blocks, as ResNet20-4 in "Inverting Gradients"; He et al. have ``width=16``."""
 
     blocks = (3, 3, 3)
     default_strides = (1, 2, 2)

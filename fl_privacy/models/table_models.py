@@ -1,4 +1,4 @@
-"""Networks on the rows of a table."""
+"""Networks for the rows of a table."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -12,10 +12,10 @@ from fl_privacy.types.schema import Schema
 
 
 class TableModel(nn.Module):
-    """Network on encoded rows (B, F), with logits (B, K).
+    """Base class of networks from encoded rows (B, F) to logits (B, K).
 
     Args:
-        init: one of ``layers.INITIALIZERS``.
+        init: name of the initialization, one of ``layers.INITIALIZERS``.
     """
 
     def __init__(self, schema: Schema, num_classes: int) -> None:
@@ -25,7 +25,7 @@ class TableModel(nn.Module):
 
 
 class TableMLP(TableModel):
-    """Multilayer perceptron; TabLeak's (Vero et al. 2023) has two hidden layers of 100 with ReLU.
+    """Multilayer perceptron; the defaults are TabLeak's (Vero et al. 2023).
 
     Args:
         widths: widths of the hidden layers.
@@ -63,9 +63,9 @@ class TableLogistic(TableModel):
 
 
 class FlTabular(TableModel):
-    """Network of Flower's example fl-tabular: layers of 128 and 64 with ReLU, then one sigmoid.
+    """Network of Flower's example fl-tabular: linear layers of 128 and 64 with ReLU, then one output.
 
-    It returns the logits (0, z), whose cross entropy and gradients equal those of the example's binary cross entropy.
+    It returns the logits (0, z), whose cross entropy equals the example's binary cross entropy.
     """
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
@@ -100,8 +100,8 @@ class TableResNet(TableModel):
     """ResNet for tables (Gorishniy et al. 2021) without batch norm: a linear layer, residual blocks and a head.
 
     Args:
-        width: D of the blocks.
-        hidden: width within a block.
+        width: width D of the blocks.
+        hidden: width of the hidden layer in each block.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Interface of text models, with the properties that attacks on tokens need."""
+"""Interface of text models with the properties that attacks on tokens need, and layers of transformers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,28 +12,28 @@ from fl_privacy.types.modality import TEXTS, Modality
 
 
 class TextModel(nn.Module, ABC):
-    """Transformer on texts.
+    """Base class of transformers for texts.
 
     Inputs are token numbers (B, L) int64, padded with -1 on the right, or word embeddings (B, L, d + 1) float, whose
-    last column is 1 for a token and 0 for padding. Logits are (B, K) of the texts, or (B, K, L) of each next token.
+    last column is 1 for a token and 0 for padding. Logits are (B, K) for texts, or (B, K, L) for each next token.
     """
 
     modality: ClassVar[Modality] = TEXTS
 
     words: nn.Embedding  # token embeddings
-    causal: bool  # ``True`` if a token's state depends on earlier tokens only
-    next_token: bool = False  # ``True`` if each next token is predicted, rather than the class of the text
+    causal: bool  # ``True`` if a token's state does not depend on later tokens
+    next_token: bool = False  # ``True`` if each next token is predicted, instead of the text's class
     position_weight: str | None = None  # name of the position embeddings (P, d); ``None`` if none are learned
-    first_position: int = 0  # row of a text's first token: 2 in RoBERTa and OPT, whose first rows are for padding
-    heads: int = 1  # heads of each block's attention
-    transposed: bool = False  # ``True`` if the weights of attention have their inputs in rows
+    first_position: int = 0  # row of the position embeddings for a text's first token; 2 in RoBERTa and OPT
+    heads: int = 1  # number of attention heads of each block
+    transposed: bool = False  # ``True`` if the attention's weights are (inputs, outputs)
 
     @property
     @abstractmethod
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
-        """Return, for each block, the names of the linear weights that take the attention's input.
+        """Return the names of each block's weights of queries, keys and values.
 
-        They are (O, d), or (d, O) if :attr:`transposed`.
+        The weights are (O, d), or (d, O) if :attr:`transposed`.
         """
 
     @property
@@ -42,19 +42,19 @@ class TextModel(nn.Module, ABC):
 
     @property
     def word_weight(self) -> str:
-        """Name of the token embeddings' parameter."""
+        """Return the name of the token embeddings' parameter."""
         return next(name for name, parameter in self.named_parameters() if parameter is self.words.weight)
 
     @abstractmethod
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        """Return logits of words (B, L, d), with the mask ``there`` (B, L)."""
+        """Return the logits of word embeddings (B, L, d); ``there`` (B, L) is false for padding."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map tokens (B, L), or embeddings (B, L, d + 1), to logits."""
+        """Return the logits of tokens (B, L) or of embeddings (B, L, d + 1)."""
         return self.logits(*self.embedded(inputs))
 
     def embedded(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return embeddings (B, L, d) of words, and their mask (B, L)."""
+        """Return the word embeddings (B, L, d) of inputs as in ``forward``, and booleans (B, L), false for padding."""
         if inputs.is_floating_point():
             return inputs[..., :-1], inputs[..., -1] > 0.5
         there = inputs >= 0
@@ -62,7 +62,7 @@ class TextModel(nn.Module, ABC):
 
 
 class BlockModel(TextModel):
-    """:class:`TextModel` of sequential :attr:`blocks`."""
+    """Base class of text models with sequential :attr:`blocks`."""
 
     blocks: nn.ModuleList
 
@@ -72,7 +72,7 @@ class BlockModel(TextModel):
         return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Pass states (B, L, d) and their mask (B, L) through the blocks; return all or only the ``first`` token's."""
+        """Return the states (B, L, d) after all blocks, or (B, 1, d), only the ``first`` token's."""
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             states = block(states, there, first=first and number == last)
@@ -80,21 +80,21 @@ class BlockModel(TextModel):
 
 
 def mean_state(states: Tensor, there: Tensor) -> Tensor:
-    """Average the states (B, L, d) of the tokens that are ``there``, (B, d)."""
+    """Return the mean (B, d) of the states (B, L, d) of the tokens that are ``there`` (B, L)."""
     weights = there.to(states.dtype).unsqueeze(-1)
     return (states * weights).sum(1) / weights.sum(1).clamp_min(1)
 
 
 def last_state(states: Tensor, there: Tensor) -> Tensor:
-    """Return the state of each text's last token, (B, d)."""
+    """Return the state (B, d) of each text's last token."""
     last = (there & ~nn.functional.pad(there, (0, 1))[..., 1:]).to(states.dtype)
     return (states * last.unsqueeze(-1)).sum(1)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention by plain operations, which can be batched over victims and differentiated twice.
+    """Multi-head self-attention that supports ``vmap`` and double differentiation.
 
-    ``heads`` divides the ``width`` d; if ``causal``, a token sees earlier ones only.
+    ``heads`` divides the ``width`` d; if ``causal``, a token attends only to earlier ones.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Compute attention from (B, L, d) and its mask (B, L): (B, L, d), or for the ``first`` token, (B, 1, d)."""
+        """Return the attention's outputs (B, L, d), or (B, 1, d) for the ``first`` token only."""
         (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
             layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)
@@ -130,9 +130,9 @@ class Positions(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network, each with a residual path and a layer norm.
+    """Transformer block: attention and a feed-forward network, each with a residual path and a layer norm.
 
-    ``norm_first`` normalizes first, like GPT-2; otherwise after the sum, like BERT.
+    ``norm_first`` normalizes inputs, like GPT-2, instead of sums, like BERT.
     """
 
     def __init__(
@@ -157,11 +157,11 @@ class Block(nn.Module):
 def expect_divides(heads: int, width: int) -> None:
     """Raise ``UserError`` unless ``heads`` divides ``width``."""
     if width % heads:
-        raise UserError(f"model.width is expected to be a multiple of model.heads={heads}, but got {width}.")
+        raise UserError(f"model.width is expected to be a multiple of {heads}, but got {width}; try {8 * heads}.")
 
 
 def initialize_as_bert(model: nn.Module, std: float) -> None:
-    """Draw weights from N(0, std^2), set biases to zero and layer norms to one."""
+    """Draw weights of linear layers and embeddings from N(0, std^2), and set biases to zero."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)

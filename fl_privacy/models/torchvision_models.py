@@ -12,7 +12,7 @@ from fl_privacy.models.layers import BatchNorm2d, ImageArguments, ImageNetwork, 
 
 
 class TorchvisionNetwork(ImageNetwork):
-    """``network`` of torchvision on normalized images."""
+    """Base class of torchvision's networks, with normalized input images."""
 
     network: Any
 
@@ -23,13 +23,13 @@ class TorchvisionNetwork(ImageNetwork):
 class ViT(TorchvisionNetwork):
     """Vision transformer (Dosovitskiy et al. 2021).
 
-    The head has PyTorch's initialization: torchvision's zeros would make every other gradient zero.
+    The head has PyTorch's initialization, since torchvision's zeros would make all other gradients zero.
 
     Args:
-        patch_size: side of a patch; divides ``image_size``.
-        token_width: width of a token; a multiple of ``heads``.
-        mlp_width: width of the hidden layer in a block.
-        dropout: rate in [0, 1).
+        patch_size: side of a patch in pixels, a divisor of ``image_size``.
+        token_width: width of a token, a multiple of ``heads``.
+        mlp_width: width of the hidden layer of a block.
+        dropout: dropout rate in [0, 1).
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class ViT(TorchvisionNetwork):
 
 
 _BLOCKS = ((1, 16, 1), (6, 24, 2), (6, 32, 3), (6, 64, 4), (6, 96, 3), (6, 160, 3), (6, 320, 1))
-"""Expansion, channels, repetitions of each stage (Sandler et al. 2018, Table 2)."""
+"""Expansion, channels and repetitions of each stage (Sandler et al. 2018, Table 2)."""
 _STRIDES = (2, 1, 2, 2, 2, 1, 2, 1)
 _SMALL_STRIDES = (1, 1, 1, 2, 2, 1, 2, 1)
 _SMALL = 64
 
 
 class MobileNetV2(TorchvisionNetwork):
-    """MobileNetV2 (Sandler et al. 2018); images of at most 64 pixels are halved three times instead of five.
+    """MobileNetV2 (Sandler et al. 2018); images up to 64 pixels are halved three times instead of five times.
 
     Args:
-        dropout: rate in front of the classifier, in [0, 1).
+        dropout: dropout rate before the classifier, in [0, 1).
     """
 
     def __init__(self, *, width_multiplier: float = 1.0, dropout: float = 0.0, **image: Unpack[ImageArguments]) -> None:
@@ -103,7 +103,7 @@ class MobileNetV2(TorchvisionNetwork):
 
 
 class ResNet50(TorchvisionNetwork):
-    """ResNet-50 of torchvision (He et al. 2016): a 7x7 stem with pooling, for images from 64 pixels."""
+    """ResNet-50 of torchvision (He et al. 2016), for images from 64 pixels."""
 
     def __init__(self, **image: Unpack[ImageArguments]) -> None:
         super().__init__(**image)

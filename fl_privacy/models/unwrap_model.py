@@ -1,4 +1,4 @@
-"""Models in the form that attacks take: without wrappers, with one output tensor (B, K), copied without graphs."""
+"""Conversion of models for attacks: without wrappers, and with one output tensor (B, K)."""
 
 import copy
 import re
@@ -16,24 +16,24 @@ from torch.utils import checkpoint
 from fl_privacy.errors import UserError, reason_of
 
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
-"""Class of a wrapper -> attribute of the wrapped model."""
+"""Class name of a wrapper -> its attribute with the wrapped model."""
 
 _OUTPUTS = ("logits", "output", "out", "outputs", "prediction", "predictions")
-"""Names of the loss's inputs in models' outputs."""
+"""Names of logits in structured outputs of models."""
 
 _copies: "WeakKeyDictionary[nn.Module, nn.Module]" = WeakKeyDictionary()
-"""Plain copy of each model that needed one, shared by all its victims."""
+"""Model -> its converted copy, if it needed one."""
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model wrapped by ``nn.DataParallel`` or ``torch.compile``; others unchanged."""
+    """Return the model inside ``nn.DataParallel`` or ``torch.compile``; other models are unchanged."""
     while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
         model = getattr(model, attribute)
     return model
 
 
 def plain_names(model: nn.Module) -> dict[str, str]:
-    """Map every parameter and buffer name of ``model`` to its name without wrappers."""
+    """Map each name of a parameter or buffer of ``model`` to its name without wrappers."""
     wrapped = [
         f"{path}." if path else "" for path, module in model.named_modules(remove_duplicate=False) if _wraps(module)
     ]
@@ -49,9 +49,9 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 
 
 def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Return ``model``, or a copy without wrappers that returns a tensor (B, K), for images of ``shape`` (C, H, W).
+    """Return ``model``, or a copy without wrappers that returns a tensor (B, K), for inputs of ``shape`` (C, H, W).
 
-    ``UserError`` if it does not take such images, in evaluation mode or in its own, or returns no outputs (B, K).
+    ``UserError`` if it does not take such inputs, or returns no outputs (B, K).
     """
     model = unwrapped(model)
     if model in _copies:
@@ -79,7 +79,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """Copy a model, even one whose weight norm has left a graph in it."""
+    """Return a deep copy of ``model``, after detaching tensors that weight norm computed with a graph."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)
@@ -90,7 +90,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 
 def outputs_of(given: object) -> object:
-    """Return the tensor (B, K) in a model's output: a mapping, a structure, a sequence, or (B,)."""
+    """Return the tensor (B, K) in a model's output, which may be a mapping, structure, sequence or tensor (B,)."""
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)
     elif not isinstance(given, Tensor):
@@ -116,8 +116,8 @@ def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
             words = next((name for name, module in trial.named_modules() if isinstance(module, nn.Embedding)), None)
             if words is not None and re.search(r"indices|embedding|input_ids|Long", reason):
                 raise UserError(
-                    f"The model takes numbers of words ({words} is their embedding), but Observation.of_gradients is of"
-                    " images and rows; for texts make an encoder or decoder a fl_privacy.models.TextModel, or run"
+                    f"A model of images or rows is expected, but this one takes numbers of words (embedding: {words});"
+                    " for texts make an encoder or decoder a fl_privacy.models.TextModel, or run"
                     " `fl-privacy attack data=sst2 model=hf`. This protects nobody: the rows of"
                     f" {words}.weight's gradient that are not zero are the words that the client used."
                 ) from error
@@ -129,19 +129,19 @@ def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
 
 
 def all_parameter_names(model: nn.Module) -> frozenset[str]:
-    """Return every parameter name in ``model.state_dict()``, including second names of tied weights."""
+    """Return all names of parameters in ``model.state_dict()``, including second names of tied weights."""
     return frozenset(first_names(model))
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Map every parameter name to that in ``model.named_parameters()`` for the same tensor."""
+    """Map each parameter name, including second names of tied weights, to that in ``model.named_parameters()``."""
     first: dict[int, str] = {}
     pairs = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(parameter), name) for name, parameter in pairs}
 
 
 def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``values`` with each tied weight once, under its first name; unknown names are kept."""
+    """Return ``values`` with each tied weight once, under its first name."""
     first = first_names(model)
     found = {name: value for name, value in values.items() if first.get(name, name) == name}
     for name, value in values.items():
@@ -151,7 +151,7 @@ def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tenso
 
 _GENERATOR = "_checkpoint_without_reentrant_generator"
 _NAMES = ("CheckpointFunction", _GENERATOR, f"{_GENERATOR}_impl")
-"""Functions that ``torch.utils.checkpoint.checkpoint`` calls by name; one of the last two, by version."""
+"""Functions that ``torch.utils.checkpoint.checkpoint`` calls, by version of PyTorch."""
 
 _lock, _uses, _own = threading.Lock(), list[None](), dict[str, Any]()
 

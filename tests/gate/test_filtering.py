@@ -460,7 +460,7 @@ def test_a_text_of_any_wording_is_received_and_never_leaves() -> None:
     assert any("By the texts of place, a coordinator can direct" in said for said in warnings_of(free))
     assert not any("can direct" in said for said in warnings_of(policy(PLAIN)))
     for kind in ("metrics", "config"):
-        with pytest.raises(UserError, match=r"sends.train is expected to list texts by one_of; most_letters is for"):
+        with pytest.raises(UserError, match=r"sends\.train is expected to list texts by one_of, but got most_letters"):
             policy(f"version: 1\nsends: {{train: {{{kind}: {{allow: {{note: {{most_letters: 9}}}}}}}}}}")
 
 

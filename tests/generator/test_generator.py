@@ -86,7 +86,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_bits(tmp_path: Path) ->
     assert all(torch.equal(value, found[name]) for name, value in whole.items())
     other = training(seed=1).run().result().state_dict()
     assert not torch.equal(whole["layers.0.0.weight"], other["layers.0.0.weight"])
-    with pytest.raises(UserError, match="of this very training"):
+    with pytest.raises(UserError, match="This training's state is expected"):
         training(GeneratorPlan(latent=5, width=4)).load(state)
 
 
@@ -206,6 +206,6 @@ def test_the_faces_of_the_package() -> None:
     ],
 )
 def test_wrong_settings_are_one_line(make: Callable[[], object]) -> None:
-    with pytest.raises(UserError, match=r"expected|needs labels") as error:
+    with pytest.raises(UserError, match="expected") as error:
         make()
     assert "\n" not in str(error.value)

@@ -31,9 +31,9 @@ def test_the_cut_is_behind_the_private_layers():
     model = LeNet5(in_channels=1, image_size=28, num_classes=5)
     public = [n for n, _ in model.named_parameters() if not n.startswith(("features.0.", "features.3."))]
     assert cut_layer(model, (1, 28, 28), public) == "features.6"
-    with pytest.raises(UserError, match="A model with a public layer behind the private ones"):
+    with pytest.raises(UserError, match="expected to have a public layer behind the private ones"):
         cut_layer(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 5)), (1, 28, 28), ["1.weight"])
-    with pytest.raises(UserError, match="A module to cut the model at is expected, but"):
+    with pytest.raises(UserError, match="A layer of the model is expected, but"):
         Front(model, "nowhere")
 
 
@@ -44,7 +44,7 @@ def test_the_cut_is_behind_the_last_private_layer_and_leaves_the_mode_alone():
     assert cut_layer(model, (1, 28, 28), public) == "features.6"
     assert all(module.training for module in model.modules())
     behind = [n for n, _ in model.named_parameters() if not n.startswith("classifier")]
-    with pytest.raises(UserError, match="A model with a public layer behind the private ones"):
+    with pytest.raises(UserError, match="expected to have a public layer behind the private ones"):
         cut_layer(model, (1, 28, 28), behind)
 
 
@@ -64,7 +64,7 @@ def test_the_front_stops_at_its_layer():
     assert not model[2]._forward_pre_hooks
     unused = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 2), "unused": torch.nn.Linear(2, 2)})
     unused.forward = unused["used"].forward
-    with pytest.raises(UserError, match="An image is expected to pass unused"):
+    with pytest.raises(UserError, match="expected to call unused on an image"):
         Front(unused, "unused")(torch.rand(1, 2))
 
 

@@ -1,4 +1,4 @@
-"""Choice of the method for victims' gradients: layer by layer, by ``vmap``, or through several local steps."""
+"""Choice of the fastest method for gradients, and replay of local training steps."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ _TOLERANCE = 1e-3
 
 
 def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor) -> victims.VictimGradients:
-    """Choose, by trial, the fastest method that gives the right gradients of this model."""
+    """Return the fastest method for this model's gradients that is right for ``inputs`` and ``labels``."""
     reference = victims.OneByOne(victim_model)
     expected = with_slope(reference, inputs, labels)
     reasons = []
@@ -46,7 +46,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Return gradients and, under the name "", the derivative of their squared norm by the inputs."""
+    """Return gradients by name, and under the name "" the derivative of their squared norm by ``inputs``."""
     with victims.differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -55,7 +55,7 @@ def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, l
 
 
 def same_gradients(found: Tensors, expected: Tensors) -> bool:
-    """Compare tensors up to rounding of the largest one, since some gradients are only rounding errors."""
+    """Return ``True`` if both are equal up to rounding of the largest gradient."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(
         float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
@@ -64,7 +64,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """Count the local steps of ``step_slices`` in constant memory."""
+    """Return the number of a client's local steps, the length of ``step_slices``."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
@@ -72,7 +72,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
 
 
 def sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """Return the factor of a constant gradient in the total change of ``steps`` steps with momentum."""
+    """Return the total change after ``steps`` of SGD with momentum, in units of lr times a constant gradient."""
     velocity, total = 0.0, 0.0
     for _ in range(steps):
         velocity = 1 + plan.momentum * velocity
@@ -81,9 +81,9 @@ def sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """Return the examples of each local step, in the attacker's order, as the client's order is secret.
+    """Return the slice of examples for each local step, without shuffling, since the client's order is secret.
 
-    [] without examples.
+    The list is empty without examples.
     """
     if num_examples < 1:
         return []
@@ -96,7 +96,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 
 
 class Unrolled(victims.VictimGradients):
-    """``-delta / lr`` of replayed local steps; all parameters move, but only uploaded ones are returned."""
+    """Gradients as ``-delta / lr`` of replayed local steps, for the uploaded parameters."""
 
     def __init__(self, victim_model: victims.VictimModel) -> None:
         self._victim_model = victim_model
@@ -122,7 +122,7 @@ class Unrolled(victims.VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return the factor of the learning rate in step ``number`` (from 1) of ``torch.optim.SGD`` or ``Adam``."""
+    """Return step ``number`` (from 1) of ``torch.optim.SGD`` or ``Adam``, divided by -lr, and the new moments."""
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
@@ -141,7 +141,7 @@ def step_direction(
 def decaying_step(
     gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return ``step_direction`` at ``parameters``, with weight decay."""
+    """Return ``step_direction`` with weight decay of ``parameters``."""
     if plan.weight_decay and plan.optimizer != "adamw":
         gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
     step, moments = step_direction(gradients, moments, plan, number)
@@ -151,7 +151,7 @@ def decaying_step(
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """Return the ``rows`` of a parameter that only weight decay has changed for ``steps``."""
+    """Return ``rows`` of a parameter without gradient after ``steps`` with weight decay."""
     if not plan.weight_decay:
         return rows
     moments: list[Tensors] = [{}, {}]
@@ -164,14 +164,14 @@ def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
 
 
 BatchGradient = Callable[[Tensor], Tensors]
-"""(inputs (B, ...)) -> gradient of the mean loss by name, differentiable by the inputs."""
+"""Function (inputs (B, ...)) -> gradient of the mean loss by name, differentiable by the inputs."""
 
-_Plain = Callable[[Tensor, Tensor], Tensors]  # (inputs (B, ...), labels (B,)) -> the same by differentiating the loss
+_Plain = Callable[[Tensor, Tensor], Tensors]  # function (inputs, labels) -> gradient by differentiating the loss
 _Way = Literal["folded", "layered", "plain"]
 _FEW = 2  # number of examples of a trial
 
 _tried: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Way]]" = WeakKeyDictionary()
-"""Fastest right method of a model, by all that it may depend on."""
+"""Model -> fastest right method, by names, batch norm and shapes."""
 
 
 def gradient_by_inputs(
@@ -183,9 +183,9 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[victims.LossChange] = (),
 ) -> BatchGradient:
-    """Build a differentiable function from inputs, shaped like those of ``batch``, to the gradient at ``state``.
+    """Return a function from inputs, shaped like those of ``batch``, to the gradient at ``state``.
 
-    It is computed by :class:`Layered`, except with changed losses, dropout, or layers used outside of their forward.
+    It is differentiable, and computed by :class:`Layered` unless the loss is changed or the model has dropout.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

@@ -1,7 +1,7 @@
-"""Convolutions with frozen weights, and each victim's gradient of them.
+"""Convolutions and norms with frozen parameters, and gradients by these parameters for each victim.
 
 A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h by channel,
-``g (W x + b - m) / s + h`` is the convolution of the weight ``(g / s) W``. With G the gradient by that weight and d the
+``g (W x + b - m) / s + h`` is a convolution with the weight ``(g / s) W``. With G the gradient by that weight and d the
 sum of the outputs' gradients, the gradients are ``(g / s) G`` of W, ``(g / s) d`` of b, d of h, and
 ``((G, W) + (b - m) d) / s`` of g.
 """
@@ -26,13 +26,13 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """The number of victims in the current pass."""
+    """Number of victims in the current pass."""
 
     count: int = 1
 
 
 class Affine(nn.Module):
-    """Scale and shift of a normalized activation, channel by channel or, ``trailing``, element by element."""
+    """Scale and shift of a normalized activation, by channel or, if ``trailing``, by element."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, trailing: bool) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Affine(nn.Module):
         return scaled if self.bias is None else scaled + self.bias.view(shape)
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Compute gradients (V, *shape) of the parameters ``names`` from (V, B, ...)."""
+        """Return gradients (V, *shape) by the parameters ``names`` from inputs and output gradients (V, B, ...)."""
         if not self._trailing:
             weight, bias = channel_sums(inputs, deltas)
         else:
@@ -65,7 +65,7 @@ class _VictimBatchNorm(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalization by fixed statistics, as ``slope`` and ``offset`` (C,), with scale and shift, in one pass."""
+    """Batch normalization by fixed statistics, with scale and shift."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
         super().__init__()
@@ -89,13 +89,13 @@ class FrozenNorm(nn.Module):
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the products of (V, B, C, ...), and ``deltas`` alone, over images and positions, to (V, C) each."""
+    """Return the sums (V, C) of ``inputs * deltas`` and of ``deltas``, (V, B, C, ...), over images and positions."""
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
 
 class _ChannelSums(torch.autograd.Function):
-    """Sums in one pass on the CPU, without forming the products."""
+    """The same sums in one pass on the CPU, without storing the products."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,11 +120,11 @@ class _ChannelSums(torch.autograd.Function):
 
 
 def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
-    """Copy ``model`` with each norm layer as a normalization and an :class:`Affine`.
+    """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
     This gives access to each victim's statistics and gradients, and avoids ``vmap`` of a fused norm layer, whose weight
-    gradient has a wrong derivative by the inputs. Return also each parameter's name in ``model`` -> that in the copy,
-    and the number of victims, to be set before each pass.
+    gradient has a wrong derivative by the inputs. A mapping of each parameter's name in ``model`` to that in the copy,
+    and the number of victims, to be set before each pass, follow.
     """
     copied, victims = copy.deepcopy(model), Victims()
     original = {id(p): name for name, p in copied.named_parameters()}
@@ -155,7 +155,7 @@ def _separated(module: nn.Module, victims: Victims) -> nn.Module | None:
 
 
 class _Separated(nn.Sequential):
-    """A normalization and its :class:`Affine`, with the fields of a norm."""
+    """Normalization and :class:`Affine` with the attributes of a norm layer."""
 
     eps = property(lambda self: self[0].eps)
     weight = property(lambda self: self[1].weight)
@@ -163,16 +163,16 @@ class _Separated(nn.Sequential):
 
 
 _NARROW, _MANY = 12, 16
-"""Most input channels, and least images, for which phases are faster, if kernels span two strides."""
+"""Most input channels, and least images, for which ``transposed`` is faster."""
 
-_FEW = 4  # most input channels of a victim for which products beat a convolution with a group for each victim
+_FEW = 4  # most input channels of a victim for which matrix products are faster than a grouped convolution
 _Pair = Sequence[int]
 _compiles = ContextVar("compiles", default=False)
 
 
 @contextmanager
 def for_a_compiler() -> Iterator[None]:
-    """Avoid operations that compile badly, such as ``F.fold``, within the context."""
+    """Avoid operations that ``torch.compile`` handles badly within the context."""
     token = _compiles.set(True)
     try:
         yield
@@ -181,7 +181,7 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Return ``True`` if :func:`transposed` is faster than PyTorch's own transpose, for ``images`` images."""
+    """Return ``True`` if :func:`transposed` is faster than PyTorch's convolution backward, for ``images`` images."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
@@ -194,9 +194,9 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 
 
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
-    """Compute a convolution's gradient by its images, ``shape`` (N, C, H, W), from its output gradients (N, O, h, w).
+    """Return a convolution's gradient (N, C, H, W), of ``shape``, by its images from output gradients (N, O, h, w).
 
-    Pixels with the same row and column modulo the stride (a phase) see the same part of the kernel: all phases are
+    Pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
     outputs of one convolution without stride. ``weight`` is (O, C, kh, kw), ``padding`` is by zeros.
     """
     (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
@@ -239,7 +239,7 @@ class FrozenConv2d(nn.Conv2d):
 
 
 def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
-    """Build a convolution of ``kind`` with settings and parameters of ``module``, which has numeric zero padding."""
+    """Return a convolution of the class ``kind`` with settings and parameters of ``module``."""
     like: Any = module
     geometry = like.kernel_size, like.stride, like.padding, like.dilation, like.groups
     made = kind(module.in_channels, module.out_channels, *geometry, bias=False, device="meta")
@@ -248,16 +248,17 @@ def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
-    """Return ``True`` if ``module`` has numeric zero padding."""
+    """Return ``True`` if ``module`` pads by a number of zeros."""
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 def convolution_gradients(
     module: nn.Conv2d, inputs: Tensor, deltas: Tensor, *, with_bias: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute gradients (V, *weight shape) and (V, O) from inputs (V, B, C, H, W) and output gradients (V, B, O, h, w).
+    """Return gradients by weight, (V, *shape), and bias, (V, O), of a convolution for each victim.
 
-    On the CPU this is one convolution with a group for each victim, elsewhere one product of unfolded images.
+    ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w). On the CPU this is one convolution with
+    a group for each victim, elsewhere one product of unfolded images.
     """
     padding = module.padding
     if not pads_with_zeros(module):
@@ -277,24 +278,24 @@ def convolution_gradients(
 
 
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
-    """Return the D inputs below each of the T output pixels, (V, B, groups, D, T)."""
+    """Return the D inputs of each of the T output pixels, (V, B, groups, D, T)."""
     stride, padding, dilation = settings
     columns = F.unfold(inputs.flatten(0, 1), module.kernel_size, dilation, padding, stride)
     return columns.reshape(*inputs.shape[:2], module.groups, -1, columns.shape[-1])
 
 
 def _side_by_side(values: Tensor) -> Tensor:
-    """Put victims side by side, (V, B, C, H, W) -> (B, V C, H, W)."""
+    """Stack victims as channels, (V, B, C, H, W) -> (B, V C, H, W)."""
     return values.transpose(0, 1).flatten(1, 2)
 
 
 def _apart(values: Tensor, count: int) -> Tensor:
-    """Separate victims, (B, V C, H, W) -> (V, B, C, H, W)."""
+    """Undo ``_side_by_side``, (B, V C, H, W) -> (V, B, C, H, W)."""
     return values.reshape(len(values), count, -1, *values.shape[2:]).transpose(0, 1)
 
 
 class _GroupedGradients(torch.autograd.Function):
-    """Gradients of weight and bias, bilinear in inputs and output gradients; once differentiable."""
+    """Gradients by weight and bias, as a once differentiable function of inputs and output gradients."""
 
     @staticmethod
     def forward(
@@ -389,11 +390,11 @@ def _convolution_backward(
 
 
 _POSITIONS = 0.7
-"""Least outputs of a channel per weight for which folding, which reads weights instead of activations, saves work."""
+"""Least ratio of a channel's outputs to its weights at which folding saves time."""
 
 
 class FoldedConvolution(FrozenConv2d):
-    """Convolution with the norm after it; its parameters are weight, bias, scale and shift."""
+    """Convolution and the norm after it in one; its parameters are weight, bias, scale and shift."""
 
     scale: nn.Parameter | None
     shift: nn.Parameter | None
@@ -417,7 +418,7 @@ class FoldedConvolution(FrozenConv2d):
         return self.convolved(input, self._folded_weight, self._folded_bias)
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Compute gradients (V, *shape) of the parameters ``names`` from (V, B, C, H, W) and (V, B, O, h, w)."""
+        """Return gradients (V, *shape) by the parameters ``names``; see ``convolution_gradients``."""
         by_weight, total = convolution_gradients(self, inputs, deltas, with_bias=True)
         assert total is not None
         found = {}
@@ -432,7 +433,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return the convolutions in ``model``, with their norms, whose folding saves time on ``inputs`` (N, ...).
+    """Return the names of convolutions and their norms whose folding saves time for ``inputs`` (N, ...).
 
     Other uses of a convolution's output are not detected; folding then gives wrong results.
     """
@@ -450,7 +451,7 @@ def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
 
 
 def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
-    """Replace each pair of :func:`foldable` by a :class:`FoldedConvolution`."""
+    """Replace each pair of :func:`foldable` in ``model`` by a :class:`FoldedConvolution`."""
     for name, behind in pairs:
         convolution, norm = model.get_submodule(name), model.get_submodule(behind)
         assert isinstance(convolution, FrozenConv2d) and isinstance(norm, FrozenNorm)

@@ -1,4 +1,4 @@
-"""Observation of a model's modules during a pass: the only place that registers forward hooks."""
+"""Recording and change of modules' inputs and outputs, by forward hooks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """One recorded call of a module: its first argument, and its result, or the input if only inputs are recorded."""
+    """Recorded call of a module: its first argument, and its output (the argument, if recorded by ``entering``)."""
 
     name: str
     module: nn.Module
@@ -21,13 +21,13 @@ class ModuleCall:
 
 
 def owners(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules that own parameters themselves, by name."""
+    """Return, by name, the modules of ``model`` that have parameters of their own."""
     return {name: m for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None}
 
 
 @contextmanager
 def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[ModuleCall]]:
-    """Record the calls of ``modules`` within the context, in the order of entry."""
+    """Record the inputs of ``modules`` within the context, in the order of calls."""
     calls: list[ModuleCall] = []
 
     def hook(name: str, called: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -42,9 +42,9 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[ModuleCall]]:
 def leaving(
     modules: Mapping[str, nn.Module], change: Callable[[nn.Module, tuple[Any, ...], Any], Tensor] | None = None
 ) -> Iterator[list[ModuleCall]]:
-    """Record the calls of ``modules`` within the context, in the order of return.
+    """Record the calls of ``modules`` within the context, in the order of returns.
 
-    ``change`` (module, positional arguments, output) -> output replaces the output.
+    ``change`` (module, positional arguments, output) returns the output to use instead.
     """
     calls: list[ModuleCall] = []
 
@@ -61,7 +61,7 @@ def leaving(
 
 @contextmanager
 def replaced_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Replace the arguments of ``module`` by ``change`` of the first within the context."""
+    """Call ``module`` with ``change`` of its first argument within the context."""
     with _hooks([module.register_forward_pre_hook(lambda _, given: (change(given[0]),))]):
         yield
 

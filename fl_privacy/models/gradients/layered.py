@@ -1,7 +1,7 @@
-"""Victims' gradients layer by layer: one pass over all images, then one grouped product per layer.
+"""Gradients of many victims, layer by layer: one pass over all images, then one grouped product per layer.
 
-This is per-example clipping (Goodfellow 2015; Li et al. 2022) with victims as examples. For few positions P, gradients
-``G = delta U'`` of weights, from output gradients ``delta`` (O, P) and inputs ``U`` (D, P), are not formed: an
+The method is that of per-example clipping (Goodfellow 2015; Li et al. 2022). For few positions P, gradients
+``G = delta U'`` by weights, with output gradients ``delta`` (O, P) and inputs ``U`` (D, P), are not formed: an
 undefended ``G* = L C R'``, with orthonormal L and R, also has rank P, and the distance is a sum of three squares, of
 which only ``|L' delta U' R - C|^2`` is a difference.
 """
@@ -26,10 +26,12 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """One call of a layer during the pass over all victims.
+    """Call of a layer during the pass over all victims.
 
-    ``names``: name of each wanted parameter in the layer -> its name in the model. ``inputs`` are (V, B, ...),
-    ``deltas`` (V, B, ...) the gradient of the victims' losses by the outputs.
+    Attributes:
+        names: mapping of each wanted parameter's name in the layer to its name in the model.
+        inputs: inputs (V, B, ...) of the layer.
+        deltas: gradient (V, B, ...) of the victims' losses by the layer's outputs.
     """
 
     module: nn.Module
@@ -39,7 +41,7 @@ class LayerCall:
 
     @property
     def positions(self) -> int:
-        """Return P, the number of positions at which the layer is applied to a victim's images."""
+        """Return the number P of positions at which the layer is applied to a victim's images."""
         outputs = self.deltas.shape[2] if isinstance(self.module, nn.Conv2d) else self.deltas.shape[-1]
         return self.deltas[0].numel() // outputs
 
@@ -47,28 +49,28 @@ class LayerCall:
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return a call of one victim whose gradient is the sum over victims with ``weights`` (V,)."""
+        """Return a call with one victim whose gradient is the sum of all, weighted with ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
 
 
 Gradients = Callable[[LayerCall, Collection[str]], Tensors]
-"""(call, own names of parameters) -> their gradients (V, *shape) by these names."""
+"""Function (call, names of parameters in the layer) -> gradients (V, *shape) by these names."""
 
 CallFactors = Callable[[LayerCall], tuple[Tensor, Tensor] | None]
-"""(call) -> ``deltas`` (V, O, P) and ``inputs`` (V, D, P) whose product over the positions P is the gradient of
-``weight``; ``None`` where this module has no such form."""
+"""Function (call) -> ``deltas`` (V, O, P) and ``inputs`` (V, D, P) whose product over positions P is the gradient by
+``weight``; ``None`` if the module has no such factors."""
 
 
 _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
-"""Gradients of a type of layer, and the factors of its weight's gradient, if any."""
+"""Class of a layer -> function for its gradients, and for the factors of its weight's gradient, if any."""
 
 
 def register_layer_rule(
     *types: type[nn.Module], factors: CallFactors | None = None
 ) -> Callable[[Gradients], Gradients]:
-    """Register the decorated rule for gradients of layers of exactly these ``types``; others use ``torch.func``."""
+    """Register the decorated function for gradients of layers of exactly these ``types``; others use ``torch.func``."""
 
     def register(gradients: Gradients) -> Gradients:
         _RULES.update(dict.fromkeys(types, (gradients, factors)))
@@ -78,13 +80,13 @@ def register_layer_rule(
 
 
 def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
-    """Compute the gradient (V, *shape) of the layer's parameters ``names``."""
+    """Return the gradients (V, *shape) by the layer's parameters ``names``."""
     gradients, _ = _RULES.get(type(call.module), (_by_vjp, None))
     return gradients(call, names)
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return factors ``deltas`` (V, O, P) and ``inputs`` (V, D, P) of the weight's gradient, if any."""
+    """Return the factors (V, O, P) and (V, D, P) of the weight's gradient, or ``None``; see ``CallFactors``."""
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -122,7 +124,7 @@ def _by_itself(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def _merge_images(values: Tensor) -> Tensor:
-    """Merge images, (V, B, N, T) -> (V, N, B T)."""
+    """Merge images with positions, (V, B, N, T) -> (V, N, B T)."""
     return values.squeeze(1) if values.shape[1] == 1 else values.transpose(1, 2).flatten(2)
 
 
@@ -142,7 +144,7 @@ _EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Factors ``G* = left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
+    """Factors of gradients ``left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
 
     left: Tensor
     core: Tensor
@@ -153,14 +155,14 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return ``True`` if the products cost less time than the gradient."""
+    """Return ``True`` if products of a gradient's factors are faster than forming the gradient."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:
-    """Factorize ``value`` (V, O, D) by a random range finder (Halko, Martinsson, Tropp 2011, Alg. 4.1).
+    """Return the factors of ``value`` (V, O, D), by a random range finder (Halko, Martinsson, Tropp 2011, Alg. 4.1).
 
-    Return ``None`` if a victim's rank is higher, as after noise or pruning.
+    ``None`` if a victim's rank is above ``rank``, as after noise or pruning.
     """
     columns = min(rank + _SPARE, *value.shape[1:])
     probe = torch.randn(value.shape[2], columns, generator=torch.Generator().manual_seed(0)).to(value)
@@ -173,15 +175,15 @@ def factorize(value: Tensor, rank: int) -> Factors | None:
 
 
 _TOLERANCE, _ROUNDING = 1e-3, 1e-6
-_SMALL = 1 << 14  # elements up to which a gradient is always formed, since products take more operations
+_SMALL = 1 << 14  # number of elements up to which a gradient is always formed
 
 
 class NotLayeredError(RuntimeError):
-    """Error for models that can't be split into layers."""
+    """Raised for models that can't be split into layers."""
 
 
 class Layered(VictimGradients):
-    """Gradients from one forward and one backward pass over the stacked batch."""
+    """Gradients of all victims by one forward and one backward pass over the stacked batches."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -194,7 +196,7 @@ class Layered(VictimGradients):
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:
-        """Fold norms into convolutions if that saves work on images (V, B, ...); return this object."""
+        """Fold norms into convolutions if that saves time for inputs (V, B, ...), and return this object."""
         self._victims.count = len(inputs)
         self._fold(convolution.foldable(self._model, inputs.flatten(0, 1)))
         return self
@@ -215,7 +217,7 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Compute gradients by name; the weights ``factored`` give output gradients (V, O, P) and inputs (V, D, P)."""
+        """Return gradients by name, and the factors (V, O, P), (V, D, P) of those by the weights ``factored``."""
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
         for call in self.calls(inputs, labels, hidden):
@@ -245,7 +247,7 @@ class Layered(VictimGradients):
         return {call.names["weight"]: call for call in calls if times[call.names["weight"]] == 1}
 
     def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
-        """Raise ``NotLayeredError`` if a weight's factors do not give its gradient, as by a wrong rule of a user."""
+        """Raise ``NotLayeredError`` if a weight's factors do not give its gradient."""
         for call in self.calls(inputs, labels):
             factors = weight_factors(call) if "weight" in call.names else None
             if factors is None:
@@ -260,11 +262,11 @@ class Layered(VictimGradients):
                 raise NotLayeredError(f"the factors of {call.names['weight']} do not give its gradient")
 
     def calls(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> list[LayerCall]:
-        """Return each layer call's inputs and its outputs' gradient, (V, B, ...); see :meth:`passed`."""
+        """Return the calls of layers; see :meth:`passed`."""
         return self.passed(inputs, labels, hidden)[1]
 
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
-        """Return the sum of the victims' losses, and each layer call's inputs and differentiable output gradients.
+        """Return the sum of the victims' losses, and the calls of layers, differentiable by ``inputs``.
 
         ``hidden`` (V, B, F) is an additional loss gradient by the inputs of the layer ``victim_model.hidden``.
         """
@@ -297,7 +299,7 @@ class Layered(VictimGradients):
 
 
 def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the path of each layer with wanted parameters, and its names of these -> the model's."""
+    """Yield the path of each layer with wanted parameters, and their names in the layer -> in the model."""
     for path, module in model.named_modules():
         own = module.named_parameters(recurse=False)
         if matched := {own_name: names[id(p)] for own_name, p in own if id(p) in names}:
@@ -311,7 +313,7 @@ def _tracked(module: nn.Module, given: Sequence[Any], output: Any) -> Tensor:
 
 
 def add_up(gradients: dict[str, Tensor], names: Mapping[str, str], found: Tensors) -> None:
-    """Add gradients ``found`` by a layer's ``names`` to ``gradients``."""
+    """Add the gradients ``found`` of a layer to ``gradients``; ``names`` maps the layer's names to the model's."""
     for own_name, gradient in found.items():
         name = names[own_name]
         gradients[name] = gradients[name] + gradient if name in gradients else gradient

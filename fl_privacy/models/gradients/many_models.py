@@ -1,4 +1,4 @@
-"""Many small models trained in one program by ``torch.func``, each with its own values, examples and order."""
+"""Training of many small models at once by ``torch.func``, each with its own values and examples."""
 
 import copy
 import math
@@ -14,12 +14,12 @@ from torch.func import functional_call, grad_and_value, vmap
 from fl_privacy.models.gradients import choose_method, convolution, hooks, memory, victims
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-_FILLS = 1_500_000  # multiplications from which each model's convolution is computed separately
+_FILLS = 1_500_000  # number of multiplications from which each model's convolution is computed separately
 _Geometry = tuple[Any, Any, Any, int]  # stride, padding, dilation and groups
 
 
 class ConvolutionOfMany(nn.Conv2d):
-    """Convolution for ``vmap`` over models that computes one model at a time."""
+    """Convolution that ``vmap`` over models computes for one model at a time."""
 
     def reset_parameters(self) -> None:
         """Skip initialization: the weights are given."""
@@ -31,7 +31,7 @@ class ConvolutionOfMany(nn.Conv2d):
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W)."""
+    """Return a copy of ``model`` for ``vmap`` over its values, fast on batches as large as ``inputs`` (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and convolution.pads_with_zeros(m)}
     with torch.no_grad(), hooks.leaving(found) as calls:
@@ -68,7 +68,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Slopes(torch.autograd.Function):
-    """Function (output gradients, inputs, weight) -> gradients of inputs and weight; empty if not wanted."""
+    """Function (output gradients, inputs, weight) -> gradients by inputs and weight; empty if not wanted."""
 
     @staticmethod
     def forward(deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ class _Slopes(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing: the slopes are not differentiated again."""
+        """Save nothing, since the slopes are not differentiated again."""
 
     @staticmethod
     def vmap(  # noqa: PLR0917
@@ -99,14 +99,14 @@ def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
 
 
 EXAMPLES_AT_ONCE, _ELEMENTS = 1 << 13, 1 << 26
-"""Most examples of all models in one step or evaluation, and elements of their values, which bound the memory."""
+"""Most examples of all models in one step or evaluation, and most elements of all models' parameters."""
 
 _WRITTEN = 1 << 30  # most bytes that all models' layers write in one evaluation
 
 
 @dataclass(frozen=True, eq=False)
 class ManyModels:
-    """M models of one architecture, evaluated together; ``values`` are (M, *shape) each."""
+    """M models of one architecture, with parameters and buffers ``values`` (M, *shape)."""
 
     model: nn.Module
     values: ModelState
@@ -129,9 +129,9 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Train each model by a local step for each entry (M, B) of ``order``, indices into ``pool``.
+        """Return the models after one training step for each entry of ``order``, indices (M, B) into ``pool``.
 
-        A model's gradient of a step is clipped to the Euclidean norm ``longest``.
+        Each model's gradient is clipped to the l2 norm ``longest``.
         """
         victims.set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
@@ -153,9 +153,9 @@ class ManyModels:
     @torch.no_grad()
     @victims.plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Compute ``measure`` (N,) of each model's logits and the labels of the same N examples, (M, N).
+        """Return ``measure`` of each model's logits and labels of N examples, (M, N).
 
-        Batch norm takes each model's running statistics.
+        Batch norm uses each model's running statistics.
         """
         self.model.eval()
 
@@ -171,12 +171,12 @@ class ManyModels:
 
 
 def models_at_once(model: nn.Module, batch_size: int) -> int:
-    """Return the number of models that fit into memory with their images."""
+    """Return the number of copies of ``model`` that fit into memory together, with ``batch_size`` examples each."""
     return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // sum(p.numel() for p in model.parameters())))
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Draw the local steps of M clients, each in its own order: indices (M, B) of each step."""
+    """Return the examples (M, B) of each local step of M clients with ``subsets`` (M, N), in random orders."""
     clients, number = subsets.shape
     slices = choose_method.step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))

@@ -1,4 +1,4 @@
-"""Memory of computations, allocator settings and device names."""
+"""Memory that computations need and may use, settings of the allocator, and devices."""
 
 import ctypes
 import os
@@ -19,11 +19,11 @@ _SHARE = 0.4
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # parameters of ``mallopt`` in glibc's malloc.h
 
 _ALWAYS, _GROWN_TRIM, _GROWN_MMAP, _USUAL_MAX = 2**31 - 1, 64 * 2**20, 32 * 2**20, 1 << 16
-"""Thresholds that glibc adapts to as large blocks are freed, and its limit of mapped blocks."""
+"""Values for ``mallopt``: never trim; glibc's adapted trim and mmap thresholds; its usual number of mapped blocks."""
 
 
 class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sum of all operations' results: the graph's memory, and a little more."""
+    """Counter of the bytes of all operations' results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def written_by(compute: Callable[[], object]) -> int:
-    """Count the bytes of all intermediate results of ``compute``."""
+    """Return the number of bytes of all intermediate results of ``compute()``."""
     with _Allocated() as allocated:
         compute()
     return int(allocated.bytes)
@@ -53,12 +53,12 @@ _processes = [1]
 
 
 def share_among(processes: int) -> None:
-    """Restrict this process to one of ``processes`` equal shares of the CPU's memory."""
+    """Restrict this process to one of ``processes`` equal shares of the main memory."""
     _processes[0] = processes
 
 
 def spare_bytes(device: torch.device) -> int:
-    """Return how many free bytes of ``device`` one computation may use."""
+    """Return the number of free bytes of ``device`` that one computation may use."""
     if device.type == "cuda":
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
     return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) // _processes[0]
@@ -66,14 +66,14 @@ def spare_bytes(device: torch.device) -> int:
 
 _users, _lock = list[None](), Lock()
 _OF_THE_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
-"""Environment variables that configure the allocator, whose present settings can't be queried."""
+"""Environment variables by which users configure the allocator."""
 
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keep memory freed within the context in the process (glibc only), until the last context ends.
+    """Let the process keep freed memory for reuse until the last such context ends (glibc only).
 
-    Settings in the environment (``GLIBC_TUNABLES`` and similar) are respected; earlier ``mallopt`` settings are reset.
+    It does nothing if the environment configures the allocator (``GLIBC_TUNABLES`` and similar).
     """
     chosen = os.environ.keys() & set(_OF_THE_USER) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
     libc = ctypes.CDLL(None) if os.name == "posix" and not chosen else None
@@ -98,7 +98,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device ``name``; ``auto`` is the first GPU if there is one."""
+    """Return the device ``name``; ``auto`` is the first GPU, or the CPU without one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):

@@ -1,4 +1,4 @@
-"""Gradients of single examples, and their inner products with updates, by layers (:class:`Layered`) or ``vmap``."""
+"""Gradients of single examples, their clipped sum, inner products and sketches."""
 
 import math
 from collections import Counter
@@ -21,15 +21,15 @@ from fl_privacy.models.layers import has_batch_norm
 from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-RANK, STEPS = 256, 200  # most coordinates of a classifier, and steps of its training
-SKETCH = 4096  # length of a sketch; inner products of gradients are kept to about 2 %
+RANK, STEPS = 256, 200  # most principal directions of a classifier's inputs, and number of its training steps
+SKETCH = 4096  # length of a sketch, which keeps inner products to about 2 %
 
 
 @dataclass(frozen=True, eq=False)
 class GradientSketch:
-    """Linear map of gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
+    """Linear map from gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
 
-    ``buckets`` and ``signs`` (P,) are the target and the sign of each element.
+    ``buckets`` and ``signs`` (P,) are the target index and the sign of each element.
     """
 
     names: tuple[str, ...]
@@ -39,7 +39,7 @@ class GradientSketch:
 
     @classmethod
     def of(cls, shapes: Tensors, rng: torch.Generator, size: int = SKETCH) -> "GradientSketch":
-        """Build a sketch for gradients like ``shapes``; with at most ``size`` elements they are kept unchanged."""
+        """Return a sketch for gradients with these ``shapes``; up to ``size`` elements are kept unchanged."""
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
@@ -57,7 +57,7 @@ class GradientSketch:
         return found
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
-        """Apply the transposed map: (size,) -> tensors shaped like ``like``."""
+        """Return the transposed map of ``sketched`` (size,), as tensors with the shapes of ``like``."""
         parts = self._parts({name: value.unsqueeze(0) for name, value in like.items()})
         return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
 
@@ -68,9 +68,9 @@ class GradientSketch:
 
 @dataclass(frozen=True, eq=False)
 class GradientClassifier:
-    """Map sketched gradients (B, F) to logits (B, A), by their direction alone.
+    """Classifier of sketched gradients (B, F) by their direction, with logits (B, A).
 
-    ``mean`` (F,) and ``basis`` (F, R) are the mean and the span of the training directions, scaled to unit variance.
+    ``mean`` (F,) and ``basis`` (F, R) are the mean and the principal directions of the training inputs.
     """
 
     mean: Tensor
@@ -91,9 +91,9 @@ class GradientClassifier:
         hidden: int = 0,
         steps: int = STEPS,
     ) -> "GradientClassifier":
-        """Train a classifier on sketched gradients (N, F) with ``labels`` (N,) in [0, classes) by cross entropy.
+        """Return a classifier trained on sketched gradients (N, F) with ``labels`` (N,) in [0, classes).
 
-        ``hidden`` is the width of a hidden layer, 0 for a linear classifier; each of ``steps`` takes all examples.
+        ``hidden`` is the width of a hidden layer, 0 for none; each of ``steps`` uses all examples.
         """
         directions = _directions(sketched).detach()
         mean = directions.mean(0)
@@ -128,17 +128,17 @@ def _directions(sketched: Tensor) -> Tensor:
     return cast(Tensor, sketched / torch.linalg.vector_norm(sketched, dim=1, keepdim=True).clamp(min=1e-12))
 
 
-_CHUNK_ELEMENTS = 1 << 26  # elements of per-example gradients held at once (256 MB of float32)
+_CHUNK_ELEMENTS = 1 << 26  # most elements of per-example gradients at once (256 MB of float32)
 
 _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDictionary()
-"""``True`` if a model's gradients of these parameters were right layer by layer; others may be used elsewhere."""
+"""Model -> names of parameters -> ``True`` if :class:`Layered` gives the right gradients by these parameters."""
 
 
 @without_checkpointing()
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``."""
+    """Return the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -158,12 +158,11 @@ def clipped_sum(
     changes: Sequence[victims.LossChange] = (),
     held: Collection[str] = (),
 ) -> tuple[Tensors, Tensor]:
-    """Return the sum of example gradients scaled by min(1, clip_norm / l2 norm), and the mean loss.
+    """Return the sum of examples' gradients, each clipped to the l2 norm ``clip_norm``, and the mean loss.
 
-    Parameters that are ``held`` count in no norm and have no gradient. Norms come from inner products if these cost
-    less (ghost clipping, Li et al. 2022, Sec. 4); otherwise up to 256 MB of gradients are held. An example without
-    finite norm adds nothing; an empty batch gives 0. ``UserError`` if batch norm in training mode leaves no example its
-    own gradient, or nothing is trained.
+    Parameters in ``held`` have no gradient. Norms come from inner products if these are faster (ghost clipping, Li et
+    al. 2022, Sec. 4). An example whose norm is not finite adds nothing; an empty batch gives 0. ``UserError`` if batch
+    norm in training mode mixes the examples, or no parameter is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(
@@ -171,7 +170,7 @@ def clipped_sum(
             " set federation.plan.batch_norm=eval or take a model with group norm."
         )
     if set(state.parameters) <= set(held):
-        raise UserError("Per-sample clipping expects at least one parameter that is trained, but all are frozen.")
+        raise UserError("Per-sample clipping expects a trained parameter, but all are frozen; shorten plan.frozen.")
     trained = {name: p for name, p in state.parameters.items() if name not in held}
     layered = _layered(model, state, batch, plan, changes, names=list(trained))
     total = {name: torch.zeros_like(p) for name, p in trained.items()}
@@ -233,7 +232,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state``; ``None`` if wrong for this model, tried once on made-up examples."""
+    """Return :class:`Layered` at ``state``; ``None`` if it is wrong for this model, by a trial on random examples."""
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
@@ -302,7 +301,7 @@ _ROUNDING = 1e-6  # rounding of inner products in single precision, relative to 
 
 
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
-    """Return squared norms (B,) of the weight's gradients by inner products, if these cost less than the gradients."""
+    """Return squared norms (B,) of the weight's gradients by inner products; ``None`` if these are slower."""
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
         return None
@@ -321,7 +320,7 @@ def _squares(gradient: Tensor) -> Tensor:
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """Return min(1, C / norm), (B,); 0 for a norm that is not finite."""
+    """Return min(1, clip_norm / norm), (B,), from squared norms of each tensor; 0 for a norm that is not finite."""
     norms = torch.stack(list(squares)).sum(0).sqrt()
     return torch.where(norms.isfinite(), (clip_norm / norms).clamp(max=1.0), 0)
 
@@ -331,11 +330,11 @@ def _weighted(factors: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:
-    """Zero the examples of ``values`` (B, ...) with a factor of 0, since NaN times 0 is not 0."""
+    """Set the examples of ``values`` (B, ...) with factor 0 to zero, since NaN times 0 is not 0."""
     return torch.where((factors > 0).view(-1, *(1 for _ in values.shape[1:])), values, 0)
 
 
-_ELEMENTS = 1 << 25  # elements of single examples' gradients held at once (128 MB of float32)
+_ELEMENTS = 1 << 25  # most elements of single examples' gradients at once (128 MB of float32)
 
 
 def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan) -> Iterator[Tensors]:
@@ -350,9 +349,9 @@ def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPla
 def gradient_products(
     model: nn.Module, state: ModelState, batch: Batch, directions: Sequence[Tensors], *, plan: LocalPlan
 ) -> tuple[Tensor, Tensor]:
-    """Compute inner products (B, K) of each example's gradient with K updates, and squared norms (B,).
+    """Return inner products (B, K) of each example's gradient with K ``directions``, and its squared norm (B,).
 
-    Both are over the parameters in any of ``directions``; missing ones count as zero. Batch norm is in evaluation mode.
+    Both are over all parameters in ``directions``; missing ones count as zero. Batch norm is in evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}
@@ -372,6 +371,6 @@ def gradient_products(
 def sketched_examples(
     model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, sketch: GradientSketch
 ) -> Tensor:
-    """Sketch each example's gradient, (B, size), batch norm in evaluation mode."""
+    """Return the sketch (B, size) of each example's gradient, with batch norm in evaluation mode."""
     chunks = _in_chunks(model, state, batch, plan)
     return torch.cat([sketch({name: gradients[name] for name in sketch.names}) for gradients in chunks])

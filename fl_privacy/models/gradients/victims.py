@@ -1,4 +1,4 @@
-"""Frozen model for gradients of many victims at once, and its double differentiation."""
+"""Gradients of one batch or of many attacked updates (victims) at once, and copies of models for them."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -19,16 +19,16 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits (B, K), labels (B,) or (B, K)) -> scalar
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # function (logits (B, K), labels (B,) or (B, K)) -> scalar
 
 LossChange = Callable[[nn.Module, Tensors, Batch], AbstractContextManager[Callable[[Tensor], Tensor]]]
-"""(model, values by name, batch) -> context around the forward pass, which may observe modules and gives a function
-(loss) -> loss, called once after the pass."""
+"""Function (model, values by name, batch) -> context around the forward pass, which may observe modules, and yields a
+function (loss) -> changed loss."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientResult:
-    """Loss of a batch, its gradient by parameter name, and the buffers after the forward pass."""
+    """Loss of a batch, its gradients by parameter name, and the buffers after the forward pass."""
 
     loss: Tensor
     gradients: Tensors
@@ -36,7 +36,7 @@ class GradientResult:
 
 
 def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> None:
-    """Set training mode, with batch norm at its running statistics for ``eval``; ``None`` changes nothing."""
+    """Set ``model`` to training mode, with batch norm in the mode ``batch_norm``; ``None`` changes nothing."""
     if batch_norm is None:
         return
     model.train()
@@ -47,7 +47,7 @@ def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> N
 
 
 def drops_out(model: nn.Module) -> bool:
-    """Return ``True`` if ``model`` has dropout, whose masks are secret."""
+    """Return ``True`` if ``model`` has dropout."""
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
 
 
@@ -71,7 +71,7 @@ def batch_loss(
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),
 ) -> tuple[Tensor, Tensors]:
-    """Compute the scaled mean loss of ``batch`` at ``state``, which is not changed, and the buffers after the pass."""
+    """Return the scaled mean loss of ``batch`` at ``state``, and the buffers after the pass; ``state`` is unchanged."""
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}
     values = {**state.parameters, **buffers}
@@ -86,7 +86,7 @@ def batch_loss(
 def loss_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, create_graph: bool = False, **options: Unpack[LossOptions]
 ) -> GradientResult:
-    """Compute the gradient of the loss by every parameter of ``state``, with loss and buffers.
+    """Return the loss of ``batch``, its gradient by every parameter of ``state``, and the buffers after the pass.
 
     Unused parameters have zero gradients. ``create_graph`` allows differentiation by the inputs.
     """
@@ -109,17 +109,17 @@ warnings.filterwarnings("ignore", message="There is a performance drop because w
 
 @dataclass(frozen=True, eq=False)
 class VictimModel:
-    """Model sent to all victims of a group, and their training."""
+    """Model that was sent to all victims of a group, and their training."""
 
     model: nn.Module
-    names: Sequence[str]  # uploaded tensors to match
+    names: Sequence[str]  # parameters whose gradients are computed
     plan: LocalPlan
-    hidden: str | None = None  # weight of the linear layer whose inputs get gradients from an unknown additional loss
+    hidden: str | None = None  # name of the linear layer's weight whose inputs get further gradients from a secret loss
     loss: Loss = CROSS_ENTROPY
 
 
 class VictimGradients(ABC):
-    """Map from inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) to gradients (V, *shape) by name.
+    """Function of inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) that returns gradients (V, *shape) by name.
 
     It is differentiable by the inputs and by soft labels.
     """
@@ -129,14 +129,14 @@ class VictimGradients(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        """Compute the victims' gradients, by name."""
+        """Return the victims' gradients (V, *shape) by name."""
 
     def under(self, victim_model: VictimModel) -> Self:
         return type(self)(victim_model)
 
 
 class VictimLoss:
-    """Loss of one victim's batch as a function of parameters, under their original names."""
+    """Loss of one victim's batch as a function of parameters by their names in the model."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._model, self._names, _ = separated_copy(victim_model.model)
@@ -146,7 +146,7 @@ class VictimLoss:
         return {name: self._model.get_parameter(own) for name, own in self._names.items()}
 
     def __call__(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the scalar loss; missing parameters are those sent."""
+        """Return the scalar loss; missing ``parameters`` take the sent values."""
         renamed = {self._names[name]: value for name, value in parameters.items()}
         return self._scale * self._of_outputs(functional_call(self._model, renamed, (inputs,)), labels)
 
@@ -164,7 +164,7 @@ class Vectorized(VictimGradients):
 
 
 class OneByOne(VictimGradients):
-    """Gradients of all victims by a loop over :func:`fl_privacy.models.gradients.loss_gradients`."""
+    """Gradients of all victims by a loop over ``loss_gradients``."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -181,7 +181,7 @@ class OneByOne(VictimGradients):
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Compute attention by plain operations, which can be differentiated twice, forward, and under ``vmap``."""
+    """Let attention use plain operations, which support double and forward differentiation and ``vmap``."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -193,7 +193,7 @@ def plain_attention() -> Iterator[None]:
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Use twice differentiable operations within the context: plain attention, full-precision convolutions."""
+    """Let attention and convolutions use twice differentiable, full-precision operations within the context."""
     cudnn = torch.backends.cudnn
     exact = cudnn.flags(
         enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False
@@ -205,10 +205,10 @@ def differentiable_twice() -> Iterator[None]:
 def frozen_copy(
     model: nn.Module, sent: ModelState, plan: LocalPlan, *, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """Copy ``model`` with the values ``sent``, frozen.
+    """Return a frozen copy of ``model`` with the values ``sent``, for attacks.
 
-    Batch norm follows the plan (``train``: the batch's statistics alone), all else its ``mode``. Dropout is off, since
-    its masks are secret; spectral norms no longer iterate; nothing works in place. Hard sigmoids have second slopes.
+    Batch norm and all other layers are in the plan's modes. Dropout is off, since its masks are secret; spectral norms
+    do not iterate; no layer works in place; hard sigmoids can be differentiated twice.
     """
     copied = detached_copy(model).to(device=device, dtype=dtype).train(plan.mode == "train").requires_grad_(False)
     with torch.no_grad():

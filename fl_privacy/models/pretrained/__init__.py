@@ -1,1 +1,1 @@
-"""Pretrained networks in files: Refiner's evaluation network, and image generators."""
+"""Networks trained beforehand and kept in files: Refiner's evaluation network, and image generators."""

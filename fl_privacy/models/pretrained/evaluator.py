@@ -1,4 +1,4 @@
-"""The evaluation network, which estimates the share of noise in an image, and its training on public images."""
+"""Refiner's evaluation network, which estimates the share of noise in an image or text, and its training."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 
 
 class EvaluationNetwork(nn.Module):
-    """Refiner's network D (Fan et al. 2025, appendix D) for ``input_shape``: strided 3x3 convolutions, a sigmoid."""
+    """Refiner's evaluation network D for images: strided 3x3 convolutions and a sigmoid (Fan et al. 2025, App. D)."""
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class EvaluationNetwork(nn.Module):
         channels, height, width = input_shape
         layers: list[nn.Module] = []
         self.multiply_adds: int = 0
-        """Multiply-adds for one image."""
+        """Number of multiply-adds for one image."""
         for inner, outer in pairwise([channels, *self.widths]):
             layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.ReLU()]
             height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
@@ -37,11 +37,11 @@ class EvaluationNetwork(nn.Module):
         self.multiply_adds += self.head.in_features
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return the log odds of noise (N,) for images (N, C, H, W) in [0, 1]."""
+        """Return the log odds (N,) of the noise ratio of images (N, C, H, W) in [0, 1]."""
         return cast(Tensor, self.head(self.features(images).flatten(1)).squeeze(1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Predict the noise ratio (N,) in [0, 1] of images (N, C, H, W) in [0, 1]."""
+        """Return the predicted noise ratio (N,) in [0, 1] of images (N, C, H, W) in [0, 1]."""
         return torch.sigmoid(self.logits(images))
 
 
@@ -51,10 +51,9 @@ Progress = Callable[[int, int, float], None]  # (steps done, total steps, loss o
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorPlan:
-    """Training plan of an evaluation network, by Adam; the defaults are those of Refiner, appendix D.
+    """Training plan of an evaluation network by Adam; the defaults are Refiner's (appendix D).
 
-    ``widths`` are the filters of the convolutions, ``levels`` the number of evenly spaced noise ratios 0, ..., 1 of
-    each image in an epoch.
+    ``widths`` are the convolutions' filters. Each epoch shows each image at ``levels`` evenly spaced noise ratios.
     """
 
     widths: tuple[int, ...] = (128, 256, 512)
@@ -80,9 +79,9 @@ def fitted(
     device: torch.device | str,
     progress: Progress,
 ) -> N:
-    """Train ``network`` on ``number`` examples; each epoch shows every batch at every level.
+    """Return ``network`` after training on ``number`` examples; each epoch shows every batch at every noise level.
 
-    ``losses`` is (indices (B,) of a batch) -> (number (B,) of each example's level) -> loss.
+    ``losses`` is a function (indices (B,) of a batch) -> function (index (B,) of each example's level) -> loss.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
@@ -109,11 +108,13 @@ def train_evaluator(
     progress: Progress = lambda done, total, loss: None,
     teacher: EvaluationNetwork | None = None,
 ) -> EvaluationNetwork:
-    """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
+    """Return an evaluation network trained to predict the noise ratio of images blended with uniform noise.
 
-    Cross entropy has the form of Refiner's Eq. 5. ``UserError`` if the teacher is for other images. ``images``: (N, C,
-    H, W) uint8, public. ``teacher``: larger network, on ``device``, whose predictions replace the true ratios
-    (knowledge distillation, Hinton et al. 2015).
+    The loss is the binary cross entropy of Refiner's Eq. 5. ``UserError`` if the teacher is for other images.
+
+    Args:
+        images: public images (N, C, H, W) uint8.
+        teacher: larger network on ``device`` whose predictions replace the true ratios (Hinton et al. 2015).
     """
     if teacher is not None and teacher.input_shape != tuple(images.shape[1:]):
         expected, got = ("x".join(map(str, shape)) for shape in (images.shape[1:], teacher.input_shape))
@@ -143,21 +144,21 @@ def train_evaluator(
 
 
 def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPlan:
-    """Return ``plan`` with filters for about a tenth of the operations of ``teacher``."""
+    """Return ``plan`` with filters for a network of about a tenth of the operations of ``teacher``."""
     return replace(plan, widths=tuple(max(1, round(_STUDENT * width)) for width in teacher.widths))
 
 
 _STUDENT = 0.3
-"""Filters of a student per filter of its teacher; operations grow with the product of two layers' filters."""
+"""Ratio of a student's filters to its teacher's."""
 
 
 def uniform_noise(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw U[0, 1] for each pixel of ``like``."""
+    """Return uniform noise in [0, 1] with the shape of ``like``."""
     return torch.rand(like.shape, generator=rng, device=rng.device, dtype=like.dtype).to(like.device)
 
 
 def blend_with_noise(images: Tensor, ratios: Tensor, rng: torch.Generator) -> Tensor:
-    """Blend ``(1 - r) x + r v``, v ~ U[0, 1] (Refiner, section 3.3), for x (N, C, H, W) and r (N,) in [0, 1]."""
+    """Return ``(1 - r) x + r v``, v uniform noise, for images x (N, C, H, W) and ratios r (N,) (Refiner, sec. 3.3)."""
     return torch.lerp(images, uniform_noise(images, rng), ratios.to(images).view(-1, 1, 1, 1))
 
 
@@ -166,7 +167,7 @@ CHUNK = 512  # images judged at once
 
 @torch.no_grad()
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """Predict the noise ratio of each image (N, C, H, W) uint8 at each of ``ratios`` (R,) in [0, 1], (R, N)."""
+    """Return the predicted noise ratio (R, N) of images (N, C, H, W) uint8 blended by each of ``ratios`` (R,)."""
     device, rows = next(network.parameters()).device, []
     rng = torch.Generator(device=device).manual_seed(seed)
     for ratio in ratios.tolist():
@@ -181,24 +182,24 @@ TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """Range [0, 1] of the embeddings (n, d) of all tokens, like the range of pixels."""
+    """Scaling of word embeddings to [0, 1], by the range of the embeddings ``table`` (n, d) of all tokens."""
 
     table: Tensor
 
     def coordinates(self, embeddings: Tensor) -> Tensor:
-        """Turn embeddings (..., d) into coordinates (..., d) in [0, 1]."""
+        """Scale embeddings (..., d) to coordinates (..., d) in [0, 1]."""
         return (embeddings - self._low) / self._side
 
     def embeddings(self, coordinates: Tensor) -> Tensor:
-        """Turn coordinates (..., d) in [0, 1] into embeddings (..., d)."""
+        """Scale coordinates (..., d) in [0, 1] to embeddings (..., d)."""
         return self._low + self._side * coordinates
 
     def words(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (...) into coordinates (..., d); padding takes those of token 0."""
+        """Return the coordinates (..., d) of tokens (...); padding takes those of token 0."""
         return self.coordinates(self.table[tokens.clamp_min(0)])
 
     def random_words(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
-        """Draw coordinates (*shape, d) of uniform tokens."""
+        """Return the coordinates (*shape, d) of uniformly drawn tokens."""
         drawn = torch.randint(len(self.table), tuple(shape), generator=rng, device=rng.device)
         return self.words(drawn.to(self.table.device))
 
@@ -212,9 +213,9 @@ class WordBox:
 
 
 class WordEvaluator(nn.Module):
-    """Refiner's network D for texts: convolutions over words (d = ``width``), then the probability that each is random.
+    """Refiner's evaluation network for texts: convolutions over words, then each word's probability to be random.
 
-    The paper's DistilBERT is too large to run in each step.
+    ``width`` is the length of a word embedding. The paper's DistilBERT is too large to run in each step.
     """
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
@@ -234,7 +235,7 @@ class WordEvaluator(nn.Module):
         return cast(Tensor, self.head(states.mT).squeeze(-1))
 
     def forward(self, words: Tensor, there: Tensor) -> Tensor:
-        """Predict the share (N,) of random words in [0, 1]."""
+        """Return the predicted share (N,), in [0, 1], of random words in each text (N, L, d)."""
         kept = there.to(words.dtype)
         return (self.word_logits(words, there).sigmoid() * kept).sum(1) / kept.sum(1).clamp_min(1)
 
@@ -242,10 +243,10 @@ class WordEvaluator(nn.Module):
 def mix_with_random_words(
     box: WordBox, tokens: Tensor, ratios: Tensor, rng: torch.Generator, *, blended: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Replace shares ``ratios`` (N,) in [0, 1] of the words of ``tokens`` (N, L), padded with -1, by random ones.
+    """Return coordinates (N, L, d) of texts in which words are random, and each word's randomness (N, L) in [0, 1].
 
-    In texts ``blended`` (N,) all words are blended with random ones by the share, like robust data, instead. Return
-    coordinates (N, L, d), and the randomness of each word (N, L).
+    In each text of ``tokens`` (N, L), padded with -1, a share ``ratios`` (N,) of words is replaced by random ones, or,
+    in the texts ``blended`` (N,), all words are blended with random ones by that share.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -262,10 +263,10 @@ def train_word_evaluator(
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total, loss: None,
 ) -> WordEvaluator:
-    """Train on whether each word is random, in public ``tokens`` (N, L), by binary cross entropy.
+    """Return an evaluation network trained to predict which words of public ``tokens`` (N, L) are random.
 
-    Every other text has words replaced, as published; in the others all are blended. ``table`` (n, d) holds the tokens'
-    embeddings; -1 pads.
+    In every other text words are replaced, as published; in the others all are blended. ``table`` (n, d) has the
+    tokens' embeddings; texts are padded with -1.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
@@ -290,7 +291,7 @@ def train_word_evaluator(
 
 @torch.no_grad()
 def random_word_curve(network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor) -> Tensor:
-    """Predict the share of random words in each text (N, L) at each true share (R,), by replacement, (R, N)."""
+    """Return the predicted share (R, N) of random words in texts (N, L) with the true shares ``ratios`` (R,)."""
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(0), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():

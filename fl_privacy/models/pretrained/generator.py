@@ -1,4 +1,4 @@
-"""Image generator and discriminator (DCGAN) for attacks, and the provenance of its training data."""
+"""Image generators (DCGAN) for attacks, their files, and the provenance of their training data."""
 
 import importlib.util
 import json
@@ -23,7 +23,7 @@ from fl_privacy.files import user_cache_folder, write_whole
 from fl_privacy.files.foreign import expanded
 from fl_privacy.files.networks import read_network, read_once, readable, take_values
 
-SMALLEST_MAP = 4  # least side of a feature map in pixels
+SMALLEST_MAP = 4  # least side of a feature map, in pixels
 MOST_SIDE = 512
 MOST_FILTERS = 4096
 
@@ -35,8 +35,8 @@ class GeneratorShape:
     channels: int
     size: int  # height and width of the images, a multiple of 4 such as 28, 32 or 64
     latent: int = 128
-    width: int = 48  # filters of the last but one layer; each earlier layer has twice as many
-    num_classes: int = 0  # K; 0 for a generator without classes
+    width: int = 48  # filters of the last but one layer; each layer before has twice as many
+    num_classes: int = 0  # number of classes K; 0 for a generator without classes
     embedding: int = 32
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class GeneratorShape:
         checks.whole("size", self.size, at_least=8, at_most=MOST_SIDE, example=32)
         if self.size % 4:
             raise UserError(
-                f"A generator's images are expected to be a multiple of 4 wide, but got {self.size}; try 32."
+                f"A generator's images are expected to have a multiple of 4 pixels, but got {self.size}; try 32."
             )
         for name, example in (("latent", 128), ("width", 48), ("embedding", 32)):
             checks.whole(name, getattr(self, name), at_least=1, at_most=MOST_FILTERS, example=example)
@@ -52,7 +52,7 @@ class GeneratorShape:
 
     @property
     def smallest(self) -> int:
-        """Return the side of the first feature map: 7 for 28, 4 for 32 and 64."""
+        """Return the side of the first feature map, such as 7 for images of 28 pixels."""
         side = self.size
         while side % 2 == 0 and side // 2 >= SMALLEST_MAP:
             side //= 2
@@ -68,10 +68,10 @@ class GeneratorShape:
 
 
 class ImageGenerator(nn.Module):
-    """Generator of DCGAN (Radford et al. 2016), from latents and classes, if any, to images.
+    """Generator of DCGAN (Radford et al. 2016) that maps latents, and classes if any, to images.
 
-    A transposed convolution spreads the latent over the smallest map; each later one doubles the side. Batch norm and
-    ReLU follow all but the last, tanh the last. A class embedding is appended to the latent.
+    The first transposed convolution gives the smallest feature map; each later one doubles the side. Batch norm and
+    ReLU follow each but the last, tanh the last. A class embedding is appended to the latent.
     """
 
     def __init__(self, shape: GeneratorShape) -> None:
@@ -92,11 +92,11 @@ class ImageGenerator(nn.Module):
 
     @property
     def depth(self) -> int:
-        """Return the number of layers; the outputs of layer k, 0 <= k < depth - 1, can be optimized."""
+        """Return the number of layers."""
         return len(self.layers)
 
     def features_shape(self, layer: int) -> tuple[int, int, int]:
-        """Return the output shape (C, H, W) of ``layer``."""
+        """Return the shape (C, H, W) of the outputs of ``layer``, from 0."""
         side = self.shape.smallest << layer
         return self.shape.filters[layer], side, side
 
@@ -104,27 +104,27 @@ class ImageGenerator(nn.Module):
         """Return the outputs (N, C, H, W) of layer 0 for latents (N, Z) and labels (N,) or probabilities (N, K)."""
         if self.classes is not None:
             if labels is None:
-                raise UserError("A generator that knows classes needs labels, but got none; give labels.")
+                raise UserError("A generator with classes is expected to get labels, but got none; give labels.")
             told = self.classes(labels) if labels.dim() == 1 else labels.to(latents.dtype) @ self.classes.weight
             latents = torch.cat([latents, told], 1)
         return cast(Tensor, self.layers[0](latents[:, :, None, None]))
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:
-        """Return the outputs of layer ``until`` from those of ``after``; the last gives images in [0, 1]."""
+        """Return the outputs of layer ``until``, for ``None`` images in [0, 1], from those of layer ``after``."""
         last = self.depth - 1 if until is None else until
         for layer in list(self.layers)[after + 1 : last + 1]:
             features = layer(features)
         return (features + 1) / 2 if last == self.depth - 1 else features
 
     def forward(self, latents: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Map latents (N, Z) and labels (N,) or (N, K) to images (N, C, H, W) in [0, 1]."""
+        """Return images (N, C, H, W) in [0, 1] for latents (N, Z) and labels (N,) or (N, K)."""
         return self.through(self.features(latents, labels), after=0)
 
 
 class ImageDiscriminator(nn.Module):
-    """Discriminator of strided convolutions with spectral norm (Miyato et al. 2018).
+    """Discriminator: strided convolutions with spectral norm (Miyato et al. 2018).
 
-    Classes enter by projection (Miyato and Koyama 2018): their embedding's product with the last features.
+    Classes enter by projection: their embedding's product with the last features (Miyato and Koyama 2018).
     """
 
     def __init__(self, shape: GeneratorShape) -> None:
@@ -139,7 +139,7 @@ class ImageDiscriminator(nn.Module):
         self.classes = normed(nn.Embedding(shape.num_classes, size)) if shape.num_classes else None
 
     def forward(self, images: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Score images (N, C, H, W) in [0, 1] with labels (N,): (N,), above 0 for real."""
+        """Return scores (N,), above 0 for real, of images (N, C, H, W) in [0, 1] with labels (N,)."""
         found = 2 * images - 1
         for layer in self.layers:
             found = F.leaky_relu(layer(found), 0.1)
@@ -161,12 +161,12 @@ def _doubling(inner: int, outer: int) -> nn.ConvTranspose2d:
 SIDE = 8  # side of a fingerprint in pixels
 
 ALIKE = 3.0
-"""Root mean square distance of fingerprints, in gray levels, up to which two images count as the same."""
+"""Largest root mean squared distance of fingerprints, in gray levels, of two images that count as the same."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Provenance:
-    """Training data of a generator, with the fingerprints (N, 64) uint8 of its images; empty if unknown."""
+    """Training data of a generator, with fingerprints (N, 64) uint8 of the images, empty if unknown."""
 
     data: str
     split: str
@@ -182,7 +182,7 @@ class Provenance:
         return json.dumps({name: getattr(self, name) for name in _ORIGIN})
 
     def seen(self, images: Tensor) -> Tensor:
-        """Return the mask (N,) of ``images`` (N, C, H, W), uint8 or in [0, 1], seen in training, up to re-encoding."""
+        """Return booleans (N,), true for ``images`` (N, C, H, W), uint8 or in [0, 1], that are in the training data."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
@@ -190,7 +190,7 @@ class Provenance:
 
 
 def image_fingerprints(images: Tensor) -> Tensor:
-    """Return the mean gray of 8 by 8 parts of each of ``images`` (N, C, H, W), uint8 or in [0, 1]: (N, 64) uint8."""
+    """Return the mean gray levels (N, 64) uint8 of 8 by 8 parts of ``images`` (N, C, H, W), uint8 or in [0, 1]."""
     parts = []
     for part in torch.split(images, 4096):
         values = part.float() if part.dtype == torch.uint8 else 255 * part.float()
@@ -205,7 +205,7 @@ _ORIGIN: Mapping[str, type] = {"data": str, "split": str, "images": int, "seed":
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedGenerator:
-    """Generator with its origin."""
+    """Generator with the provenance of its training data, and the header ``about`` of its file."""
 
     network: ImageGenerator
     provenance: Provenance
@@ -213,7 +213,7 @@ class TrainedGenerator:
 
 
 def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, about: Mapping[str, str]) -> None:
-    """Write values and fingerprints atomically, with architecture, provenance and ``about`` as header."""
+    """Write a generator to ``file`` atomically, with architecture, provenance and ``about`` as header."""
     header = {**about, "architecture": json.dumps(asdict(network.shape)), "trained_on": provenance.header()}
     values = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, 
 
 
 def read_generator_header(file: Path) -> dict[str, str]:
-    """Return the header of a generator's file; ``UserError`` if it is none."""
+    """Return the header of a generator's file; ``UserError`` if ``file`` is none."""
     with readable("A generator", file, REMEDY):
         return read_network(file, tensors=False)[0]
 
@@ -229,7 +229,7 @@ def read_generator_header(file: Path) -> dict[str, str]:
 def load_generator(
     file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Load the generator in ``file``, frozen and cached until the file changes; ``UserError`` if there is none."""
+    """Return the generator in ``file``, frozen, and cached until the file changes; ``UserError`` if there is none."""
     with readable("A generator", file, REMEDY):
         return _load(file, torch.device(device), dtype)
 
@@ -257,7 +257,7 @@ def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenera
 
 
 def _plain(header: Mapping[str, str], key: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
-    """Return the fields of ``header[key]``, JSON, if they are those of ``kinds``."""
+    """Return the JSON object in ``header[key]`` if it has the fields and types ``kinds``, else ``None``."""
     try:
         given = json.loads(header.get(key, ""))
     except (ValueError, RecursionError):
@@ -267,13 +267,13 @@ def _plain(header: Mapping[str, str], key: str, kinds: Mapping[str, type]) -> di
 
 
 def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
-    """Write the ``state`` of the training ``key`` atomically."""
+    """Write the ``state`` of the training ``key`` to ``file`` atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, save(dict(state), {"key": key}))
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """Load the state of the training ``key``; ``None`` if there is none, or one of another training."""
+    """Return the state in ``file`` of the training ``key``; ``None`` if there is none, or that of another training."""
     if not file.is_file():
         return None
     with readable("The state of a training", file, "remove it"):
@@ -281,14 +281,14 @@ def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
         return read_network(file, tensors=True)[1] if same else None
 
 
-FACES = "faces"  # name of the generator of faces in place of a file
+FACES = "faces"  # name of the packaged generator of faces, in place of a file
 _PACKAGE = "gan_face_generate"
 _SHAPE = GeneratorShape(channels=3, size=64, latent=100, width=64)
 _TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="all", images=720_000)
 
 
 def expect_faces() -> Path:
-    """Return the file with the weights; ``UserError`` if the package is missing."""
+    """Return the file with the weights of the generator of faces; ``UserError`` if the package is missing."""
     found = importlib.util.find_spec(_PACKAGE)
     for place in (found and found.submodule_search_locations) or ():
         if (file := Path(place) / "weights.tar").is_file():
@@ -301,7 +301,7 @@ def expect_faces() -> Path:
 
 @lru_cache(maxsize=2)
 def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
-    """Load a DCGAN of color faces, 64x64, from 100 latents, without classes; ``UserError`` if it is missing."""
+    """Return a generator of color faces, 64x64, with 100 latents, without classes; ``UserError`` if it is missing."""
     file = expect_faces()
     wrong = UserError(
         f"Weights of a DCGAN are expected in {file}, but it holds others; install gan-face-generate 1.1.1."
@@ -326,9 +326,9 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
 def find_generator(
     path: str | None, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Return the generator of images (C, H, W) in the file ``path``, or that of a package if ``path`` is ``faces``.
+    """Return the generator of images (C, H, W) in the file ``path``, or that of faces if ``path`` is ``faces``.
 
-    ``UserError`` if there is none, or it makes other images.
+    ``UserError`` if there is none, or it makes images of another shape.
     """
     channels, height, width = image
     wanted = f"{channels}x{height}x{width}"
@@ -350,7 +350,7 @@ def find_generator(
 
 
 def expect_generator(path: str | None) -> None:
-    """Raise ``UserError`` if ``path`` names an unreadable file, or a missing package."""
+    """Raise ``UserError`` if the generator ``path`` is an unreadable file or a missing package."""
     if path == FACES:
         expect_faces()
     elif path is not None:

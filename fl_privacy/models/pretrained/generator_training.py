@@ -1,4 +1,4 @@
-"""Training of a generator on public images, resumable from its state."""
+"""Training of an image generator on public images, which can be interrupted and resumed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from fl_privacy.models.pretrained.generator import GeneratorShape, ImageDiscrimi
 from fl_privacy.rng import derive_generator, derive_seed
 
 TrainingProgress = Callable[[int, int, float, float], None]
-"""(steps done, total steps, loss of the discriminator, of the generator) -> None."""
+"""Function (steps done, total steps, discriminator's loss, generator's loss) -> None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorPlan:
-    """Plan of a generator's training by Adam.
+    """Training plan of a generator by Adam.
 
     Attributes:
-        shift: largest random shift of real and generated images, in pixels, against memorizing a few hundred images
+        shift: largest random shift in pixels of real and generated images, against memorizing a few hundred images
             (DiffAugment, Zhao et al. 2020).
     """
 
@@ -33,8 +33,8 @@ class GeneratorPlan:
     batch_size: int = 64
     lr: float = 2e-4
     beta: float = 0.5  # decay of Adam's first moment, in [0, 1)
-    average: float = 0.999  # decay of the running mean of the generator's values, the result; in [0, 1)
-    flip: bool = False  # ``True`` mirrors images half of the time
+    average: float = 0.999  # decay of the running mean of the generator's values, which is the result; in [0, 1)
+    flip: bool = False  # ``True`` mirrors each image with probability 1/2
     shift: int = 0
 
     def __post_init__(self) -> None:
@@ -45,11 +45,11 @@ class GeneratorPlan:
             checks.number(name, getattr(self, name), at_least=0, below=1, example=0.5)
 
     def shape(self, images: Tensor, num_classes: int) -> GeneratorShape:
-        """Return the generator's shape, for images (N, C, H, W); ``UserError`` if it can't make these."""
+        """Return the shape of a generator for images (N, C, H, W); ``UserError`` if they are not square."""
         channels, height, width = images.shape[1:]
         if height != width:
             raise UserError(
-                f"A generator's images are expected to be square, but are {height}x{width}; set data.image_size."
+                f"A generator's images are expected to be square, but are {height}x{width}; set data.image_size=32."
             )
         known = num_classes if self.conditional else 0
         return GeneratorShape(channels=channels, size=height, latent=self.latent, width=self.width, num_classes=known)
@@ -72,7 +72,7 @@ class GeneratorTraining:
         device: torch.device | str = "cpu",
     ) -> None:
         if len(images) < 2:
-            raise UserError(f"A generator is expected to learn from at least 2 images, but got {len(images)}.")
+            raise UserError(f"A generator is expected to learn from 2 images or more, but got {len(images)}; add some.")
         self.plan, self.seed, self.done = plan, seed, 0
         self._images, self._labels = images.to(device), labels.to(device)
         shape = plan.shape(images, num_classes)
@@ -149,7 +149,7 @@ class GeneratorTraining:
         return moved.permute(0, 3, 1, 2)
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that a later process needs to continue bit for bit, by name."""
+        """Return all tensors from which another process continues the training bit for bit, by name."""
         found = {"done": torch.tensor(self.done)}
         for part, module in self._parts.items():
             found |= {f"{part}/{name}": value for name, value in module.state_dict().items()}
@@ -159,7 +159,7 @@ class GeneratorTraining:
         return {name: value.detach().cpu().contiguous() for name, value in found.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state``; ``UserError`` if it belongs to another training."""
+        """Continue from ``state`` of :meth:`state`; ``UserError`` if it belongs to another training."""
         try:
             for part, module in self._parts.items():
                 module.load_state_dict(_below(state, part))
@@ -172,7 +172,7 @@ class GeneratorTraining:
             self.done = int(state["done"])
         except (RuntimeError, KeyError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise UserError(f"The state of this very training is expected, but got another: {reason}.") from error
+            raise UserError(f"This training's state is expected, but got another ({reason}); remove it.") from error
 
 
 def _below(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -45,7 +45,7 @@ def loaded(content: bytes, name: str) -> object:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{name} is expected to be plain YAML, but is not: {reason}; correct it.") from error
+        raise UserError(f"{name} is expected to be YAML, but is not: {reason}; correct it.") from error
 
 
 def mapping(where: str, given: object) -> Mapping[str, Any]:
