@@ -77,13 +77,13 @@ def dp_noise(
     Without ``clip_norm`` no ``scale`` gives a guarantee; with it, ``privacy.guarantee`` computes one.
 
     Args:
-        noise: distribution of each element.
+        noise: ``gaussian`` or ``laplace``, independent for each element.
         scale: standard deviation of the Gaussian, or the Laplace parameter b; in units of the update, at least 0.
         clip_norm: largest l2 norm, to which the update is scaled down before the noise; ``None`` does not clip.
         clip_scope: ``global`` bounds the norm of the whole update, ``layer`` that of each parameter tensor.
         at: ``upload`` perturbs the upload once, ``gradient`` the gradient of every local step.
-        layers: layers that get noise, by module names or by numbers from 1 (Refiner Table 2); ``None`` is
-            all. The others are uploaded in the clear, without guarantee.
+        layers: layers that get noise, by module names or by numbers from 1 (Refiner Table 2); ``None``
+            takes all. The others are uploaded in the clear, without guarantee.
     """
     checks.one_of("defense.noise", noise, ("gaussian", "laplace"))
     checks.one_of("defense.clip_scope", clip_scope, ("layer", "global"))

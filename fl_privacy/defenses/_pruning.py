@@ -162,8 +162,9 @@ def selective_sharing(
 
     Args:
         share: share theta of the uploaded elements, in (0, 1].
-        by: choice of the uploaded elements.
+        by: elements to upload: those of largest ``magnitude``, or ``random`` ones.
         scope: ``global`` takes the share of the whole update, ``layer`` of each parameter tensor.
+        noise: ``gaussian`` or ``laplace``.
         noise_scale: standard deviation (Gaussian) or b (Laplace) of the noise, at least 0.
         error_feedback: ``True`` adds the elements that were not uploaded to the next update.
     """
@@ -202,6 +203,7 @@ def ppdl(*, share: float = 0.05, noise: Distribution = "gaussian", scale: float 
 
     Args:
         share: share theta of the uploaded elements, in (0, 1].
+        noise: ``gaussian`` or ``laplace``.
         scale: standard deviation (Gaussian) or b (Laplace), at least 0.
     """
     return compose(dp_noise(noise=noise, scale=scale, at="gradient"), selective_sharing(share=share))

@@ -29,7 +29,6 @@ class Claim:
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
-        rounds: number of rounds of participation.
         sampled: sampling and releases of a round, of which a test draws one that holds the unit; ``None`` for a single
             release without sampling.
     """
@@ -91,7 +90,6 @@ class Facts:
         sampling: way of sampling; ``shuffle`` (batches of a shuffled set) counts as none, with a caveat; ``None`` if
             unknown.
         releases: number of noised releases in a round.
-        missing: names of unknown facts.
         seen_by: observer: the ``server``, which sees each reply, or a reader of the ``model``, the aggregate only.
     """
 
@@ -117,7 +115,6 @@ class Stated:
 
     Attributes:
         clip_norm: largest l2 norm of a unit's contribution.
-        notes: sentences for pages.
     """
 
     claim: Claim | None

@@ -58,7 +58,6 @@ class Neighbors:
 
     Attributes:
         first, second: input with the unit, and input without it or with another unit.
-        what: description of the pair.
         norm: l2 norm of the difference before clipping, if known.
         at_random: ``True`` if the direction of ``first`` in each array is uniformly random.
         shift: change of the release by the unit, if known.
@@ -233,7 +232,6 @@ class Statistics:
     """Statistics to compute of each draw: projections and counts.
 
     Attributes:
-        names: name of each statistic.
         directions: unit vectors (P, d) onto which draws are projected.
         update: release (d,) of the first neighbor without clipping and noise, if known.
         lines: arrays within which the angle to ``update`` is computed, too.

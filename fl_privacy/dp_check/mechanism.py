@@ -53,10 +53,8 @@ class MechanismCheck:
         epsilon: lower bound on epsilon, at the claim's delta, for one release with any noise.
         epsilon_if_gaussian: lower bound for all releases of the claim, if each has fresh Gaussian noise; ``None`` if
             the noise does not look Gaussian.
-        confidence: joint confidence of both bounds.
         showable: largest ``epsilon`` that this number of draws could give.
         noticed: least true epsilon at which four of five such tests call the claim false, for Gaussian noise.
-        compared: description of the neighbors.
         by: name of the projection that distinguished the neighbors best.
         contradicted: ``True`` if the claim is false with confidence ``ACCUSATION``.
         reason: phrase on what disagrees with the claim, or empty.
@@ -147,14 +145,12 @@ def check_mechanism(
         mechanism: function from an update (tensors like ``like``) to the release (tensors), with fresh randomness at
             each of about 2.5 x ``draws`` + 1,800 calls.
         claimed: claimed epsilon, or a ``Claim`` with unit, neighbors and rounds.
-        delta: claimed delta, if ``claimed`` is a number.
         like: tensors with the names and shapes of an update.
         clip_norm: clipping norm (l2) of one unit's contribution, above 0; ``None`` takes 1.
         neighbors: pairs of inputs that differ in one unit, such as two batches, instead of ``like``.
         noise: ``gaussian`` if the claim assumes fresh Gaussian noise in each round; ``other`` makes no assumption.
         draws: number of draws per neighbor, at least 200.
         confidence: confidence of the bounds, in (0, 1).
-        seed: seed of the updates' directions.
 
     Raises:
         UserError: neither ``like`` nor ``neighbors`` is given, or the releases can't be compared.

@@ -39,7 +39,6 @@ class SavedArrays:
     """Arrays of a file, and what the file states about them.
 
     Attributes:
-        arrays: tensors by name.
         is_change: ``True`` if the arrays are changes of weights instead of weights.
         steps: number of local steps, if stated.
         said: sentences for pages on what the file states.

@@ -70,12 +70,11 @@ def bpki(
 ) -> Tensor:
     """Return the Bayesian privacy loss ``KL(F0 || FA)`` per image, (N,) float64 from 0 (Gu et al. 2021, Eq. 8, A.4).
 
-    F0 is the attacker's prior distribution of pixels over ``bins`` equal intervals of [0, 1], FA the guess's histogram.
+    F0 is the attacker's prior of pixels over k = ``bins`` equal intervals of [0, 1], FA the guess's histogram.
     A uniform F0 (case 1) gives the BPKI.
 
     Args:
         guesses: images (N, C, H, W) in [0, 1].
-        bins: number k of intervals.
         smoothing: number of pixels added to each interval, so that none is empty.
         prior: distribution F0 (k,), such as :func:`pixel_histogram` of public images; ``None`` takes the uniform one.
     """

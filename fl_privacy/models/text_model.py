@@ -157,7 +157,8 @@ class Block(nn.Module):
 def expect_divides(heads: int, width: int) -> None:
     """Raise ``UserError`` unless ``heads`` divides ``width``."""
     if width % heads:
-        raise UserError(f"model.width is expected to be a multiple of {heads}, but got {width}; try {8 * heads}.")
+        multiple = f"a multiple of model.heads={heads}"
+        raise UserError(f"model.width is expected to be {multiple}, but got {width}; try {8 * heads}.")
 
 
 def initialize_as_bert(model: nn.Module, std: float) -> None:

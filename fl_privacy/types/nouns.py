@@ -1,4 +1,4 @@
-"""Central data types: examples, models, uploads, an attacker's knowledge and its reconstructions."""
+"""Data types of examples, models, uploads, knowledge and reconstructions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -320,7 +320,6 @@ class Reconstruction:
         history: attacker's loss (T,) at some of its iterations, in order.
         label_source: origin of the labels: ``known``, ``inferred`` or ``optimized``.
         countermeasures: sentences on how the attack counters the known defense.
-        certainty: attacker's own certainty, without the truth.
         certainties: certainty of each example, if they differ.
         member: name of the sub-attack that gave this reconstruction; empty if there is only one.
         film: snapshots of the first image or text, if requested.

@@ -24,14 +24,12 @@ class LocalPlan:
             ``weights``: weights after local training, like stock Flower clients.
         lr: learning rate of the local steps; if a gradient is shared, of private layers only.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
-        lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``.
-        lr_drop_factor: factor above 0 up to 1.
+        lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``, above 0 up to 1.
         steps: number of local steps S; excludes ``epochs``.
         epochs: number of passes over the client's examples; excludes ``steps``.
         batch_size: examples per local step; ``None`` takes all.
         optimizer: ``sgd``, ``adam`` or ``adamw``; its state starts anew each round.
         momentum: momentum of SGD, in [0, 1).
-        nesterov: ``True`` uses Nesterov's momentum.
         weight_decay: factor of the L2 penalty; ``adamw`` decouples it from the gradient.
         frozen: name patterns of parameters that are neither trained nor uploaded, such as ``words.*``.
         trained: name patterns of the only trained parameters; a model with adapters trains just these by default.

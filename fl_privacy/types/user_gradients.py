@@ -57,7 +57,6 @@ class UserUpload:
     Attributes:
         parameters, buffers: copies of the values sent, by name.
         tensors: gradients, or parameters after the local training.
-        statistics: uploaded buffers.
         num_examples: number of examples of the gradient or the training.
         num_classes: K, the number of outputs.
         notes: sentences on a batch size that was inferred or that contradicts the gradient's rank.

@@ -95,7 +95,7 @@ def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _ChannelSums(torch.autograd.Function):
-    """The same sums in one pass on the CPU, without storing the products."""
+    """Sums of :func:`channel_sums` in one pass on the CPU, without storing the products."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,8 +123,8 @@ def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims
     """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
     This gives access to each victim's statistics and gradients, and avoids ``vmap`` of a fused norm layer, whose weight
-    gradient has a wrong derivative by the inputs. A mapping of each parameter's name in ``model`` to that in the copy,
-    and the number of victims, to be set before each pass, follow.
+    gradient has a wrong derivative by the inputs. Returned after the copy: a mapping of parameter names in ``model`` to
+    those in the copy, and the number of victims, to be set before each pass.
     """
     copied, victims = copy.deepcopy(model), Victims()
     original = {id(p): name for name, p in copied.named_parameters()}

@@ -92,7 +92,6 @@ class ImageGenerator(nn.Module):
 
     @property
     def depth(self) -> int:
-        """Return the number of layers."""
         return len(self.layers)
 
     def features_shape(self, layer: int) -> tuple[int, int, int]:

@@ -63,8 +63,6 @@ class Runs:
         allow: allowed bundles, each by its ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
         keys: Ed25519 public keys by name.
         approve: kind of runs that wait for ``fl-privacy policy approve``, see ``APPROVE``.
-        wait_seconds: longest wait of a message.
-        folder: folder of waiting runs and of decisions.
         install: ``from-index`` installs missing packages from the site's package index, ``never`` does not.
         versions: ``any`` accepts installed packages of other versions than required, ``stated`` does not.
     """
@@ -136,7 +134,6 @@ class Bundle:
     """Bundle of a run; the fields after ``digest`` are as the bundle states them.
 
     Attributes:
-        digest: SHA-256 of ``content``.
         name: name of the app, ``publisher/name``.
         client: reference to the client app, such as ``package.client_app:app``.
         packages: required packages, such as ``numpy>=1.21``, without Flower.
@@ -376,7 +373,6 @@ class Approvals:
         self.forget(run)
 
     def forget(self, run: str) -> None:
-        """Remove a run from the waiting runs."""
         for place in (self.place(run, "json"), *self.runs.folder.glob(f"{run}.*.fab")):
             place.unlink(missing_ok=True)
 

@@ -184,7 +184,6 @@ class SitePolicy:
         return self.noising.rho if self.noising else None
 
     def reply(self, kind: str) -> Reply | None:
-        """Return the allowed reply to a message of ``kind``, such as ``train`` or ``query.other``."""
         return self.sends.get(plain_kind(kind))
 
 
