@@ -69,7 +69,7 @@ def describe(stages: tuple[Stage, ...]) -> str:
 
 
 def at_work(stages: tuple[Stage, ...]) -> str:
-    """Describe the stages like :func:`describe`, but stages of one step by name: ``cocktail party, victim 3/8``."""
+    """Describe the stages like :func:`describe`, without numbers for single steps: ``cocktail party, victim 3/8``."""
     return ", ".join(describe((stage,)) if stage.total > 1 else stage.what for stage in stages)
 
 
@@ -113,7 +113,7 @@ BETWEEN_LINES, LONGEST_SILENCE = 10, 60
 
 
 class ShareLines:
-    """Progress callback that says a line at each tenth and at least every minute; ``beside`` adds text to it."""
+    """Progress callback that passes a line to ``say`` at each tenth and every minute, with the text of ``beside()``."""
 
     def __init__(self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str) -> None:
         self._say, self._title, self._beside, self._pause = say, title, beside, BETWEEN_LINES

@@ -23,8 +23,8 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
     """Perturb each local gradient to mislead classifiers of an attribute (RecUP-FL, Cui et al. 2023, Alg. 1).
 
     At every local step the client trains substitutes for the attacker's classifier on gradients of public examples.
-    Each iteration leaves one substitute out: a first step raises the others' loss of the inferred attribute, a second
-    step its own. The perturbation stays within a ball.
+    Each iteration leaves one substitute out. A first step raises the loss of the other substitutes, a second step
+    that of the one left out. The perturbation stays within a ball.
 
     Args:
         budget: radius of the ball around the gradient, in units of its norm, at least 0.

@@ -55,7 +55,7 @@ class ImageMemory:
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the cached images (B, C, H, W) or texts (B, L, d) in [0, 1] of ``keys``, else those of ``default``.
 
-        Booleans (B,) follow: cached, and fresh.
+        Also return booleans (B,), true for cached keys, and booleans (B,), true for fresh data.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)
@@ -314,6 +314,6 @@ class _Judge:
         self._judges[name] = judge
 
     def judging(self, table: Tensor) -> WordEvaluator | None:
-        """Return the evaluator for the word embeddings ``table``, else the last one kept, or ``None``."""
+        """Return the evaluator for the word embeddings ``table``, else the latest one; ``None`` without any."""
         last = next(reversed(self._judges.values()), None)
         return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last

@@ -55,7 +55,7 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 def draw_own(private: PrivateHook) -> ModelHook:
     """Return a hook for ``Defense.model`` that gives each client its own initial private parameters.
 
-    They are the model's, shuffled within each tensor, which keeps the distribution of any initialization.
+    Each tensor has the model's values in random order, which keeps the distribution of any initialization.
     """
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:

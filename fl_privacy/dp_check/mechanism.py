@@ -217,7 +217,7 @@ with the unit before one without it."""
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
-    """Return a mechanism of one call with the unit and ``LATER`` calls without, projected onto ``known``."""
+    """Return a mechanism that projects one call with the unit, and ``LATER`` calls without, onto ``known``."""
     unit = known / known.norm()
 
     def sequence(given: Any) -> Tensors:
@@ -366,7 +366,7 @@ ROUND_LIKE = 10_000_001
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise that follows from the round's number, by the same rounds with and without the unit."""
+    """Detect noise that depends only on the round's number, by repeating rounds with and without the unit."""
     if not isinstance(mechanism, ByRound):
         return []
     try:

@@ -338,7 +338,7 @@ def _levels(held: HeldDraws) -> dict[str, dict[int, np.ndarray]]:
 
 
 def _between_levels(held: HeldDraws, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
-    """Return the arrays whose atoms follow a slight change of the input, and so are the update itself."""
+    """Return the arrays whose repeated values change with a slight change of the input, and so reveal the update."""
     names = []
     for name, columns in levels.items():
         follow = []

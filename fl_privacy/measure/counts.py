@@ -82,8 +82,8 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update reconstruct at least as many examples.
 
-        For rows and texts it is ``chance``; for images 0 if one is exact, else it follows from their leads or, if these
-        are unknown, from 1 / (candidates + 1) per identified image; ``luck`` if images are only recognizable.
+        For rows and texts it is ``chance``. For images it is 0 if one is exact, and ``luck`` if they are only
+        recognizable. Otherwise it follows from the leads or, without them, from 1 / (candidates + 1) per image.
         """
         if self.chance is not None:
             return self.chance

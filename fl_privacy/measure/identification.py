@@ -226,7 +226,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return the lead that chance gives for a number of guesses and of candidates."""
+    """Return the lead that the best of ``guesses`` unrelated guesses reaches by chance."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
@@ -235,7 +235,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Fisher's z of correlations (W, R), standardized by the ``usual`` columns, and their mean and spread."""
+    """Return Fisher's z of correlations (W, R), standardized by the ``usual`` columns' mean and spread, and these."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD

@@ -281,7 +281,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Return the chance by draws, or by the number of own examples among the best, which may be smaller."""
+    """Return the smaller one of two chances: by draws, and by the number of own examples among the ``best``."""
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)

@@ -52,7 +52,7 @@ def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> Match:
-    """Match the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, with most right cells in all."""
+    """Match the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, for the most right cells in total."""
     originals, labels = truth.inputs.detach().cpu().float(), hard_labels(truth.labels.detach().cpu())
     failure, guess = no_guess(reconstruction), None
     if failure is None and reconstruction.batch is not None:
@@ -133,7 +133,7 @@ BLOCK = 64  # number of rows that are compared with all guesses at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Matching of guessed rows to true rows."""
+    """Result of ``pinned_rows``: shares of right cells and rows, and the guess of each true row."""
 
     cells: float  # share of right cells, in the matching that maximizes it
     rows: float  # share of rows with all cells right, in the matching that maximizes it

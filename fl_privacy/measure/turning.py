@@ -156,7 +156,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
-    """Return all V windows of a middle's size of images (N, L, H, W), (L, N, V, D), and their lengths (L, N, V)."""
+    """Return all V windows of images (N, L, H, W) with a guess's size, (L, N, V, D), and their norms (L, N, V)."""
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)

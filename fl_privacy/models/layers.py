@@ -253,9 +253,10 @@ def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[i
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the name of the layer after the last private one in the forward pass, or of the second if none is private.
+    """Return the name of the layer that follows the last private one; the second layer if none is private.
 
-    ``public`` are the names of the public parameters, ``image_shape`` is (C, H, W); ``UserError`` without such a layer.
+    Layers are in the order of the forward pass on images of ``image_shape``; ``public`` are names of parameters.
+    ``UserError`` without such a layer.
     """
     layers = called_layers(model, image_shape)
     owned = {name: model.get_submodule(name).named_parameters(recurse=False) for name in layers}
@@ -270,10 +271,10 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 
 
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the name of the module after the activation of the last private layer, or of the first if none is private.
+    """Return the name of the module that follows the last private layer's activation.
 
-    FDL-PP's private part ends with a layer's activation (Gu et al. 2021, Definition 4).
-    Without a module for the activation, it is ``cut_layer``.
+    Without private layers it follows the first layer's activation, without an activation module it is ``cut_layer``.
+    FDL-PP's private part ends with an activation (Gu et al. 2021, Definition 4).
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)

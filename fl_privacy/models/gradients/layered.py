@@ -217,7 +217,7 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name, and the factors (V, O, P), (V, D, P) of those by the weights ``factored``."""
+        """Return gradients by name; for the weights ``factored``, return factors (V, O, P) and (V, D, P) instead."""
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
         for call in self.calls(inputs, labels, hidden):
@@ -265,7 +265,7 @@ class Layered(VictimGradients):
         return self.passed(inputs, labels, hidden)[1]
 
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
-        """Return the sum of the victims' losses, and the calls of layers, differentiable by ``inputs``.
+        """Return the sum of all victims' losses, and each layer's recorded call, both differentiable by ``inputs``.
 
         ``hidden`` (V, B, F) is an additional loss gradient by the inputs of the layer ``victim_model.hidden``.
         """

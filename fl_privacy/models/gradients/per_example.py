@@ -57,7 +57,7 @@ class GradientSketch:
         return found
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
-        """Return the transposed map of ``sketched`` (size,), as tensors with the shapes of ``like``."""
+        """Map ``sketched`` (size,) back to gradients with the shapes of ``like``, by the transposed matrix."""
         parts = self._parts({name: value.unsqueeze(0) for name, value in like.items()})
         return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
 

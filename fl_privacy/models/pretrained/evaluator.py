@@ -81,7 +81,7 @@ def fitted(
 ) -> N:
     """Return ``network`` after training on ``number`` examples; each epoch shows every batch at every noise level.
 
-    ``losses`` is a function (indices (B,) of a batch) -> function (index (B,) of each example's level) -> loss.
+    ``losses`` maps the indices (B,) of a batch to a function from the noise levels' indices (B,) to the loss.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)

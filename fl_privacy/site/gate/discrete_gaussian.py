@@ -75,7 +75,7 @@ def _fill(found: Integers, random: Bytes) -> None:
 def _draw(trials: int, random: Bytes) -> Integers:
     """Return the accepted values of ``trials`` proposals, 71 % on average.
 
-    A proposal's 64 random bits are 16 for k, the sign, j, and the first bits of the uniform number for acceptance.
+    A proposal takes 64 random bits: 16 for k, then the sign, j, and a uniform number that decides its acceptance.
     """
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
