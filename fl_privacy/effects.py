@@ -198,7 +198,7 @@ class OtherImages(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Fresh weighted sum of ``images`` images with random pixels inverted; ``labeled`` of them enter the label."""
+    """Weighted sums of ``images`` images with random pixels inverted; labels mix those of ``labeled`` images."""
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
     labeled: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})

@@ -101,7 +101,7 @@ class _Layout:
         return self.flat[self.present]
 
     def _grid_bits(self, most: int) -> int:
-        """Return the fewest bits, up to ``most``, of codes for evenly spaced nonzero values; 0 if they are not even."""
+        """Return the fewest bits, up to ``most``, of integer codes for the nonzero values; 0 if no codes are exact."""
         scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
         few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
         held = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few

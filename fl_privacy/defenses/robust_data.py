@@ -47,7 +47,7 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """Return UM (Eq. 4) for the gradient of a batch's mean loss: the sum of (weight (gradient - target))^2."""
+    """Return the function UM (Eq. 4) for a batch's gradient: the sum of (weight (gradient - target))^2."""
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
 
@@ -60,7 +60,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return UM (Eq. 4) for the gradients of single examples; ``target`` and ``weights`` are (B, *shape)."""
+    """Return the function UM (Eq. 4) for each example's gradient; ``target`` and ``weights`` are (B, *shape)."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -102,7 +102,7 @@ def descend(
 
 
 def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
-    """Return ``gradient`` projected within the l2 distance ``radius`` of ``center`` (appendix J)."""
+    """Project ``gradient`` into the ball of l2 ``radius`` around ``center`` (appendix J)."""
     apart = {name: (gradient[name] - c).double() for name, c in center.items()}
     length = torch.stack([a.square().sum() for a in apart.values()]).sum().sqrt()
     if float(length) <= radius:

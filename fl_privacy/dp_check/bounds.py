@@ -88,7 +88,6 @@ def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Float
 
     Args:
         counts: counts at T thresholds that were chosen without these draws.
-        delta: probability in [0, 1).
         error: probability in (0, 1) with which each single bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
@@ -116,7 +115,6 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
     Args:
         sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
         sizes: number of values of each array, at least 2.
-        delta: probability in [0, 1).
         error: probability in (0, 1) with which the bound may be wrong.
     """
     if not len(sizes):
@@ -202,7 +200,6 @@ def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, 
         guesses: number r of canaries about which a guess was made.
         right: number v of right guesses.
         epsilon: privacy parameter, at least 0.
-        delta: probability in [0, 1).
     """
     share = scipy.special.expit(epsilon)
     beta = float(scipy.stats.binom.sf(right - 1, guesses, share))
@@ -301,7 +298,6 @@ def best_one_run_epsilon(
     Args:
         taken: scores (k,) of participating canaries, higher if participation is likelier.
         left_out: scores (m - k,) of the other canaries.
-        delta: probability in [0, 1).
         shares: how many numbers of guesses are tried; the error is divided among them (Bonferroni).
     """
     right = _right_guesses(taken, left_out)

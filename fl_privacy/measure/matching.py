@@ -131,7 +131,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return numbers (..., L) that equal only for the same token and the same number of earlier occurrences."""
+    """Return numbers (..., L) of tokens (..., L), equal only for the k-th occurrences of the same token."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 

@@ -352,7 +352,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """Comparison in the pose and at the position of the guess at which it resembles each image most."""
+    """Comparison of each image with the guess in its best pose and position."""
 
     side: int
     placed: _Placed  # best poses of the guess for the originals

@@ -27,7 +27,6 @@ class HuggingFaceText(TextModel):
     Args:
         network: network of ``AutoModel``, or of ``AutoModelForCausalLM`` for next tokens.
         num_classes: number of classes K; the classifier takes the state of the first token, or the last in a decoder.
-        next_token: ``True`` if each next token is predicted.
     """
 
     def __init__(self, network: Any, *, num_classes: int, next_token: bool) -> None:

@@ -251,9 +251,8 @@ class Observation:
             before: model as sent; if ``model`` is given, its ``state_dict()`` or that one's arrays in order.
             after: model after the training, its ``state_dict()``, or that one's arrays in order.
             plan: client's plan, known to the server: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``.
-            input_shape: (C, H, W) of an image, or (F,) or F of a table row.
+            input_shape, number: see :meth:`of_gradients`.
             model: architecture, if ``before`` is no model.
-            number: number of the observation, for its name and random streams.
 
         Raises:
             UserError: weights do not fit the model or did not change, or a number is invalid.

@@ -58,7 +58,6 @@ class UserUpload:
         parameters, buffers: copies of the values sent, by name.
         tensors: gradients, or parameters after the local training.
         num_examples: number of examples of the gradient or the training.
-        num_classes: K, the number of outputs.
         notes: sentences on a batch size that was inferred or that contradicts the gradient's rank.
     """
 
@@ -193,7 +192,7 @@ class _LinearCalls(TorchFunctionMode):
 
 @without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
-    """Return K, and the linear layers from whose gradient's rank examples can be counted.
+    """Return the number K of outputs, and the linear layers whose gradient's rank counts the examples.
 
     They are called once, on one vector per example, and their features differ between images.
     """

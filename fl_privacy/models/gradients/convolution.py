@@ -433,7 +433,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return the names of convolutions and their norms whose folding saves time for ``inputs`` (N, ...).
+    """Return pairs (convolution, norm) of names whose folding saves time for ``inputs`` (N, ...).
 
     Other uses of a convolution's output are not detected; folding then gives wrong results.
     """

@@ -61,7 +61,7 @@ def leaving(
 
 @contextmanager
 def replaced_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Call ``module`` with ``change`` of its first argument within the context."""
+    """Apply ``change`` to the first argument of each call of ``module`` within the context."""
     with _hooks([module.register_forward_pre_hook(lambda _, given: (change(given[0]),))]):
         yield
 
