@@ -157,10 +157,11 @@ class LoopbackFederation:
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():
-                raise UserError(f"{name} is expected to {what}, but ended with {status}: {_last(self.said(name))}")
+                said = _last(self.said(name))
+                raise UserError(f"{name} is expected to {what}, but ended with {status}: {said}; correct that.")
             if time.monotonic() > deadline:
                 said = _last(self.said(name))  # a trial's log does not outlast it
-                raise UserError(f"{name} is expected to {what} in {seconds:g} s, but did not: {said}")
+                raise UserError(f"{name} is expected to {what} in {seconds:g} s, but did not: {said}; try again.")
             time.sleep(_POLL)
 
     def wait(self, name: str, seconds: float) -> int:
@@ -313,7 +314,7 @@ def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
     federation.run("run", app, {"overrides": overrides, "round-timeout": 120})
     federation.wait("run", RUN_SECONDS)
     if len(list((federation.folder / "runs").rglob("summary.json"))) != 1:
-        raise UserError(f"The run is expected to finish, but did not; see its log: {federation.said('run')[-300:]}")
+        raise UserError(f"The run is expected to finish, but did not; correct this: {federation.said('run')[-300:]}")
     return "finished"
 
 
@@ -321,16 +322,16 @@ def _refused(federation: LoopbackFederation, name: str, *, key: Path, authority:
     federation.start_node(name, {}, key=key, authority=authority, extra=ONCE)
     status = federation.wait(name, REFUSAL_SECONDS)
     if status == 0:
-        raise UserError(f"{name} is expected to be refused, but was admitted: {_last(federation.said(name))}")
+        raise UserError(f"{name} is expected to be refused, but was admitted; do not start this deployment.")
     return f"it ended with status {status}"
 
 
 def _expect_sealed(folder: Path, nodes: int) -> str:
     kept = [path for path in folder.glob("state-*/**/*") if path.is_file()]
     if len([path for path in kept if path.suffix == ".state"]) != nodes:
-        raise UserError(f"Each of {nodes} nodes is expected to keep its private part, but {len(kept)} files are there.")
+        raise UserError(f"{nodes} nodes are expected to keep a file each, but kept {len(kept)}; do not start them.")
     for path in kept:
         content = path.read_bytes()  # empty for a lock
         if stat.S_IMODE(path.stat().st_mode) & 0o077 or (content and not content.startswith(b"fl-privacy sealed")):
-            raise UserError(f"{path} is expected to be encrypted and its owner's alone, but is not.")
+            raise UserError(f"{path} is expected to be encrypted and private, but is not; do not start the nodes.")
     return f"{len(kept)} files"
