@@ -333,7 +333,7 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness 2ab / (aa + bb), (V, N), of guesses a (V, T, D) to the nearest tiles b of N images."""
+    """Return the likeness 2ab / (aa + bb), (V, N), of guesses a (V, T, D) to N images b of their nearest tiles."""
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:

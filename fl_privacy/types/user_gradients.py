@@ -223,10 +223,7 @@ def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, 
 
 
 def computed_in(values: Tensor) -> torch.dtype:
-    """Return the floating-point type in which ``values`` were computed, which may be less than their own.
-
-    The last bits of half-precision results are zero in single precision.
-    """
+    """Infer the floating-point type in which ``values`` were computed: low precisions leave their last bits zero."""
     values = values.detach().flatten()[:_LOOKED_AT]
     if values.dtype == torch.float64 and bool((values.float() == values).all()):
         values = values.float()

@@ -248,7 +248,7 @@ def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
-    """Return ``True`` if ``module`` pads by a number of zeros."""
+    """Return ``True`` if ``module`` pads with a given number of zeros."""
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 

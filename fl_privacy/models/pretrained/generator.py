@@ -109,7 +109,7 @@ class ImageGenerator(nn.Module):
         return cast(Tensor, self.layers[0](latents[:, :, None, None]))
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:
-        """Return the outputs of layer ``until``, for ``None`` images in [0, 1], from those of layer ``after``."""
+        """Map the outputs of layer ``after`` to those of layer ``until``; ``None`` gives images in [0, 1]."""
         last = self.depth - 1 if until is None else until
         for layer in list(self.layers)[after + 1 : last + 1]:
             features = layer(features)
