@@ -230,7 +230,7 @@ def errors_alone(name: str) -> Iterator[None]:
 
 
 def expect_claim(epsilon: float | Claim, delta: float | None) -> Claim:
-    """Return ``epsilon`` if it is a claim, else the claim of that number and ``delta`` on one client's release.
+    """Return ``epsilon`` if it is a claim, else a claim of ``epsilon`` and ``delta`` for one release of a client.
 
     ``UserError`` if delta is missing, or given twice.
     """

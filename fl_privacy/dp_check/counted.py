@@ -94,7 +94,7 @@ class Drawn:
         return self._sampled(max(bounds))
 
     def _sampled(self, epsilon: float) -> float:
-        """Return the ``epsilon`` of a release that holds the unit with probability ``rate``."""
+        """Return the epsilon of a sampled release from the ``epsilon`` of a release that surely holds the unit."""
         return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:

@@ -111,7 +111,7 @@ class MechanismCheck:
 
 
 def doubt_in_words(confidence: float) -> str:
-    """Return a phrase on why a bound above the claim, with this ``confidence``, does not call the claim false."""
+    """Return the reason why a bound above the claim does not prove the claim false at this ``confidence``."""
     above = f"the bound lies above the claim with a confidence of {100 * confidence:.3g} %"
     return f"{above}, and {100 * ACCUSATION:.4g} % are needed to call it false"
 
@@ -286,7 +286,7 @@ def _judged(
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Return the pilot of the most distinguished pair, and the pair's difference (d,) if known.
+    """Return the pilot of the pair that is easiest to distinguish, and the pair's difference (d,) if known.
 
     The pair ``preferred`` is taken unless another one is better by more than chance.
     """

@@ -1,4 +1,4 @@
-"""Rule of all verdicts, pages and exit statuses for results above chance."""
+"""Decision whether a result is above chance, for all verdicts, pages and exit statuses."""
 
 from statistics import NormalDist
 

@@ -151,7 +151,7 @@ def decaying_step(
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """Return ``rows`` of a parameter without gradient after ``steps`` with weight decay."""
+    """Return ``rows`` of a parameter after ``steps`` of weight decay alone, without gradient."""
     if not plan.weight_decay:
         return rows
     moments: list[Tensors] = [{}, {}]

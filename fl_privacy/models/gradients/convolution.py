@@ -295,7 +295,7 @@ def _apart(values: Tensor, count: int) -> Tensor:
 
 
 class _GroupedGradients(torch.autograd.Function):
-    """Gradients by weight and bias, as a once differentiable function of inputs and output gradients."""
+    """Function from inputs and output gradients to gradients by weight and bias, differentiable once."""
 
     @staticmethod
     def forward(
