@@ -193,7 +193,7 @@ def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
 
 
 def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return a bound on the probability of ``right`` right guesses (Steinke, Nasr, Jagielski 2023, Theorem 5.2).
+    """Bound the chance of ``right`` right guesses under (epsilon, delta)-privacy (Steinke et al. 2023, Theorem 5.2).
 
     Args:
         canaries: number m of canaries, each of which participated with probability 1/2.
@@ -277,7 +277,7 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Return the number (m // 2,) of right guesses about the n highest and n lowest scores, for n from 1."""
+    """Return (m // 2,) numbers of right guesses about the n highest and the n lowest scores, for n = 1, 2, ..."""
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf

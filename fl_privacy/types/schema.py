@@ -124,7 +124,7 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of each categorical column's values, padded with the first, and a mask of the values."""
+        """Return indices (G, L) of each categorical column's values, padded with the first, and their mask."""
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
