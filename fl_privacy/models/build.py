@@ -88,9 +88,8 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
     try:
         got = tuple(copy.deepcopy(model).eval()(tokens).shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise UserError(
-            f"Model {name} does not take texts of {length} tokens: {reason_of(error)}; set data.max_length."
-        ) from error
+        wanted = f"to take texts of {length} tokens"
+        raise UserError(f"Model {name} is expected {wanted}, but: {reason_of(error)}; set data.max_length.") from error
     if got not in ((2, num_classes), (2, num_classes, length)):
         raise UserError(
             f"Model {name} is expected to return logits of {num_classes} classes, but got {got}; change its last layer."

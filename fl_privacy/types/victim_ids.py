@@ -32,7 +32,8 @@ class VictimId:
 
     def __post_init__(self) -> None:
         if min(self.round, self.client, self.probe or 0) < 0 or not re.fullmatch(r"[\w+-]*", self.part, re.ASCII):
-            raise ValueError(f"A victim's numbers are expected to be at least 0 and its part a word, but got {self!r}.")
+            what = "A victim's numbers are expected to be at least 0 and its part a word"
+            raise ValueError(f"{what}, but got {self!r}; try VictimId(1, 0).")
 
     @classmethod
     def parse(cls, text: str) -> "VictimId":

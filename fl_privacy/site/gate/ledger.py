@@ -191,7 +191,7 @@ class Ledger:
             return _regular(self.path, flags)
         if begun:
             raise LedgerError(
-                f"The ledger {self.path} is missing, but its anchor {self.anchor} says that it was begun; put it back."
+                f"The ledger {self.path} is expected with its anchor {self.anchor}, but is missing; put it back."
             )
         for folder in (self.path.parent, self.anchor.parent):
             make_missing_private(folder)
