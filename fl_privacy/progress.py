@@ -113,7 +113,7 @@ BETWEEN_LINES, LONGEST_SILENCE = 10, 60
 
 
 class ShareLines:
-    """Progress callback that passes a line to ``say`` at each tenth and every minute, with the text of ``beside()``."""
+    """Progress callback that passes a line to ``say`` at each tenth, and at least every minute."""
 
     def __init__(self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str) -> None:
         self._say, self._title, self._beside, self._pause = say, title, beside, BETWEEN_LINES

@@ -298,7 +298,7 @@ def best_one_run_epsilon(
     Args:
         taken: scores (k,) of participating canaries, higher if participation is likelier.
         left_out: scores (m - k,) of the other canaries.
-        shares: how many numbers of guesses are tried; the error is divided among them (Bonferroni).
+        shares: count of tried numbers of guesses, among which the error is divided (Bonferroni).
     """
     right = _right_guesses(taken, left_out)
     canaries = np.size(taken) + np.size(left_out)
