@@ -58,7 +58,7 @@ def test_a_vast_epsilon_takes_no_minutes() -> None:
 
 def test_claims_are_complete() -> None:
     assert expect_claim(1.0, 1e-5) == Claim(epsilon=1.0, delta=1e-5)
-    with pytest.raises(UserError, match="delta is missing"):
+    with pytest.raises(UserError, match="expected with its delta"):
         expect_claim(1.0, None)
     with pytest.raises(UserError, match="delta"):
         Claim(epsilon=1.0, delta=1.0)

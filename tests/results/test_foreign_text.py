@@ -18,7 +18,7 @@ def test_only_ordinary_text_of_bounded_size_is_read(tmp_path: Path) -> None:
         file.truncate(20 << 30)
     for name, line in {
         "pipe": "a pipe or a device",
-        "bytes": "to be text",
+        "bytes": "to be UTF-8 text",
         "sparse": "at most 64 MiB, but has 20480",
         "gone": "No such file",
         ".": "a folder",
