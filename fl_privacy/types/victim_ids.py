@@ -38,7 +38,8 @@ class VictimId:
     @classmethod
     def parse(cls, text: str) -> "VictimId":
         if not (match := _VICTIM_ID.fullmatch(text)):
-            raise ValueError(f"A victim is expected to be round-R/client-C, but got {text!r}; try round-1/client-0.")
+            known = "round-R/client-C or round-R/client-C/victim-K"
+            raise ValueError(f"A victim is expected to be {known}, but got {text!r}; try round-1/client-0.")
         round, client, probe = match.groups()
         return cls(int(round), int(client), None if probe is None else int(probe))
 

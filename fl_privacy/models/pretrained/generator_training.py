@@ -72,7 +72,7 @@ class GeneratorTraining:
         device: torch.device | str = "cpu",
     ) -> None:
         if len(images) < 2:
-            raise UserError(f"A generator is expected to learn from at least 2 images, but got {len(images)}; add some.")
+            raise UserError(f"A generator is expected to get at least 2 images, but got {len(images)}; add some.")
         self.plan, self.seed, self.done = plan, seed, 0
         self._images, self._labels = images.to(device), labels.to(device)
         shape = plan.shape(images, num_classes)
