@@ -1,4 +1,4 @@
-"""The lasting state of a node's clients, in Flower's context or in private, optionally encrypted files."""
+"""State of a node's clients between rounds, in Flower's context or in private, optionally encrypted files."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ _MAGIC, _NONCE = b"fl-privacy sealed 1\n", 12
 
 
 def write_own(path: Path, content: bytes, key: bytes | None) -> None:
-    """Replace a file, readable by its owner alone; with a key, encrypt it by AES-256-GCM, bound to its name."""
+    """Write a file that only its owner can read; a ``key`` encrypts it by AES-256-GCM, bound to the file's name."""
     write_private(path, content if key is None else seal(content, key, path.name))
 
 
@@ -42,16 +42,16 @@ def read_own(path: Path, key: bytes | None) -> bytes:
     content = read_unshared(path)
     if key is None:
         if content.startswith(_MAGIC):
-            raise UserError(f"{path} is encrypted and expected with its key, but there is none; name it, or delete it.")
+            raise UserError(f"{path} is expected with its key, but none is given; set {KEY_VARIABLE}, or delete it.")
         return content
     if not content.startswith(_MAGIC):
-        raise UserError(f"{path} is expected to be encrypted, but is not; delete it, or go without the key.")
+        raise UserError(f"{path} is expected to be encrypted, but is not; delete it, or give no key ({KEY_VARIABLE}).")
     nonce, sealed = content[len(_MAGIC) : len(_MAGIC) + _NONCE], content[len(_MAGIC) + _NONCE :]
     try:
         return AESGCM(key).decrypt(nonce, sealed, path.name.encode())
     except InvalidTag as error:
         raise UserError(
-            f"{path} is expected to be what was written with this key, but is not; name the right key, or delete it."
+            f"{path} is expected to be encrypted by the given key, but is not; give the right key, or delete it."
         ) from error
 
 
@@ -72,25 +72,27 @@ def read_key(path: Path) -> bytes:
     try:
         key = read_unshared(path)
     except OSError as error:
-        raise UserError(
-            f"A key of {KEY_BYTES} bytes is expected in {path}, but {error.strerror or error}; make one: head -c 32"
-            f" /dev/urandom > {path} && chmod 600 {path}."
-        ) from error
+        raise _no_key(path, error.strerror or error) from error
     if len(key) != KEY_BYTES:
-        raise UserError(f"A key of {KEY_BYTES} bytes is expected in {path}, but it holds {len(key)}.")
+        raise _no_key(path, f"it holds {len(key)}")
     return key
+
+
+def _no_key(path: Path, got: object) -> UserError:
+    made = f"head -c 32 /dev/urandom > {path} && chmod 600 {path}"
+    return UserError(f"A key of {KEY_BYTES} bytes is expected in {path}, but {got}; make one: {made}.")
 
 
 STATE = "fl-privacy-state"  # node config key: folder of the node's secret
 
 STATE_VARIABLE = "FL_PRIVACY_STATE"
-"""Environment variable with the same, if the node config has none; by default the user's state folder."""
+"""Environment variable: folder of the node's secret if the node config has none; default: the user's state folder."""
 
 SIMULATION_VARIABLE = "FL_PRIVACY_SIMULATION"
-"""Environment variable, set by the operator alone: 1 lets clients draw from the run's seed."""
+"""Environment variable that the operator sets: with 1, clients draw from the run's seed."""
 
 KEY = "fl-privacy-key"  # node config key: file of 32 bytes by which the node's files are encrypted
-KEY_VARIABLE = "FL_PRIVACY_KEY"  # environment variable with the same, if the node config has none
+KEY_VARIABLE = "FL_PRIVACY_KEY"  # environment variable: the key file if the node config has none
 FILE = "node-secret"
 
 
@@ -99,10 +101,10 @@ class SimulatedContext(Context):
 
 
 def node_secret(context: Context) -> Secret:
-    """Return the client's secret: the node's own, derived for this run and client.
+    """Return the secret of the client of ``context`` in its run, derived from the node's secret.
 
-    It is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can read; ``UserError``
-    if the file can't be made, others can read it, or it holds no secret.
+    The node's secret is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can
+    read; ``UserError`` if the file can't be made, others can read it, or it holds no secret.
     """
     return kept_secret(state_folder(context) / FILE, state_key(context)).derive("run", context.run_id, *whose(context))
 
@@ -115,13 +117,13 @@ def whose(context: Context) -> tuple[str, int]:
 
 
 def state_folder(context: Context) -> Path:
-    """Return the node config's ``fl-privacy-state``, else FL_PRIVACY_STATE, else the user's state folder."""
+    """Return the folder named by ``fl-privacy-state`` or FL_PRIVACY_STATE, else the user's state folder."""
     named = context.node_config.get(STATE) or os.environ.get(STATE_VARIABLE)
     return expanded(str(named)) if named else Path(platformdirs.user_state_dir("fl_privacy"))
 
 
 def state_key(context: Context) -> bytes | None:
-    """Return the key that node config or FL_PRIVACY_KEY names, if any; ``UserError`` if it is shared or unreadable."""
+    """Return the key in the file that node config or FL_PRIVACY_KEY names; ``UserError`` if shared or unreadable."""
     named = context.node_config.get(KEY) or os.environ.get(KEY_VARIABLE)
     return read_key(expanded(str(named))) if named else None
 
@@ -147,8 +149,8 @@ def kept_secret(path: Path, key: bytes | None = None) -> Secret:
         ) from error
     if len(content) != SECRET_BYTES:
         raise UserError(
-            f"{path} is expected to hold a secret of {SECRET_BYTES} bytes, but does not; delete it, and a new one is"
-            " drawn."
+            f"{path} is expected to hold a secret of {SECRET_BYTES} bytes, but holds {len(content)}; delete it, and a"
+            " new one is drawn."
         )
     return Secret(content)
 
@@ -164,7 +166,7 @@ def is_simulation() -> bool:
 SERVED = "served"  # metadata key of the file: last answered round by kind of message, as JSON
 
 MOST_AHEAD = 1000
-"""Largest step from the last answered round if the run states no number: an answered round excludes earlier ones."""
+"""Largest step from the last answered round if the run's length is unknown; earlier rounds are refused afterwards."""
 
 ANSWERED = "fl-privacy.answered"  # record of ``context.state`` with the last answered round by kind of message
 
@@ -190,18 +192,17 @@ def expect_near(answered: Iterable[int], round: int) -> None:
     if not 0 <= round <= most:
         raise UserError(
             f"A round of 0 to {most} is expected, {MOST_AHEAD} after the last one that was answered, but got {round};"
-            " the question is refused. Say how many rounds the run has (rounds=, last_round or num-server-rounds in its"
-            " config) where it has more."
+            " if the run has more rounds, state how many (rounds=, last_round or num-server-rounds in its config)."
         )
 
 
 def remember_answer(records: RecordDict, kind: str, round: int) -> None:
-    """Record in ``records`` that the message ``kind`` of ``round`` is answered."""
+    """Record in ``records`` that a message of this ``kind`` and ``round`` is answered."""
     records[ANSWERED] = ConfigRecord({**records.config_records.get(ANSWERED, {}), kind: round})
 
 
 class ContextMemory:
-    """State in ``context.state``, lost when the node restarts; ``once`` answers each round once, as deployed."""
+    """Client state in ``context.state``, lost when the node restarts; with ``once``, a second answer is refused."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records
@@ -211,13 +212,13 @@ class ContextMemory:
         return load_state(self.records, device)
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
-        """Save ``state``; ``after``: kind and round of the message whose answer it belongs to."""
+        """Save ``state``; ``after``: kind and round of the message that it answers."""
         save_state(self.records, state)
         if self.once and after is not None:
             remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Refuse a message that was answered before or, unless its round is ``bounded``, is far ahead."""
+        """Raise ``UserError`` for a message that was answered before or, unless ``bounded``, of a round far ahead."""
         if self.once:
             expect_later(answered(self.records), kind, round)
             if not bounded:
@@ -225,10 +226,10 @@ class ContextMemory:
 
 
 class NodeMemory:
-    """State in a file of the node, which survives restarts; its content is never in a message.
+    """Client state in a file of the node, which survives restarts and is never sent.
 
-    It is replaced after the work and before the reply: a killed node continues after the last finished round. With a
-    ``key`` of 32 bytes it is encrypted.
+    The file is replaced after the work and before the reply: a killed node continues after the last finished round. A
+    ``key`` of 32 bytes encrypts it.
     """
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:
@@ -264,8 +265,8 @@ class NodeMemory:
             served = json.loads(json.loads(content[8 : 8 + size])["__metadata__"][SERVED])
         except (SafetensorError, KeyError, ValueError) as error:
             raise UserError(
-                f"{self.path} is expected to hold what a client keeps between rounds, but does not; delete it, and the"
-                " client starts afresh."
+                f"{self.path} is expected to hold what a client keeps between rounds, but can't be parsed; delete it,"
+                " and the client starts afresh."
             ) from error
         return tensors, {str(kind): int(round) for kind, round in served.items()}
 
@@ -274,6 +275,6 @@ Memory = ContextMemory | NodeMemory  # a client's private layers and other state
 
 
 def node_memory(context: Context) -> NodeMemory:
-    """Return the file of the client of ``context`` in its run, next to the secret; ``UserError`` without its key."""
+    """Return the memory of the client of ``context`` in its run, a file; ``UserError`` if its key can't be read."""
     run, client = f"run-{context.run_id}", "-".join(map(str, whose(context)))
     return NodeMemory(state_folder(context) / run / f"{client}.state", state_key(context))

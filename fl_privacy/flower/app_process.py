@@ -1,4 +1,4 @@
-"""Apps in processes of their own, without network, key or ledger, which answer to the gate alone."""
+"""Isolated processes of apps, without network, key or ledger, which answer to the gate alone."""
 
 import logging
 import os
@@ -76,8 +76,8 @@ class Cell:
             if limits.required and not (held.is_all if bundled else held.is_enough):
                 lax = "none" if bundled else "where_possible"
                 raise UserError(
-                    f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: {lax} to run"
-                    " the app all the same."
+                    f"app.isolation is expected to be possible, but is not: {held.in_words()} Set isolation: {lax} to"
+                    " run the app all the same."
                 )
             if self.bundle:
                 apart.send([self.bundle], deadline)
@@ -100,8 +100,8 @@ class Cell:
             said = "said something else; repair it."  # the app's code wrote between the two answers
             if isinstance(error, OSError):
                 raise UserError(
-                    "--app is expected to have a process of its own, but the system has none to give"
-                    f" ({error.strerror}); end others, or make room."
+                    "--app is expected to have a process of its own, but the system can't start one"
+                    f" ({error.strerror}); end other processes, or free memory."
                 ) from error
             if isinstance(error, RefusedError):
                 said = f"does not answer: {error}."
@@ -237,7 +237,7 @@ class Bundles:
         return cell
 
     def rest(self) -> None:
-        """Start the process for the next message of runs just answered; end those long unused, or of revoked runs."""
+        """Start new processes for runs just answered; end processes that were long unused, or whose run was revoked."""
         for run in self._answered & self._cells.keys() - self._working:
             cell, _ = self._cells[run]
             self._cells[run] = cell, time.monotonic()

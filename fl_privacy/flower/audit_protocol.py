@@ -1,4 +1,4 @@
-"""Records by which clients behind this package's mods and an auditing server communicate."""
+"""Records that clients behind this package's mods exchange with an auditing server."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the chosen batch number ``probe`` at the model of ``message``.
+    """Build the content of a message that asks for the upload of batch number ``probe`` at the model of ``message``.
 
     The request is in the strategy's first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
     """
@@ -43,18 +43,21 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return number and size of the probe that a message asks for; ``None`` for an ordinary one."""
+    """Return number and batch size of the probe that a message asks for; ``None`` if it asks for none."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None
     probe, size = record.get(_ASKED_NUMBER), record.get(_ASKED_SIZE)
     if not isinstance(probe, int) or not isinstance(size, int) or probe < 0 or not 1 <= size <= MOST_PROBED:
-        raise UserError(f"A probe is expected to have a number and a size, but got {probe!r} and {size!r}.")
+        raise UserError(
+            f"A probe is expected to have a number from 0 and a size of 1 to {MOST_PROBED}, but got {probe!r} and"
+            f" {size!r}; send these."
+        )
     return probe, size
 
 
 def introduce(reply: RecordDict, context: Context) -> None:
-    """Add the client's partition to ``reply``, if its node knows it."""
+    """Add the client's partition to ``reply``, if the node config has it."""
     partition = context.node_config.get(PARTITION)
     if isinstance(partition, int) and not isinstance(partition, bool):
         reply[CLIENT] = ConfigRecord({PARTITION: partition})

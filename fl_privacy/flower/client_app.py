@@ -43,7 +43,7 @@ def numpy_client_app(
 
     def prober(client: NumPyClient, context: Context) -> Fit:
         if not (audited(context) if callable(audited) else audited):
-            raise UserError("A probe is expected by audited clients only, but this one is not; see numpy_client_app.")
+            raise UserError("A probe is expected by audited clients only, but this one is not; set audited=True.")
         return _privacy_client(client, "A probed client").probe
 
     def once(kind: str, work: Callable[[NumPyClient, Message, Context], Work]) -> ClientAppCallable:
@@ -141,7 +141,7 @@ def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], c
 
 def _fitter(client: NumPyClient, content: RecordDict) -> Fit:
     if isinstance(client, MaskableClient):
-        raise UserError("An update under SecAgg+ is expected to be asked for in its stages alone; this is refused.")
+        raise UserError("SecAgg+ is expected, but got a plain training message; run Flower's SecAggPlusWorkflow.")
     if records.PARAMETERS not in content and isinstance(client, PrivacyClient):
         shares = client.wrapped.plan.shares
         if shares != "weights":

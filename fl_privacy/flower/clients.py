@@ -29,7 +29,7 @@ NAMES = "names"  # key of the names of a list of arrays, as JSON, in the config 
 ATTEMPT = "attempt"  # config key: number of the protocol's run under SecAgg+, in which a failed round is repeated
 
 MOST_COUNTED = "most-examples"
-"""Config key: largest number of examples of a client under SecAgg+, whose sum overflows with larger weights."""
+"""Config key: largest number of examples that a client may state under SecAgg+; larger ones overflow the sum."""
 
 MOST_ATTEMPTS = 100
 COUNTS = "counts"  # metrics key of integer buffers, sent in the clear as JSON, since SecAgg+ would blur them
@@ -55,8 +55,8 @@ class PrivacyClient(NumPyClient):
     """Maker of a subclass's defense; without it the client keeps its own."""
 
     last_round: int | None = None
-    """Last round of the run: a later number is refused, since a client that has answered it would refuse all
-    before. ``None`` accepts at most ``memory.MOST_AHEAD`` rounds after the last answered one."""
+    """Last round of the run. Later rounds are refused, since answering one would rule out all before. ``None``
+    accepts at most ``memory.MOST_AHEAD`` rounds after the last answered one."""
 
     def __init__(self, client: Client, memory: RecordDict | Memory | None = None, **settings: Any) -> None:
         if self.make_defense is not None:
@@ -169,7 +169,8 @@ class PrivacyClient(NumPyClient):
         number = _integer(config, records.ROUND)
         if number < 0 or (self.last_round is not None and number > self.last_round):
             raise UnfitMessageError(
-                f"A round of 0 to {self.last_round} is expected of this run, but got {number}; the question is refused."
+                f"A round of 0 to {math.inf if self.last_round is None else self.last_round} is expected, but got"
+                f" {number}; set last_round for a longer run."
             )
         return number
 
@@ -241,14 +242,14 @@ class PassportClient(PrivacyClient):
 
 
 class MaskableClient(PrivacyClient):
-    """Reply with floating-point arrays of at least one dimension and values in [-clip, clip], as SecAgg+ requires."""
+    """Client that replies floating-point arrays of at least one dimension, within [-clip, clip], for SecAgg+."""
 
     def __init__(self, client: Client, memory: RecordDict | Memory, *, clip: float) -> None:
         super().__init__(client, memory)
         self.clip = clip
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Fit; ``UserError`` also if a value is larger than ``clip`` or not a number, so that it can't be masked."""
+        """Train as ``PrivacyClient`` does; ``UserError`` also if a value is not within ``clip`` and can't be masked."""
         arrays, num_examples, metrics = super().fit(parameters, config)
         named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
         masked = {name: np.atleast_1d(array) for name, array in named.items() if array.dtype.kind == "f"}
@@ -271,7 +272,7 @@ class MaskableClient(PrivacyClient):
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UnfitMessageError(
-                f"At most {MOST_ATTEMPTS} attempts of a round are expected, but got number {number}."
+                f"At most {MOST_ATTEMPTS} attempts of a round are expected, but got number {number}; start a new run."
             )
         return number
 
@@ -279,5 +280,5 @@ class MaskableClient(PrivacyClient):
 def _integer(config: Config, key: str) -> int:
     value = config.get(key)
     if not isinstance(value, int):
-        raise UnfitMessageError(f"The server is expected to send the number {key!r} in its config, but sent {value!r}.")
+        raise UnfitMessageError(f"A number {key!r} is expected in the server's config, but got {value!r}; send it.")
     return value

@@ -1,4 +1,4 @@
-"""An honest-but-curious server: any Flower strategy, with the uploads that it can observe."""
+"""Wrappers of any Flower strategy: an honest-but-curious server, a malicious one, and one that checks replies."""
 
 import logging
 import math
@@ -60,7 +60,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Sane(StrategyAround):
-    """Give ``strategy`` the replies that are usable by the rules of ``federation.replies``, and log why others are not.
+    """Pass only usable replies on to ``strategy``, and log why others are left out; see ``federation.replies``.
 
     It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
     from those sent (names, dtype, shape), are not finite or have negative variances; if the norm of its change is over
@@ -333,9 +333,9 @@ class _TappedGrid(RelayGrid):
 
 @dataclass(eq=False)
 class Malicious(StrategyAround):
-    """Send each client the model that ``attack`` crafts from the one ``strategy`` has for it.
+    """Replace the model that ``strategy`` sends to each client by one that ``attack`` crafts from it.
 
-    ``HonestButCurious`` around it captures the replies, for the attack's ``read`` on each observation::
+    ``HonestButCurious`` around it captures the replies as observations, for the attack's ``read``::
 
         HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
 

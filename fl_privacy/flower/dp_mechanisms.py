@@ -1,4 +1,4 @@
-"""Flower's differential privacy mods and strategies as functions to draw from, and their claims."""
+"""Turn Flower's differential privacy mods and strategies into functions that draw releases, and state their claims."""
 
 import importlib
 import inspect
@@ -53,8 +53,8 @@ CLASSIC = (
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     """Return the claim and facts of one of Flower's mods or strategies; ``None`` for other objects.
 
-    The noise multiplier is that of the observer: the server, of a mod's reply, or the receivers of the model, of a
-    strategy's mean.
+    The noise multiplier is the one that the observer faces: the server for a mod, the model's receivers for a
+    strategy.
     """
     if isinstance(subject, LocalDpMod):
         if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula
@@ -97,8 +97,8 @@ def mechanism_of_mod(
 ) -> ByRound:
     """Turn ``mod`` into a function from a client's update to the change that the server sees in the reply.
 
-    The client is sent zeros and replies them plus the update; each call is a round of its own. Numbers that the first
-    reply has among its metrics, but not the client, count as sent.
+    The client is sent zeros and replies them plus the update; each call is a round of its own. Metrics that the mod
+    adds to the first reply count as sent, too.
 
     Args:
         config: values that the server sends, such as ``clipping_norm``.
@@ -140,7 +140,7 @@ def together(mods: Sequence[Mod]) -> Mod:
 def mechanism_of_strategy(
     strategy: Callable[[], Strategy] | Strategy, *, clients: int, mods: Sequence[Mod] = ()
 ) -> ByRound:
-    """Make a function of ``strategy``: from one client's update to the change of the model, times ``clients``.
+    """Turn ``strategy`` into a function from one client's update to the model's change times ``clients``.
 
     The other clients reply the arrays they were sent. All report one example, so that the mean times ``clients`` is
     their sum. Adaptive clipping also releases the logarithm of its next norm, under ``clipping_norm``.

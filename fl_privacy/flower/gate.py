@@ -1,4 +1,4 @@
-"""The gate of a site's policy between an app and the network, which lets out only what the policy allows."""
+"""Gate between an app and the network, which lets out only what the site's policy allows."""
 
 import json
 import logging
@@ -97,7 +97,7 @@ class Gate:
     def __call__(
         self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin | None = None
     ) -> Message:
-        """Return the reply to ``message``: the allowed part of the app's reply, or one line."""
+        """Return the reply to ``message``: the allowed part of the app's reply, or an error of one line."""
         started, asked, kind = time.monotonic(), list[bool](), plain_kind(str(message.metadata.message_type))
 
         def app(message: Message, context: Context) -> Message:
@@ -159,7 +159,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return one line, or noise if the app was ``asked``: it must not choose between reply and refusal."""
+        """Return an error of one line, or noise if the app was ``asked``, since it must not choose to be refused."""
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said
@@ -219,7 +219,7 @@ class Gate:
         return self.ledger.append(**told, run=str(context.run_id), **counted, **vars(origin)).entries
 
     def _refusal(self, error: Exception, *, brought: bool = False) -> Error:
-        """Return the line for the coordinator, with the error's text if that is only about what a run ``brought``."""
+        """Return the error reply; it has the error's text if that is only about what the run ``brought``."""
         detail, reason = printable(str(error)), _reason(error)
         if reason == "gate":
             logger.error("The gate failed", exc_info=error)
@@ -241,7 +241,7 @@ def _reason(error: Exception) -> str:
 
 
 def _remember(held: "OrderedDict[int, Any]", run: int, value: Any, size: Callable[[Any], int]) -> None:
-    """Keep a run's ``value``, and drop those of the runs that were longest without a message, of too many bytes."""
+    """Keep a run's ``value``; above the limits on runs and bytes, drop values of the least recently used runs."""
     held[run] = value
     held.move_to_end(run)
     while len(held) > 1 and (len(held) > MOST_RUNS or sum(map(size, held.values())) > MOST_KEPT):
@@ -279,7 +279,7 @@ def flower_records(records: Records) -> RecordDict:
 
 
 def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
-    """Return the function by which a defense with upload hooks changes (received, released) records.
+    """Return a function (received, released) -> records that applies a defense's upload hooks.
 
     It acts on the change of all floating-point arrays, statistics too, and draws from the operating system's
     randomness. ``UserError`` if there is no such defense or option, it acts within the training, or it promises

@@ -38,7 +38,7 @@ _HEADER = 1 << 12  # largest header of an array in bytes
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Check of a SecAgg+ reply's unmasked parts; ``counts`` are integer buffers, which are sent in the clear."""
+    """Checks the unmasked parts of SecAgg+ replies; ``counts`` are integer buffers, which are sent in the clear."""
 
     shapes: Mapping[str, tuple[int, ...]]
     counts: Tensors
@@ -140,7 +140,7 @@ def in_simulation_engine(grid: Grid) -> bool:
 
 
 class LocalGrid(Grid):
-    """Nodes ``FIRST_NODE``, ... with a context each, answered in this process by ``client_app`` or ``deliver``."""
+    """Grid of simulated nodes, numbered from ``FIRST_NODE``; ``client_app`` answers for them in this process."""
 
     def __init__(self, clients: Sequence[int], client_app: ClientApp | None = None) -> None:
         self.client_app = client_app
@@ -199,7 +199,7 @@ def _relayed(method: str) -> Any:
 
 
 class RelayGrid(Grid):
-    """Another grid, for subclasses that change messages on the way."""
+    """Wrapper of another grid, for subclasses that change messages on the way."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -214,10 +214,10 @@ class RelayGrid(Grid):
 
 
 class PromptGrid(RelayGrid):
-    """A grid that polls for replies at once and then ever less often; Flower's polls every 3 seconds."""
+    """A grid that polls for replies at once and then less and less often; Flower's polls every 3 seconds."""
 
     SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
-    """Seconds between two polls: the shortest, the longest, and the share of the time waited so far."""
+    """Seconds between two polls: the least, the most, and in between this share of the time waited so far."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         waiting, replies = set(self.push_messages(messages)), list[Message]()
@@ -243,9 +243,9 @@ SILENCE = Failure("no reply in time")
 
 
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
-    """Pair each message of ``sent``, in order, with its reply or failure, by message id.
+    """Pair each message of ``sent``, in order, with its reply or failure.
 
-    An error for a dead node names no node.
+    Pairs go by message id, since Flower's error for a dead node names no node.
     """
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     pairs = list[tuple[Message, Message | Failure]]()

@@ -1,4 +1,4 @@
-"""An outside view of Opacus in a client's training: its noise, its sampling and its own epsilon."""
+"""Observe Opacus in a client's training: its noise, its sampling and its own epsilon."""
 
 import math
 import time
@@ -39,7 +39,7 @@ class OpacusWatch:
         multipliers: noise multiplier of each step of the private optimizer.
         divisors: number by which each of these steps divides the noised sum.
         beside: number of other optimizers' steps on the private model's parameters.
-        others: the same on anything else.
+        others: number of other optimizers' steps on anything else.
         inputs: at most two examples of the last batch that entered the module.
         examples: number of examples of the private loader.
     """
@@ -71,7 +71,7 @@ class OpacusWatch:
         return self.beside + self.others or int(moved)
 
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
-        """Check Opacus' epsilon, if asked for, and one step's noise; each of ``rounds`` has a new accountant."""
+        """Return a check of Opacus' epsilon and of one step's noise; each of ``rounds`` has a new accountant."""
         if self.optimizer is None:
             return []
         facts = self._facts()
@@ -114,7 +114,7 @@ class OpacusWatch:
         return tested(name, mechanism, stated, question, pair=pair)
 
     def _claim(self, asked: DpCheckRequest, facts: Facts) -> Claim | None:
-        """Return the claim asked for, the accountant's, or that of the noise (for one step, if others have none)."""
+        """Return the user's claim, else the accountant's, else that of the noise (of one step if others lack it)."""
         if asked.epsilon is not None:
             return asked.claim(None, "the user", unit="example")
         if self.claims:
@@ -195,11 +195,11 @@ class OpacusWatch:
 
 
 Sampled = tuple[bool, float]
-"""``True`` for a Poisson sample, and the probability that a batch holds an example."""
+"""(``True`` for a Poisson sample, probability that a batch holds an example)."""
 
 
 def _sampled_by(sampler: Any) -> Sampled:
-    """Return what a loader's index sampler draws; a rate of 0 if unknown."""
+    """Return the sampling of a loader's index ``sampler``; its rate is 0 if unknown."""
     from opacus.utils import uniform_sampler as of  # noqa: PLC0415
 
     if isinstance(sampler, of.UniformWithReplacementSampler | of.DistributedUniformWithReplacementSampler):
@@ -211,7 +211,7 @@ def _sampled_by(sampler: Any) -> Sampled:
 
 
 def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanism, Neighbors]:
-    """Make a function of one step, from a batch to the noised sum of its clipped gradients, and its neighbors.
+    """Return one step as a function from a batch to the noised sum of clipped gradients, and two neighboring batches.
 
     Args:
         module: module that Opacus made private; its last layer's outputs count as logits.

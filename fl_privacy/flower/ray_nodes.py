@@ -137,7 +137,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Return ``True`` if an actor's machine is lost too, so that its message goes to another."""
+        """Replace a lost actor; return ``True`` if its machine is lost too, so that its message goes to another."""
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
         if silent:
             ray.kill(errand.actor)

@@ -1,4 +1,4 @@
-"""Tensors as Flower records and back, without loss, and the place of the model in a message."""
+"""Convert tensors to Flower records and back without loss, and find the model in a message."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ NUMPY = "numpy.ndarray"  # Flower's serialization type for NumPy's own format
 
 
 def plain_array(values: np.ndarray) -> Array:
-    """Build ``Array.from_numpy_ndarray(values)``, byte for byte, with cached headers."""
+    """Return the bytes of ``Array.from_numpy_ndarray(values)``, faster, by cached headers."""
     values = np.asarray(values, order="C")
     if values.dtype.hasobject or values.dtype.names is not None:
         return Array.from_numpy_ndarray(values)
@@ -32,7 +32,7 @@ def plain_array(values: np.ndarray) -> Array:
 
 
 def array_values(array: Array) -> np.ndarray:
-    """Return ``array.numpy()``, read-only if ``plain_array`` could have written the bytes."""
+    """Return the values of ``array``; not copied and read-only if ``plain_array`` could have written the bytes."""
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)
@@ -60,7 +60,7 @@ FLOATING = ("float16", "float32", "float64")  # dtypes in which floating-point v
 
 
 def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, Array]:
-    """Find the arrays of the model in a message, by the model's names.
+    """Return the arrays of the model in a message, by the model's names.
 
     A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
     its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
@@ -83,8 +83,8 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
             ordered = [name for name in like if name in names]
             if moved := [got for got, wanted in zip(names, ordered, strict=True) if got != wanted]:
                 raise UserError(
-                    f"The model is expected in the order of its state_dict(), but {moved[0]} is in another position:"
-                    " reading it by position would mix up values."
+                    f"The model is expected in the order of its state_dict(), but {moved[0]} is in another position;"
+                    " send it in that order, by which some clients go."
                 )
     return arrays
 
@@ -103,12 +103,12 @@ def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
 
 def _expect_fits(name: str, array: Array, like: Tensors) -> None:
     if name not in like:
-        raise UserError(f"Arrays of a message are expected to be the model's, but {name!r} is not among its names.")
+        raise UserError(f"Arrays of a message are expected to be the model's, but {name!r} is not; take it out.")
     known = like[name]
     if tuple(array.shape) != tuple(known.shape):
         raise UserError(
             f"{name} is expected to have the shape {tuple(known.shape)}, but has {tuple(array.shape)};"
-            " it is not of the architecture agreed on."
+            " use the architecture agreed on."
         )
     try:
         fits = array.dtype in FLOATING if known.is_floating_point() else np.dtype(array.dtype).kind in "fiub"
@@ -117,7 +117,7 @@ def _expect_fits(name: str, array: Array, like: Tensors) -> None:
     if not fits:  # strategies turn counters into fractions: these may come as either
         raise UserError(
             f"{name} is expected to be of {str(known.dtype).removeprefix('torch.')} as in the model, but is of"
-            f" {array.dtype}; the message is refused."
+            f" {array.dtype}; convert it."
         )
 
 
@@ -136,10 +136,10 @@ def _expect_whole(names: Sequence[str], like: Tensors) -> None:
 
 
 def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
-    """Raise ``UserError`` unless ``names`` of a message are ``listed``, the known names of parameters or of all arrays.
+    """Raise ``UserError`` unless a message's array ``names`` are those ``listed``, in this order.
 
-    They come in that order; a batch norm statistic may stand only directly behind its layer's parameters, since a
-    client that goes by position must not train a parameter under a statistic's name.
+    A batch norm statistic that is not listed may stand only directly behind its layer's parameters, since a client that
+    goes by position must not train a parameter under a statistic's name.
     """
     if list(names) == list(listed):
         return
@@ -154,8 +154,8 @@ def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
         layer, _, end = name.rpartition(".")
         if name not in known and not (end in STATISTICS and before.rpartition(".")[0] == layer and before):
             raise UserError(
-                f"{name} is none of the names given, and no statistic behind the parameters of its layer; give model=,"
-                " or the names of all arrays in their order."
+                f"{name} is expected to be one of the names given, or a statistic behind the parameters of its layer,"
+                " but is not; give model=, or the names of all arrays in their order."
             )
         before = name
 
@@ -204,7 +204,7 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtypes of ``content``'s arrays under ``names``, in order; ``None`` if their numbers differ."""
+    """Return the dtypes of ``content``'s arrays under ``names``, in order; ``None`` unless there is one each."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 
@@ -221,7 +221,7 @@ def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict
 
 
 def state_records(state: ModelState) -> dict[str, ArrayRecord]:
-    """Put parameters and buffers into a record each."""
+    """Convert ``state`` into a record of parameters and one of buffers, by the records' names."""
     return {PARAMETERS: to_record(state.parameters), BUFFERS: to_record(state.buffers)}
 
 
@@ -231,21 +231,22 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 
 
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
-    """Return the values of the model in a message, by name; ``UserError`` as ``arrays_of_model`` raises.
+    """Return the values of the model in a message, by name.
 
-    It also raises if the names of a tied weight in the ``whole`` model differ in values.
+    ``UserError`` if ``arrays_of_model`` raises, or the names of a tied weight in a ``whole`` model differ in values.
     """
     arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)
     for name, array in arrays.items():
         value = values[name]
         if value.shape != tuple(array.shape) or str(value.dtype).removeprefix("torch.") != array.dtype:
-            raise UserError(f"{name} is expected to be of the shape and numbers it claims, but its bytes are not.")
+            stated = f"{array.dtype} of shape {tuple(array.shape)}"
+            raise UserError(f"{name} is expected to be the {stated} it claims, but its bytes are not; send all of it.")
     first: dict[int, str] = {}
     for name, value in values.items() if whole else ():
         own = first.setdefault(id(like[name]), name)
         if not torch.equal(value, values[own]):
-            raise UserError(f"{name} is tied to {own} and expected to be sent with its values, but has others.")
+            raise UserError(f"{name} is expected to equal {own}, to which it is tied, but differs; send equal values.")
     return values
 
 
@@ -256,7 +257,7 @@ def model_tensors(model: nn.Module) -> Tensors:
 
 
 def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return ``arrays`` under ``names`` if they came as an unnamed list ("0", "1", ...) of that length."""
+    """Return ``arrays`` under ``names`` if they came as an unnamed list ("0", "1", ...) of that length, else as is."""
     unnamed = [str(i) for i in range(len(names))]
     return dict(zip(names, arrays.values(), strict=True)) if list(arrays) == unnamed else dict(arrays)
 
@@ -347,16 +348,16 @@ def shortest(array: np.ndarray) -> Array:
 
 
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
-    """Decode an array of the type ``STYPE``, in the shape it claims.
+    """Return the tensor that ``shortest`` encoded.
 
-    Few bytes may claim many zeros: ``UserError`` for a name that is not in ``like``, a tensor larger than there, or
+    Few bytes may claim many zeros: ``UserError`` for a name that is not in ``like``, more values than ``like`` has, or
     bytes that do not fit.
     """
     if name not in like:
-        raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}.")
+        raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}; take it out.")
     if math.prod(array.shape) > like[name].numel():
         raise UserError(
-            f"{name} is expected to have the shape {tuple(like[name].shape)}, but has {tuple(array.shape)}."
+            f"{name} is expected to have the shape {tuple(like[name].shape)}, but has {tuple(array.shape)}; send that."
         )
     claimed = torch.empty(tuple(array.shape), dtype=_dtype_like(np.dtype(array.dtype)), device="meta")
     return decode({name: torch.from_numpy(np.frombuffer(array.data, dtype=np.uint8).copy())}, {name: claimed})[name]
@@ -381,7 +382,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Name the images of a probe, numbered from 0; each is counted once a round. ``UserError`` without such a probe."""
+    """Return the names under which a probe's images are counted; ``UserError`` for a bad number or size."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

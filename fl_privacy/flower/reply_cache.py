@@ -1,4 +1,4 @@
-"""The answers of a node in a run: each message gets one draw of noise, however often it is sent."""
+"""Cache of a node's answers in a run: each message gets one draw of noise, however often it is sent."""
 
 import hashlib
 import json
@@ -27,21 +27,21 @@ logger: logging.Logger = logging.getLogger(__name__)
 ROUNDS_OF_RUN = "num-server-rounds"  # key of a run's config in Flower's own apps
 
 MOST_KEPT = 1 << 30
-"""Bytes of answers that a client keeps over all runs; the oldest are removed, and a larger one is not kept."""
+"""Most bytes of answers that a client keeps over all runs; the oldest are removed, and a larger one is not kept."""
 
 MOST_KINDS = 64
-"""Kinds of messages, such as ``train.default``, that a client answers in a run: each has files of its own."""
+"""Most kinds of messages, such as ``train.default``, that a client answers in a run; each has its own files."""
 
 MOST_WAITED = 60.0  # seconds to wait for another process of the node that stores its answer
 
 COUNTED, KEPT, FORM = ".answered", ".answer", ".form"
-"""Suffixes of a client's files in the node's folder of a run: the last round by kind; one answer each. In the node's
-own folder: the form of answers of a kind in any run."""
+"""Suffixes of a client's files: the last answered round by kind and an answer (in the node's folder of a run), and the
+form of answers of a kind in any run (in the node's own folder)."""
 
 REFUSED = " refused"  # suffix of a message's digest if the kept answer is ``WITHHELD``
 
 Instead = Callable[[RecordDict], RecordDict | None]
-"""Makes an answer of the form of an earlier one, without the client's examples; ``None`` if that is impossible."""
+"""(form of an earlier answer) -> answer made without the client's examples; ``None`` if that is impossible."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,15 @@ class Answers:
         *,
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Return the answer of ``work``, or the recorded earlier answer; the message is counted first.
+        """Return the kept answer to a message, else that of ``work``; the message is first counted as answered.
 
         Args:
             kinds: kinds of the message; the answer is kept under the first.
             question: digest of the message, see ``digest_of_records``.
             work: the client's computation; if it fails, the answer is ``instead`` or ``WITHHELD``, also kept.
-            instead: maker of an answer of an earlier form, for a client that promises differential privacy, which
-                errors would break. It takes as long as that answer did. Without an earlier form, the client gets no
-                more such messages until its operator allows it, since errors would reveal the examples bit by bit.
+            instead: maker of a substitute if ``work`` fails, for a client that promises differential privacy, which
+                errors would break. The substitute has the form of an earlier answer, and takes as long. Without an
+                earlier answer, the client gets no more such messages until its operator allows it.
 
         Raises:
             UserError: see ``again``, ``expect_new`` and ``note``.
@@ -142,19 +142,19 @@ class Answers:
             memory.expect_near([*served.values(), *counted.values()], round)
         elif not 0 <= round <= most:
             raise UserError(
-                f"A round of 0 to {most} is expected of this run, but got {round}; the question is refused."
+                f"A round of 0 to {most} is expected of this run, but got {round}; set a larger number of rounds."
             )
         memory.expect_later(served, kind, round)
         memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
-        """Record these ``kinds`` as answered; ``UserError`` if another process was faster or writing fails."""
+        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process was faster or writing fails."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
                 memory.expect_later(counted, max(kinds, key=lambda kind: counted.get(kind, -1)), round)
                 if len(noted := {**counted, **dict.fromkeys(kinds, round)}) > MOST_KINDS:
-                    raise UserError(f"At most {MOST_KINDS} kinds of messages are expected; this is one more.")
+                    raise UserError(f"At most {MOST_KINDS} kinds of messages are expected, but got more; send fewer.")
                 content = json.dumps(noted).encode()
                 with _written_down():
                     memory.write_own(self._path(COUNTED), content, memory.state_key(self.context))
@@ -251,18 +251,16 @@ class Answers:
 
 @contextmanager
 def _written_down() -> Iterator[None]:
-    """Hide from the server why the node's folders fail."""
+    """Log why the node's files fail, and raise a ``UserError`` that hides the reason from the server."""
     try:
         yield
     except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
-        logger.error("What was answered can't be looked up or written down: %s", error)
-        raise UserError(
-            "What this node answers is expected to be written down, but can't be; its own log says why."
-        ) from None
+        logger.error("The node's record of its answers can't be read or written: %s", error)
+        raise UserError("This node is expected to store its answers, but can't; its own log says why.") from None
 
 
 def digest_of_records(kind: str, content: RecordDict) -> str:
-    """Hash the whole content of a message of this kind, arrays and settings in order."""
+    """Return the SHA-256 in hex of a message's kind and whole content, arrays and settings in order."""
     found = hashlib.sha256(kind.encode())
     for name, record in content.items():
         found.update(f"\n{name!r} {type(record).__name__}".encode())
@@ -286,7 +284,7 @@ def answer_once_mod(*, rounds: int | None = None) -> Mod:
     """Build a mod that makes an app answer a round of training or evaluation once, also after a restart.
 
     A repeated message gets the same bytes; another message of the same round is refused, and an exception uses up its
-    round. Place it in front of an app whose training function draws: ``ClientApp(mods=[answer_once_mod()])`` with
+    round. Use it for an app whose training draws noise, ``ClientApp(mods=[answer_once_mod()])``, as with
     ``train_step`` or ``private_loader``; ``defense_mod`` contains it.
 
     Args:
@@ -310,9 +308,9 @@ def answered_once(
     rounds: int | None = None,
     instead: Instead | None = None,
 ) -> Message:
-    """Return the answer of ``call_next`` to a message, or the earlier one: see ``Answers.once``.
+    """Return the kept answer to a message, else that of ``call_next``; see ``Answers.once``.
 
-    Training, evaluation and each probe are counted separately; a probe has no ``instead``.
+    Training, evaluation and each probe are counted separately; ``instead`` is not for probes.
 
     Raises:
         UserError: another message of this round was answered, the run has no such round, or the message states none.
@@ -325,7 +323,7 @@ def answered_once(
     def work() -> RecordDict:
         content = content_of(call_next(message, context))
         if probe is not None and PROBED not in content:
-            raise UserError("A client without probe_mod is expected to be asked for no probe; the question is refused.")
+            raise UserError("A probe is expected by clients with probe_mod alone, but this one has none; add the mod.")
         return content
 
     other = None if probe is not None else instead
@@ -347,7 +345,7 @@ def refusing(mod: Mod) -> Mod:
         def called() -> Message:
             try:
                 if not message.has_content():  # nor a round by which it could be counted
-                    raise UserError("A message with content is expected, but got an error; it is refused.")
+                    raise UserError("A message with content is expected, but got an error; send content.")
                 return mod(message, context, call_next)
             except UnansweredError as error:
                 return _error(message, CLIENT_RAISED, str(error))
@@ -390,7 +388,7 @@ _TOOK = "fl-privacy.took"  # record of a form with the seconds of work behind th
 
 
 def form_of(answer: RecordDict, seconds: float) -> RecordDict:
-    """Return the form of ``answer``: its records, with empty arrays."""
+    """Return the form of ``answer``: its records with empty arrays, and the ``seconds`` behind it."""
     form = RecordDict({**answer, _TOOK: ConfigRecord({"seconds": seconds})})
     for name, record in answer.array_records.items():
         form[name] = ArrayRecord({k: Array.from_numpy_ndarray(np.empty(0, a.dtype)) for k, a in record.items()})

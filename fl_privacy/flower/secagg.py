@@ -44,7 +44,7 @@ _ARRAYS = "arrays"
 def local_dp_mod(
     *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
 ) -> Defense:
-    """Build ``fl_privacy.defenses.local_dp``, equal in distribution, computed by ``flwr.clientapp.mod.LocalDpMod``.
+    """Build the defense ``fl_privacy.defenses.local_dp``, computed by Flower's ``LocalDpMod`` with equal distribution.
 
     NumPy's global stream, from which the mod draws, is seeded for each update and restored afterwards.
 
@@ -105,8 +105,8 @@ class Masking:
     """Quantization of updates to whole numbers that masks can hide.
 
     Attributes:
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; with half or less, two groups of
-            clients can each be asked for another kind of shares.
+        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; at half or less, a server can ask
+            two groups of clients for the two kinds of shares, and unmask every update.
     """
 
     clip: float = 8.0  # largest absolute value of an update
@@ -168,7 +168,7 @@ def masking_client_app(make_client: Callable[[Context], PrivacyClient], mods: Se
 def expect_all_shared(server: Server) -> None:
     """Raise ``UserError`` if clients keep a part of the model private."""
     if server.personal:
-        raise UserError("SecAgg+ is expected with the whole model shared, but layers are private; use defense=none.")
+        raise UserError("SecAgg+ expects the whole model to be shared, but layers are private; use defense=none.")
 
 
 def train_secure_round(
@@ -180,7 +180,7 @@ def train_secure_round(
     threshold: float,
     attempt: int | None = None,
 ) -> RoundReport:
-    """Run ``attempt`` of a round of secure aggregation (``None``: the only one); ``UserError`` if too few were left."""
+    """Run a round of secure aggregation, under the number ``attempt``; ``UserError`` if too few clients were left."""
     traffic.failed.clear()
     traffic.expected = MaskedReplies.to(server.state, int(workflow.max_weight))
     started, before = time.perf_counter(), traffic.received
@@ -234,7 +234,7 @@ class _Summing:
         client_of = {node: client for client, node in self.traffic.nodes.items()}
         replies = {client_of[proxy.node_id]: reply for proxy, reply in results}
         if len({reply.metrics[NAMES] for reply in replies.values()}) > 1:
-            raise UserError("SecAgg+ is expected to add up the same tensors of every client, but their names differ.")
+            raise UserError("SecAgg+ expects the same tensors of every client, but their names differ; use one model.")
         some = next(iter(replies.values()))
         arrays = zip(json.loads(str(some.metrics[NAMES])), legacy.parameters_to_ndarrays(some.parameters), strict=True)
         values = {**self.server.state.parameters, **self.server.state.buffers}

@@ -1,4 +1,4 @@
-"""The rounds of a ``Server`` as a Flower strategy."""
+"""A Flower strategy that runs the rounds of a ``Server``."""
 
 import logging
 import time
@@ -52,13 +52,13 @@ def partitions_of(grid: Grid) -> int | None:
 
 @dataclass(kw_only=True, eq=False)
 class NodeRules:
-    """What a run requires of nodes in other processes.
+    """Requirements of a run on nodes in other processes.
 
     Attributes:
         bound: ``True`` if nodes are authenticated, so that a node's id stands for its key and keeps its partition.
     """
 
-    patience: float = 60.0  # seconds to wait for all of them before the first round
+    patience: float = 60.0  # seconds to wait for all nodes before the first round
     bound: bool = False
     simulated: bool | None = None  # required answer of nodes about their clients; ``None`` accepts both
     own_data: bool | None = None  # required answer about training on the node's own folder; ``None`` accepts both
@@ -67,7 +67,7 @@ class NodeRules:
 
 @dataclass(eq=False)
 class Nodes(NodeRules):
-    """Nodes of the partitions ``clients``; each node is asked once for its partition, since node ids are random.
+    """Map each of ``clients`` to its node; a new node is asked for its partition, since node ids are random.
 
     A partition belongs to the first node that claims it, until that node leaves.
     """
@@ -81,7 +81,7 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Ask new nodes, at first until all are there, else for ``reconnect`` seconds; ``UserError`` if some lack."""
+        """Look for nodes until all are there, later for ``reconnect`` seconds; ``UserError`` if some never came."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:
@@ -138,7 +138,7 @@ class Nodes(NodeRules):
             if holder is None or (holder not in self._connected and not self.bound):
                 self._node[client] = node
             elif node not in self._aside:
-                self._leave(node, f"partition {client}, which it claims, belongs to node {holder}")
+                self._leave(node, f"it claims partition {client}, which belongs to node {holder}")
 
     def _claimed(self, node: int, reply: Message) -> int:
         identity = reply.content.config_records[CLIENT]
@@ -170,7 +170,7 @@ class Nodes(NodeRules):
 def _integer(record: ConfigRecord, key: str) -> int:
     value = record.get(key)
     if not isinstance(value, int):
-        raise UserError(f"A node is expected to have the number {key} in its node config, but has {value!r}.")
+        raise UserError(f"A number {key} is expected in a node's --node-config, but got {value!r}; set it.")
     return value
 
 
@@ -181,11 +181,9 @@ T = TypeVar("T")
 
 @dataclass(eq=False, kw_only=True)
 class Federated(NodeRules, Strategy):
-    """Send each client the server's message, and give the server the replies in the order of partitions.
+    """Flower strategy that runs the rounds of ``server``; probes precede the training messages, and train nothing.
 
-    Probes precede their round's training messages, and train nothing.
-
-    Settings of the nodes are those of ``NodeRules``; ``timeout`` is the seconds to wait for the replies to probes.
+    ``NodeRules`` has the settings for nodes; ``timeout`` is the seconds to wait for the replies to probes.
     """
 
     server: Server

@@ -1,4 +1,4 @@
-"""The upload hooks of a defense on the weights that a third-party client replies."""
+"""Apply a defense's upload hooks to the weights in a third-party client's reply."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ BufferPolicy = Literal["kept", "withheld", "defended"]
 Shares = Literal["weights", "change"]  # content of a client's reply: the weights after its training, or their change
 
 LOOKS_LIKE_CHANGE = 0.5
-"""Factor on the norm of a reply's difference to the model sent; weights hardly ever have a smaller norm."""
+"""A reply counts as a change if its norm is below this share of its distance from the model sent."""
 
 _WITHIN = {
     "model": "changes the model",
@@ -38,15 +38,15 @@ _WITHIN = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DefendedUpload:
-    """A defense of replied weights: its hooks change their difference from the sent ones.
+    """Applies the upload hooks of ``defense`` to the difference between replied and sent weights.
 
-    Values that they withhold, and arrays that the defense does not act on, come back as they were sent, except for
+    Values that hooks withhold, and arrays that the defense does not act on, come back as they were sent, except for
     ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.
 
     Attributes:
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
-        of_model: ``True`` if ``parameters`` are a model's, whose whole numbers are refused; a list's come back as sent.
+        of_model: ``True`` if ``parameters`` come from a model: integers are refused, and not returned as sent.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
     """
@@ -84,7 +84,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Defend the parameters of ``model`` or among ``names``, else all; ``UserError`` for both, or no model."""
+        """Build the defense of ``model``'s or ``names``' parameters, else of all arrays; ``UserError`` for both."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)
@@ -105,7 +105,7 @@ class DefendedUpload:
     def __call__(
         self, before: Tensors, after: Tensors, state: ClientState, rng: torch.Generator
     ) -> dict[str, torch.Tensor]:
-        """Return the upload, by name, that replaces ``after`` from a client sent ``before``.
+        """Return the defended upload, by name, of a client that was sent ``before`` and replied ``after``.
 
         With a promise of differential privacy, a reply that is not finite counts as ``unchanged``, since an error would
         break the promise; else it raises ``UserError``, as does a parameter that is missing or not floating-point.
@@ -117,14 +117,14 @@ class DefendedUpload:
             )
         if not all(value.isfinite().all() for value in after.values()):
             if not promises_privacy(self.defense):
-                raise UserError("The values that are replied are expected to be finite, but some are not; refused.")
+                raise UserError("A client's reply is expected to be finite, but is not; lower the learning rate.")
             after = self.unchanged(before, {name: value.dtype for name, value in after.items()})
         acted = [name for name in before if self._acts_on(name, before[name], after[name])]
         if not acted:
             unfit = not any(value.is_floating_point() for value in before.values())
             raise (UnfitMessageError if unfit else UserError)(
-                "A defense is expected to find floating-point arrays in the message, but there are none; the reply is"
-                " refused, since nothing of it would be defended."
+                "A defense is expected to find floating-point arrays in the message, but there are none; send weights"
+                " as floating-point numbers."
             )
         own = [name for name in acted if name not in self.tied]
         start = self._start(before)
@@ -133,8 +133,7 @@ class DefendedUpload:
             replied, moved = (norm({name: held[name] for name in change}) for held in (after, change))
             if replied < LOOKS_LIKE_CHANGE * moved:  # near zero and far from the model sent: the change itself
                 raise UserError(
-                    "A defended client is expected to reply its weights, but replies their change: most of what would"
-                    " leave were the weights that were sent; say shares='change'."
+                    "A defended client is expected to reply its weights, but replies their change; set shares='change'."
                 )
         for hook in self.defense.upload:
             change = hook(change, state, rng)
@@ -166,7 +165,7 @@ class DefendedUpload:
         if not floating and self.of_model and name in (self.parameters or ()):
             raise (UserError if sent.is_floating_point() else UnfitMessageError)(
                 f"{name} is expected as floating-point numbers, but was sent as {sent.dtype} and replied as"
-                f" {replied.dtype}; the defense does not act on those, and the reply is refused."
+                f" {replied.dtype}; convert it, since the defense does not act on those."
             )
         return named and floating and name not in self.frozen
 
@@ -174,7 +173,7 @@ class DefendedUpload:
 def generator_of_round(
     seed: int | None, config: Mapping[str, object], client: int | str, *purpose: str
 ) -> torch.Generator:
-    """Return the generator of a round's draws, without ``seed`` the system's; ``UserError`` if a seed lacks a round."""
+    """Return a round's random generator: the system's, or seeded by ``seed``; ``UserError`` if that lacks a round."""
     if seed is None:
         return SecretGenerator(Secret.draw())
     if ROUND not in config:
@@ -186,7 +185,7 @@ def generator_of_round(
 
 
 def acts_within(defense: Defense) -> list[str]:
-    """Return what ``defense`` does within a training, such as ``changes the model``; empty for uploads alone."""
+    """Return the actions of ``defense`` within a training, such as ``changes the model``; empty for uploads alone."""
     return [why for hook, why in _WITHIN.items() if getattr(defense, hook)]
 
 
@@ -201,7 +200,7 @@ def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Mo
         return model
     name = getattr(model, "__name__", type(model).__name__)
     if not callable(model):
-        raise UserError(f"model is expected to be a torch.nn.Module or its class, but got {type(model).__name__}.")
+        raise UserError(f"model is expected to be a network or its class, but got {name}; give a torch.nn.Module.")
     try:
         with streams_put_back():
             made = model(**(options or {}))
@@ -210,5 +209,6 @@ def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Mo
             f"model={name} is expected to be made without arguments, but: {error}; give an instance, model={name}(...)."
         ) from error
     if not isinstance(made, nn.Module):
-        raise UserError(f"model={name} is expected to make a torch.nn.Module, but makes {type(made).__name__}.")
+        got = type(made).__name__
+        raise UserError(f"model={name} is expected to make a torch.nn.Module, but makes {got}; let it return one.")
     return made

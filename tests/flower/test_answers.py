@@ -234,7 +234,7 @@ def test_weights_leave_with_training_replies_alone(kind: str, caplog: pytest.Log
     message = asked(SENT, 1)
     message.metadata._message_type = kind  # type: ignore[attr-defined]
     assert refusal(defended()(message, node(), replies_weights)) == WITHHELD
-    assert "these are kept back" in caplog.text
+    assert "but got them in another reply; take them out" in caplog.text
 
 
 def of_kind(kind: str, round: int | None, sent: Any = SENT) -> Message:

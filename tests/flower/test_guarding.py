@@ -48,7 +48,7 @@ def test_a_mod_refuses_what_the_guard_refuses() -> None:
     other = answers(ModelState.of(rounds.network("lenet", seed=1)), grid)
     assert "was replaced since the round before" in other.error.reason
     misshapen = ModelState({**state.parameters, "classifier.bias": torch.zeros(3)})
-    assert "it is not of the architecture agreed on" in answers(misshapen, grid).error.reason
+    assert "use the architecture agreed on" in answers(misshapen, grid).error.reason
     assert answers(state, grid).has_content()
 
 

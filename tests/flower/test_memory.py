@@ -89,10 +89,10 @@ def kept(path: Path) -> None:
         (None, opened, None, "others own or read it"),
         (None, cut, None, "to hold what a client keeps"),
         (None, kept, KEY, "expected to be encrypted, but is not"),
-        (KEY, kept, None, "is encrypted and expected with its key"),
-        (KEY, kept, OTHER, "written with this key, but is not"),
-        (KEY, cut, KEY, "written with this key, but is not"),
-        (KEY, swapped, KEY, "written with this key, but is not"),
+        (KEY, kept, None, "is expected with its key"),
+        (KEY, kept, OTHER, "encrypted by the given key, but is not"),
+        (KEY, cut, KEY, "encrypted by the given key, but is not"),
+        (KEY, swapped, KEY, "encrypted by the given key, but is not"),
     ],
 )
 def test_what_is_not_its_own_is_refused(
@@ -124,7 +124,7 @@ def test_the_secret_of_a_node_with_a_key_is_sealed(tmp_path: Path) -> None:
     secret = kept_secret(path, KEY)
 
     assert kept_secret(path, KEY).bytes_of("x", 8) == secret.bytes_of("x", 8)
-    with pytest.raises(UserError, match="is encrypted"):
+    with pytest.raises(UserError, match="expected with its key, but none is given; set FL_PRIVACY_KEY"):
         kept_secret(path)
 
 

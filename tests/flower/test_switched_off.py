@@ -94,7 +94,7 @@ def test_whole_numbers_stay_where_nobody_knows_the_model() -> None:
 def test_nothing_is_called_defended_where_nothing_was() -> None:
     mod = defense_mod(pruning(rate=0.5))
     said = refusal(mod(asked({"w": np.ones(6, dtype=np.int64)}), context(), trains))
-    assert "nothing of it would be defended" in said
+    assert "there are none; send weights" in said
 
 
 def test_a_tied_weight_leaves_with_one_noise_under_both_names() -> None:

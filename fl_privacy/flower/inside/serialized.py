@@ -41,7 +41,7 @@ def message_with(message: Message, content: RecordDict) -> Message:
 
 
 def message_parts(message: Message) -> list[bytes]:
-    """Serialize ``message`` as one part without array data and one, not copied, for the bytes of each array."""
+    """Return the bytes of ``message`` without array data, and then the data of each array, not copied."""
     if not message.has_content():
         return [message_bytes(message)]
     beside, data = RecordDict(), list[bytes]()

@@ -1,4 +1,4 @@
-"""A SuperNode's messages, answered by one lasting process instead of one for each message."""
+"""Answer a SuperNode's messages in one lasting process instead of one for each message."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ class SuperNodeAddress:
     secret: bytes
 
     def client(self, *interceptors: Any, patient: bool = True) -> RuntimeHttpClient:
-        """Connect to it; a patient connection retries."""
+        """Return a connection to the API; a ``patient`` one retries."""
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=True,
@@ -63,7 +63,7 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a SuperNode's process ended.
+    """End of a SuperNode's process.
 
     Attributes:
         not_admitted: ``True`` if the SuperLink does not know its key, still counts the node as connected, or failed.
@@ -76,7 +76,7 @@ class Ended:
 
 
 class _Listening(logging.Handler):
-    """Notices that the SuperLink did not activate the node, and that a part of the SuperNode has ended.
+    """Log handler that notices a refused activation of the node, and the end of a part of the SuperNode.
 
     One HTTP status 500, as from a locked SuperLink database, ends Flower's message loop or heartbeat thread.
     """
@@ -118,7 +118,7 @@ class _Ready:
 
 
 def take_more_messages() -> None:
-    """Let the SuperNode of this process ask for messages while others wait; Flower's takes one after the other."""
+    """Let this process's SuperNode fetch messages while others wait; Flower's own answers one after the other."""
     from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
 
     pull, push = flower_node._pull_and_store_message, flower_node._push_messages
@@ -141,7 +141,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run Flower's own ``flower-supernode`` in this process, until it ends; ``holds`` if messages may wait."""
+    """Run ``flower-supernode`` in this process until it ends; ``holds``: ``True`` if some messages wait for others."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:
@@ -240,7 +240,7 @@ class _Task:
         return True
 
     def is_answered(self, app: Answerer) -> bool:
-        """Ask ``app`` for the reply, and send it unless the message has to wait."""
+        """Send the reply of ``app``; ``False`` if the message has to wait."""
         with TURN:
             done = attempt(lambda: self._answered(app))
         if isinstance(done, Failure):

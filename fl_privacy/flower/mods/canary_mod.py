@@ -1,4 +1,4 @@
-"""Canary clients sent through an app's mods, which bound the epsilon of a training from below."""
+"""Pass made-up client updates (canaries) through an app's mods, and bound a training's epsilon from below."""
 
 import logging
 import math
@@ -51,7 +51,7 @@ def canary_mod(
     partition: int = 0,
     out: str | Path | None = None,
 ) -> Mod:
-    """Build a mod that applies ``mods``, and after each training of one node passes canary clients through them.
+    """Build a mod that applies ``mods``, and after each training of one node passes canaries through them.
 
     A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
     ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds; otherwise each
@@ -163,7 +163,7 @@ class _About:
         return cls(**kept)
 
     def coins(self, round: int) -> Tensor:
-        """Return the canaries that take part in ``round``, from 0: bools (number,)."""
+        """Return a boolean (number,) mask of the canaries that take part in ``round``, from 0."""
         return torch.rand(self.number, generator=self._rng("coins", round)) < 0.5
 
     def directions(self, round: int, size: int) -> Iterator[Tensor]:
@@ -181,13 +181,13 @@ def _norm_of(mods: Sequence[Mod]) -> float:
     if not mods:
         raise UserError(
             "canary_mod is expected to be given the mods that protect an update, but got none;"
-            " canary_mod(LocalDpMod(...))."
+            " write canary_mod(LocalDpMod(...))."
         )
     for mod in mods:
         stated = stated_by(mod)
         if stated is not None and stated.clip_norm:
             return float(stated.clip_norm)
-    raise UserError("canary_mod is expected to know to which l2 norm its mods clip, but none says so; clip_norm=1.0.")
+    raise UserError("canary_mod is expected to know the norm to which mods clip, but none says so; set clip_norm=1.0.")
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:

@@ -1,7 +1,8 @@
-"""A defense of the upload around any ``NumPyClient``."""
+"""Apply a defense to the uploads of any ``NumPyClient`` or app."""
 
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, Unpack, overload
@@ -51,7 +52,7 @@ class DefendedClient(NumPyClient):
         """Return the inner client's parameters, in a simulation only.
 
         Raises:
-            UserError: it is no simulation, so that the network may be trained on the client's examples.
+            UserError: the client is deployed, so that its parameters may be trained on its examples.
         """
         if self.answers_once:
             raise UserError(
@@ -121,10 +122,11 @@ class DefendedClient(NumPyClient):
         if not isinstance(round, int) or isinstance(round, bool):
             raise UserError(
                 f"A defended client expects the number of the round as {records.ROUND!r} in the server's config, but"
-                f" got {round!r}: the same round could be asked for until the noise is averaged away."
+                f" got {round!r}: without it, noise could be averaged away; send it."
             )
         if round < 0 or (self.rounds is not None and round > self.rounds):
-            raise UserError(f"A round of 0 to {self.rounds} is expected, but got {round}; the question is refused.")
+            most = math.inf if self.rounds is None else self.rounds
+            raise UserError(f"A round of 0 to {most} is expected, but got {round}; set rounds= for a longer run.")
         question, known = reply_cache.digest_of_records(kind, _records(parameters, 0, config)), self.memory
         context = known if isinstance(known, Context) else SimulatedContext(0, 0, {}, known, {})
         return reply_cache.Answers(context, self.rounds).once([kind], round, question, work, instead=instead)
@@ -135,9 +137,9 @@ class DefendedClient(NumPyClient):
             text = str(config[NAMES])
             names = attempt(lambda: json.loads(text))
             if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len({*names}) < len(names):
-                raise UserError(f"{NAMES} is expected to be a list of names in JSON, each once, but got {text!r:.100}.")
+                raise UserError(f"{NAMES} is expected to list unique names in JSON, but got {text!r:.100}; send these.")
         if len(names) != len(parameters):
-            raise UserError(f"{len(parameters)} names are expected, one for each array, but got {len(names)}.")
+            raise UserError(f"{len(parameters)} names are expected, one an array, but got {len(names)}; name all.")
         return {n: records.to_tensor(np.asarray(a)) for n, a in zip(names, parameters, strict=True)}
 
     def _defended(self, sent: Tensors, parameters: Arrays, config: Config) -> Reply:
@@ -211,8 +213,8 @@ def defend(
     Args:
         client: a client, or a class; then the result takes the class's arguments and ``memory``.
         model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
-        names: instead, the names of all arrays in order; batch norm's statistics are recognized by name. With neither,
-            names are those of the message, else "0", "1", ..., and noise of differential privacy is refused.
+        names: names of all arrays in order, without ``model``; batch norm's statistics are recognized by name. With
+            neither, names are those of the message, else "0", "1", ..., and differential privacy's noise is refused.
         metrics: see ``DefendedClient``.
     """
     guard = upload_defense.DefendedUpload.around(defense, model, names, buffers, shares)
@@ -247,13 +249,13 @@ def defense_mod(
     metrics: Sequence[str] = (records.NUM_EXAMPLES,),
     seed: int | None = None,
 ) -> Mod:
-    """Build a mod that puts the upload hooks of ``defense`` on the weights a client replies to a training message.
+    """Build a mod that applies the upload hooks of ``defense`` to the weights in a client's training reply.
 
     Use it as ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Each kind of
     message (training, evaluation, query, probe) is answered once a round, also after a restart, and repeated with the
     same bytes, since the mean of many answers would have no noise. Messages that hold more than the model, in another
     order, or with values that are not finite or too large are refused in one line; any failure of the app gives the
-    same line. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and numbers of three digits.
+    same line. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and rounded numbers.
 
     If the defense promises differential privacy, only ``metrics`` leave, since an exact loss or an error would reveal
     what the noise hides. An app that fails, or replies values that are not finite, counts as unchanged: noise leaves in
@@ -266,14 +268,11 @@ def defense_mod(
             within the training need ``train_step``.
         model: the client's model or its class, which distinguishes parameters from buffers; parameters without gradient
             come back as they were sent.
-        names: instead, the defended parameters, or all arrays, in their order.
+        names: names of the defended parameters, or of all arrays, in their order, without ``model``.
         buffers: ``kept`` as the client replies them, ``withheld``, or ``defended`` like parameters, which makes noised
             variances negative. Running statistics leak the client's images too.
-        rounds: largest number of a round; ``None`` takes ``num-server-rounds`` of the run's config, without which a
-            round is at most ``memory.MOST_AHEAD`` after the last one.
-        metrics: metrics that leave despite a promise of differential privacy, which does not cover them.
-        seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
-            demands.
+        rounds: see ``answer_once_mod``.
+        metrics: see ``DefendedClient``, also for ``seed``.
     """
     guard = upload_defense.DefendedUpload.around(defense, model, names, buffers, shares)
     made = None if model is None else upload_defense.made_of(model)
@@ -340,8 +339,8 @@ class _Defending:
     def _stated(self, content: RecordDict) -> RecordDict:
         if any(content.array_records.values()):  # on which no defense would act
             raise UserError(
-                "A defended client is expected to reply arrays to training messages alone, where its defense acts on"
-                " them; these are kept back."
+                "A defended client is expected to reply arrays to training messages alone, but got them in another"
+                " reply; take them out."
             )
         if self.metrics is not None:
             withhold(content, self.metrics)
@@ -358,7 +357,7 @@ class _Defending:
         if {n: t.shape for n, t in replied.items()} != {n: t.shape for n, t in sent.items()}:
             raise UserError(
                 "A defended client is expected to reply the weights it was sent, under the same names and of the same"
-                f" shapes, but replied {len(replied)} arrays for {len(sent)} or others; the defense is on their change."
+                f" shapes, but replied {len(replied)} arrays for {len(sent)} or others; return the trained weights."
             )
         values = self._guarded(sent, {name: replied[name] for name in sent}, message, context)
         (name, record), *_ = content.array_records.items()

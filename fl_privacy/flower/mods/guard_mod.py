@@ -1,4 +1,4 @@
-"""A client's guard as a mod: it checks models and SecAgg+ requests before the client's app gets them."""
+"""A mod that checks models and SecAgg+ requests before the client's app gets them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
 
     The reply is then an error of one line. In front of ``secaggplus_mod`` the mod also refuses a threshold that two
     disjoint groups of clients reach, and a request for both kinds of a client's key shares. The last model is in
-    ``context.state``. Outside of a simulation ``examples`` meet one model of a kind a round, and the result stays in
-    the node's log, since no noise covers it.
+    ``context.state``. Outside of a simulation ``examples`` pass through one model for each kind of message and round,
+    and the result stays in the node's log, since no noise covers it.
 
     Args:
         model: architecture agreed on; arrays that do not fit it are refused.

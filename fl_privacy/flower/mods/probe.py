@@ -1,4 +1,4 @@
-"""Audits of a third-party client: its own training function on chosen examples, on a copy of the model."""
+"""Answer an auditing server: run the client's own training function on chosen examples and a copy of the model."""
 
 import copy
 import inspect
@@ -44,8 +44,7 @@ def probe_mod(
     For a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples; the
     result is replied like any upload, through all mods in front: ``mods=[defense_mod(...), probe_mod(...)]``. The reply
     has fingerprints instead of images. The mod is the client's consent to uploads of its first ``images`` examples,
-    each once a round; remove it after the audit. ``UserError`` if the model can't be made, or ``train`` can't be called
-    so.
+    each once a round; remove it after the audit. ``UserError`` if ``model`` or ``train`` can't be called.
 
     Args:
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
@@ -76,7 +75,7 @@ def probe_mod(
             if not isinstance(number, int) or isinstance(number, bool):
                 raise UserError(
                     f"A probe is expected with the number of its round as {records.ROUND!r} in its config, but has"
-                    " none."
+                    " none; send it."
                 )
             question = digest_of_records(message.metadata.message_type, message.content)
             work = partial(answer, message, context, asked)
@@ -163,7 +162,7 @@ def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     except (UserError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UnfitMessageError(
-            f"probe_mod's model is expected to be the app's, but does not take its values: {reason}"
+            f"probe_mod's model is expected to be the app's, but does not take its values ({reason}); give that model."
         ) from error
     return copied
 

@@ -1,4 +1,4 @@
-"""Defenses that act within the training, in a client's own training function."""
+"""Apply defenses that act within the training, in a client's own training function."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,9 +32,9 @@ def train_step(
     round: int | None = None,
     seed: int | Secret | None = None,
 ) -> "DefendedTraining":
-    """Put ``defense`` into ``loss.backward()``: Refiner, Soteria, SPN, passports, private layers, ATS, DP-SGD.
+    """Return a context whose steps replace ``loss.backward()``, and set gradients defended by ``defense``.
 
-    In a client's own training function::
+    In a client's own training function, for Refiner, Soteria, SPN, passports, private layers, ATS or DP-SGD::
 
         with train_step(defense, net, context, lr=lr, round=config["server-round"]) as step:
             for images, labels in loader:
@@ -76,10 +76,10 @@ def private_loader(
     normalization: Normalization | None = None,
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
-    """Yield the batches of ``loader``, changed by a defense of the data alone (ATS, InstaHide); else ``UserError``.
+    """Yield the batches of ``loader``, changed by a defense that acts on data alone (ATS, InstaHide).
 
     Each call draws anew: put ``answer_once_mod`` in front. Batches are pairs (images, labels) or mappings with both;
-    mixed labels are probabilities (B, K).
+    mixed labels are probabilities (B, K). ``UserError`` if the defense also acts elsewhere.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
@@ -215,10 +215,12 @@ def _taken(batch: Any) -> tuple[Tensor, Tensor, Any]:
     if isinstance(batch, Mapping):
         image, label = [next((key for key in keys if key in batch), None) for keys in (IMAGE_KEYS, LABEL_KEYS)]
         if image is None or label is None:
-            raise UserError(f"A batch is expected to have an image and a label, but has {', '.join(map(str, batch))}.")
+            got = ", ".join(map(str, batch))
+            raise UserError(f"A batch is expected with keys image and label, but has {got}; rename its keys.")
         return batch[image], batch[label], lambda x, y: {**batch, image: x, label: y}
     if isinstance(batch, Sequence) and len(batch) == 2:
         return batch[0], batch[1], lambda x, y: (x, y) if isinstance(batch, tuple) else [x, y]
     raise UserError(
-        f"A batch is expected to be (images, labels) or a mapping with both, but is {type(batch).__name__}."
+        f"A batch is expected to be (images, labels) or a mapping with both, but is {type(batch).__name__}; let the"
+        " loader's collate_fn make one."
     )
