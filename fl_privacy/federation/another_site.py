@@ -1,7 +1,7 @@
-"""What a site of a federation sees of the others: each global model, less its own update.
+"""Compute the other sites' mean update, which a site obtains from each global model less its own update.
 
 Secure aggregation does not hide it, since the mean is public to all sites. With two sites, it is the other's update.
-Such peer attacks: Huang et al., arXiv 2410.04661.
+Peer attacks of this kind: Huang et al., arXiv 2410.04661.
 """
 
 import math
@@ -20,8 +20,8 @@ DETERMINED = 1e-6
 """Largest distance from 1 of a single client's share in a combination of means."""
 
 ALIKE, FEWEST_ALIKE, FEWEST_IN_LINE, ABOVE_ROUNDING, ONE_SIZE = 1e-3, 20, 5, 10.0, 0.9
-"""Relative width of a cluster of estimates of a share, fewest values in it and in each of its rows or columns, least
-size of a value in roundings, and least share of the values that have one size after a step of Adam."""
+"""Thresholds for estimating a share: relative width of a cluster of estimates, fewest values in it and in its rows or
+columns, least size of a value in roundings, and least share of values that have one size after a step of Adam."""
 
 MOST_SINGULAR = 1024
 """Largest smaller side of a matrix whose singular values are computed."""
@@ -34,7 +34,7 @@ class AnotherSite:
     Attributes:
         plan: server's rule; call ``rest`` for every round, since the optimizer's moments carry over.
         knows_numbers: ``True`` if sites are given all numbers of examples; else they estimate their share of a mean.
-        shares: estimated share of a round's mean and how it was found, the last one last.
+        shares: estimated share of each round's mean, and how it was found.
     """
 
     plan: ServerPlan
@@ -51,10 +51,9 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        Values below the last digit of the model are zero, so that rows of absent words stay recognizable.
-
-        It is an upload as if of one client, or ``None`` if nobody else took part or no value changed: ``own`` are
-        uploads of the sites that did, and ``numbers`` the counted examples of each participant.
+        Values below the last digit of the model are zero, so that rows of absent words stay recognizable. ``None`` if
+        nobody else took part or no value changed. ``own``: uploads of these sites, by client. ``numbers``: counted
+        examples of each participant.
         """
         sent, others = before.parameters, numbers.keys() - own.keys()
         steps = {n: (after.parameters[n].double() - t.double()) / self.plan.lr for n, t in sent.items()}
@@ -141,7 +140,7 @@ def _share_by_signs(mean: Tensors, own: Tensors, last: Tensors) -> float | None:
 
 
 def _alike_in_lines(mean: Tensor, own: Tensor, last: Tensor) -> Tensor:
-    """Return the ratios (n,) of rows and columns with one ratio."""
+    """Return the ratios (n,) of ``mean`` to ``own`` in rows and columns that have one ratio throughout."""
     whole, part = mean.flatten(1), own.flatten(1)
     ratios, found = (whole / part).where(whole.abs() > last.flatten(1) / ALIKE, torch.nan), []
     for lines in (ratios, ratios.T):
@@ -170,11 +169,11 @@ def _share_by_rank(mean: Tensor, own: Tensor, last: Tensor) -> float | None:
 
 
 def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[int, Upload]:
-    """Solve the means of rounds with different participants for single uploads, as far as they determine them.
+    """Return the single clients' uploads that the means of rounds with different participants determine, by client.
 
     Exact for uploads that do not change between rounds; the last rounds that suffice are taken (Lam et al., Gradient
-    Disaggregation, ICML 2021, with known participants). ``means`` are counted examples of the others that took part in
-    a round, by client, and ``AnotherSite.rest`` of it.
+    Disaggregation, ICML 2021, with known participants). ``means``: each round's counted examples of the other
+    participants, by client, and its ``AnotherSite.rest``.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]
@@ -206,7 +205,7 @@ def seen_by_sites(
     seed: int = 0,
     knows_numbers: bool = True,
 ) -> Upload:
-    """Return what the sites ``own`` compute about the others if a server moves ``sent`` by all ``uploads``."""
+    """Return the others' mean upload, as the sites ``own`` compute it if a server moves ``sent`` by all ``uploads``."""
     plan = replace(plan, norm_factor=math.inf)
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)
     server.receive(uploads, round)

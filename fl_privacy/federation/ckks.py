@@ -1,4 +1,4 @@
-"""Rounds in which the server adds encrypted updates (CKKS, Cheon et al. 2017, by TenSEAL), packed several to a slot."""
+"""Rounds in which the server adds updates encrypted by TenSEAL (CKKS, Cheon et al. 2017), several values to a slot."""
 
 import math
 import time
@@ -36,7 +36,7 @@ def _tenseal() -> Any:
 
 
 class Adder:
-    """Adder of ciphertexts without the secret key: the server's part."""
+    """The server, which adds ciphertexts without the secret key."""
 
     def __init__(self, context: bytes) -> None:
         self._tenseal = _tenseal()
@@ -53,7 +53,7 @@ class Adder:
 
 
 class KeyHolder:
-    """Holder of the secret key, which all clients share and the server does not have."""
+    """The clients' secret key, which all of them share and the server does not have."""
 
     def __init__(self) -> None:
         self._tenseal = _tenseal()
@@ -80,13 +80,13 @@ SLOT_BITS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Quantized batching like BatchCrypt (Zhang et al. 2020).
+    """Packing of quantized values into slots, like BatchCrypt (Zhang et al. 2020).
 
     Values in [-1, 1] are rounded to ``2^bits - 1`` levels including zero; a slot holds several, each with room for the
     carries of ``summands`` additions.
 
     Attributes:
-        summands: most packed updates that are added.
+        summands: largest number of packed updates that are added.
     """
 
     bits: int = 16
@@ -135,8 +135,8 @@ def encrypted_rounds(
     """Train ``server.state`` under CKKS, yielding each round; return each client's private state.
 
     Each client scales its update by its share of the round's examples and by the tensor's largest value over all
-    clients, which all reveal. The clients share the secret key and decrypt the sum into ``server.state``, which the
-    server itself does not learn.
+    clients; both are sent in the clear. The clients share the secret key and decrypt the sum into ``server.state``,
+    which the server itself does not learn.
 
     Raises:
         UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.

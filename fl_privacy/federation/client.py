@@ -28,7 +28,7 @@ from fl_privacy.types.modality import modality_of_inputs
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """Training examples: ``batch`` takes indices below ``number``; ``seconds`` is the time the defense took."""
+    """A client's training examples: ``batch`` takes indices below ``number``; ``seconds`` is the defense's time."""
 
     number: int
     batch: Callable[[Tensor], Batch]
@@ -37,7 +37,7 @@ class OwnExamples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """The local steps behind an upload: indices of examples in ``order``, and the stated number if it differs."""
+    """Local steps behind an upload; ``order``: example indices of each step, ``num_examples``: number to state."""
 
     order: Sequence[Tensor]
     batches: Sequence[Batch]
@@ -140,7 +140,7 @@ class Client:
             object.__setattr__(self, "seed", Secret.draw())
 
     def update(self, sent: ModelState, state: ClientState, *, round: int) -> training.LocalResult:
-        """Train in ``round`` on the client's own examples and upload; ``RefusedModelError`` if the guard refuses."""
+        """Train on the client's examples and return the upload; ``RefusedModelError`` if the guard refuses."""
         looked = self._look(sent, state)
         result = self.do(self.training_work(state, round=round), sent, state)
         if self.guard:
@@ -148,7 +148,7 @@ class Client:
         return replace(result, seconds=result.seconds + looked, defense_seconds=result.defense_seconds + looked)
 
     def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
-        """End ``round``: train the private part on the new model ``sent``, then test both if ``test``."""
+        """Train the private part on the new model ``sent`` at the end of ``round``, and test both if ``test``."""
         started = time.perf_counter()
         if passes := self.defense.private_passes:
             own = self._own(state)
@@ -175,7 +175,7 @@ class Client:
         """Return the upload that this client would make from ``victim_batch`` alone, without changing ``state``.
 
         Raises:
-            UserError: batch norm in training mode has but one value to normalize, or the guard refused the model.
+            UserError: batch norm in training mode has only one value to normalize, or the guard refused the model.
         """
         self._look(sent, state)
         work = self.probe_work(state, round=round, probe=probe, batch_size=batch_size)
@@ -184,7 +184,7 @@ class Client:
         except ValueError as error:
             if work.plan.batch_norm == "train" and has_batch_norm(self.model):
                 raise UnfitMessageError(
-                    f"Batch norm in training mode can't normalize a victim of {batch_size} examples"
+                    f"Batch norm in training mode expects a larger victim, but got {batch_size} examples"
                     f" ({str(error).rstrip('.')}); set federation.plan.probe_batch_norm=eval or a larger batch_size."
                 ) from error
             raise
@@ -257,7 +257,7 @@ class Client:
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
-        """Return this client's architecture and its private values: a secret."""
+        """Return this client's architecture and its private values, which are secret."""
         model = self._own_model(state)
         return model, training.private_values(model, sent.to(self.device), state).to("cpu")
 

@@ -1,4 +1,4 @@
-"""Number of cores for this process: by affinity, control group and environment."""
+"""Count the cores that this process may use, by affinity, control group and environment."""
 
 import math
 import os
@@ -20,7 +20,7 @@ def usable_cores() -> int:
 
 
 def processes_that_fit(bytes_each: int, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Return the number of processes for the cores and free memory, at least 1, with ``bytes_each``."""
+    """Return the number of processes of ``bytes_each`` for which cores and free memory suffice, at least 1."""
     try:
         told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         free = 1024 * int(told["MemAvailable"].split()[0])
@@ -61,7 +61,7 @@ def _quota(folder: Path) -> float | None:
 
 
 class Tally:
-    """Shared count of the victims that the parts have finished."""
+    """Number of finished victims, summed over the parts of a parallel attack."""
 
     def __init__(self) -> None:
         self._done: dict[int, float] = {}

@@ -30,11 +30,11 @@ from fl_privacy.types import Observation, Reconstruction
 from fl_privacy.types.modality import modality_of
 
 SWITCHED_OFF = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
-"""Ray's listening beyond loopback, usage reports, and hiding of GPUs from clients that reserve none."""
+"""Variables set to 0, so that Ray listens on loopback only, reports no usage, and hides no GPUs from clients."""
 
 
 PATIENCE = 5.0
-"""Time limit of a cluster's answer in seconds."""
+"""Seconds to wait for a cluster's answer."""
 
 
 def joins_cluster() -> bool:
@@ -43,7 +43,7 @@ def joins_cluster() -> bool:
 
 
 def expect_answer() -> None:
-    """Raise ``UserError`` without an answer of RAY_ADDRESS in ``PATIENCE`` seconds; Ray itself retries for minutes."""
+    """Raise ``UserError`` unless RAY_ADDRESS answers within ``PATIENCE`` seconds; Ray itself retries for minutes."""
     address = os.environ.get("RAY_ADDRESS", "").rpartition("://")[2]
     if not address or address in ("auto", "local"):
         return
@@ -78,7 +78,7 @@ def _no_cluster(reason: str) -> str:
 
 @contextmanager
 def ray_cluster() -> Iterator[None]:
-    """Enter the running Ray cluster or that of RAY_ADDRESS, else a new one on the loopback interface."""
+    """Join the running Ray cluster or that of RAY_ADDRESS, else start one on the loopback interface."""
     for name in SWITCHED_OFF:
         os.environ.setdefault(name, "0")
     import ray  # noqa: PLC0415
@@ -127,7 +127,7 @@ LOSSES = 2
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardedAttack:
-    """``attack`` in Ray tasks on parts of the victims, on this machine or the cluster of RAY_ADDRESS.
+    """Runs ``attack`` on parts of the victims in Ray tasks, on this machine or the cluster of RAY_ADDRESS.
 
     Results equal those of one process up to the last bits. The victims of a failed task are failures.
 
@@ -249,7 +249,7 @@ def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
 def attack_part(
     attack: ReconstructionAttack, observations: Sequence[Observation], *, seed: int, threads: int, tell: Tell
 ) -> tuple[list[Reconstruction], list[str]]:
-    """Return the reconstructions of a part, and its warnings."""
+    """Attack a part of the victims; return its reconstructions and warnings."""
     torch.set_num_threads(threads)
     told = 0.0
 
@@ -273,7 +273,7 @@ _UNKNOWN = 8
 
 
 def victims_of_a_part(observations: Sequence[Observation]) -> int:
-    """Return the number of victims of a part, independent of the machine."""
+    """Return the number of victims to attack in one part; it does not depend on the machine."""
     first = observations[0]
     shape = (1, max(1, first.upload.num_examples), *first.input_shape)
     if not modality_of(first.model).pixels:

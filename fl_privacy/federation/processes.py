@@ -1,6 +1,6 @@
-"""Work on independent parts by single-threaded processes on all cores, with bitwise equal results for any number.
+"""Compute independent parts in processes on all cores, with bitwise equal results for any number of processes.
 
-Workers are started once measurements show that it pays, and are kept; work that can't be sent stays here.
+Workers start once measurements show that they save time, and are kept; work that can't be sent stays in this process.
 """
 
 import logging
@@ -48,7 +48,7 @@ _WATCHED = 1.0
 """Seconds of work before the first estimate."""
 
 _UNSURE = 3.0
-"""Factor on the savings estimated before the first part has ended; twice that at first."""
+"""Multiple of ``STARTING`` to save before a part has ended, and twice that in the first ``STARTING`` seconds."""
 
 _LOOK_EVERY = 0.2
 
@@ -56,7 +56,7 @@ _IDLE = 120.0
 """Seconds after which an idle process ends."""
 
 _HEARD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name))
-"""Signals that a terminal sends to all processes; this one ends the others."""
+"""Signals that a terminal sends to all processes; workers block them, since this process ends the workers."""
 
 
 class _Pool:
@@ -70,7 +70,7 @@ _pool = _Pool()
 def worker_processes(
     number: int, *, threads: int, environment: Mapping[str, str], sharers: int = 1, prepare: Callable[[], object] = int
 ) -> Iterator[Any]:
-    """Yield loky's executor of ``number`` processes, kept from an earlier call with the same arguments, to submit to.
+    """Yield loky's executor of ``number`` processes, which later calls with the same arguments reuse.
 
     Processes end with this one, and do not receive what a terminal sends to all.
 

@@ -1,4 +1,4 @@
-"""Replay of a simulated client's upload from the same random streams, which recovers its examples locally."""
+"""Replay a simulated client's upload with the same random streams, which recovers its examples locally."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """Lazy replay of one upload from the client's earlier ``state``, to which it adds the defense's examples."""
+    """Lazy replay of one upload from the client's earlier ``state``, which gets the defense's examples."""
 
     client: Client
     victim: VictimId

@@ -122,12 +122,12 @@ def expect_sound(values: Tensors) -> None:
     for name, value in values.items():
         if not value.isfinite().all():
             raise UnfitMessageError(
-                f"The values of {name} are expected to be finite, but some are not; the model is refused."
+                f"The values of {name} are expected to be finite, but some are not; lower the learning rate."
             )
     floats = {n: t for n, t in values.items() if t.is_floating_point() and n.rpartition(".")[2] != VARIANCE}
     if (size := norm(floats)) > LARGEST_MODEL:
         raise UnfitMessageError(
-            f"A model of a norm of at most {LARGEST_MODEL:g} is expected, but got one of {size:.3g}; it is refused."
+            f"A model of a norm of at most {LARGEST_MODEL:g} is expected, but got {size:.3g}; lower the learning rate."
         )
 
 

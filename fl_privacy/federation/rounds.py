@@ -1,4 +1,4 @@
-"""Rounds of a federation, which of their uploads are intercepted, and the plain loop, the reference of all backends."""
+"""Rounds of a federation, the interception of their uploads, and the plain loop, the reference for all backends."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, order=True)
 class Probe:
-    """The ``number``-th of the disjoint batches of ``client``, from 0."""
+    """Request for the upload of batch ``number``, from 0, of the disjoint batches of ``client``."""
 
     client: int
     number: int

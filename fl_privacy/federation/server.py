@@ -63,7 +63,7 @@ class ServerPlan:
 
 @dataclass(kw_only=True, eq=False)
 class Server:
-    """Global model and its update rules.
+    """A federation's server: the global model, and the rules by which replies move it.
 
     Attributes:
         state: global model; replaced, never changed in place.
@@ -109,7 +109,7 @@ class Server:
         *,
         behind: Mapping[int, int] | None = None,
     ) -> dict[int, str]:
-        """Move the global model by the usable replies, unless it learns nothing in ``round`` or all refused it.
+        """Move the global model by the usable replies, unless the server learns nothing in ``round``.
 
         Args:
             behind: number of examples of each client behind a secure sum.
@@ -204,7 +204,7 @@ _NOT_ASKED = -100
 class Evaluation:
     """Accuracy in [0, 1], mean cross entropy, and number of examples.
 
-    Answers are one per example, or the next tokens of all texts.
+    Means are over examples, or over the next tokens of all texts.
     """
 
     accuracy: float

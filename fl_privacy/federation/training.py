@@ -36,8 +36,8 @@ class LazyGradients(Mapping[str, Tensor]):
             raise KeyError(name)
         if self._hidden:
             raise UserError(
-                f"A defense that computes the gradient itself is expected to give that of {name}, too, but it does not:"
-                " a gradient hook behind it takes it away."
+                f"A defense that computes the gradient itself is expected to give that of {name}, too, but does not;"
+                " remove the gradient hook behind it."
             )
         return self._result.gradients[name]
 
@@ -111,7 +111,7 @@ def store_private(values: ModelState, sent: ModelState, state: ClientState) -> N
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Return the private values as in ``join_private``."""
+    """Return this client's private values: those of an earlier round, else the model's."""
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
@@ -124,7 +124,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalResult:
-    """A client's upload and its report.
+    """A client's upload, with its loss, seconds and bytes.
 
     Attributes:
         train_loss: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
@@ -140,7 +140,7 @@ class LocalResult:
 
 
 class Stopwatch:
-    """Sum of the durations of calls made through it."""
+    """Sum of the seconds that functions take if they are called through it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -164,7 +164,7 @@ def local_update(
     rng: torch.Generator,
     private_rng: torch.Generator,
 ) -> LocalResult:
-    """Train on ``batches``, one defended step each, and make the upload.
+    """Train on ``batches``, one defended step each, and return the upload.
 
     Args:
         sent: model's values; not changed.

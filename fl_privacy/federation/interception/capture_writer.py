@@ -25,7 +25,7 @@ def save_observation(observation: Observation, folder: Path) -> Path:
 
 @dataclass(eq=False)
 class CaptureWriter:
-    """Reader of a run that writes observations below ``folder``."""
+    """Writes a run's observations below ``folder``."""
 
     folder: Path
     _written: WeakKeyDictionary[ModelState | Knowledge, str] = field(
@@ -102,12 +102,12 @@ MOST_HELD = 256 << 20
 
 
 class ObservationBuffer(layout.LazyObservations):
-    """A buffer of updates in order of arrival; those in files are restored bit for bit.
+    """Buffer of observations in order of arrival, in memory or in files, which restore them bit for bit.
 
     Args:
         folder: private folder of the files, created on demand and removed by ``clear``.
-        most: most bytes of uploads and models held in memory.
-        written: ``True`` if a ``CaptureWriter`` already writes all of them to ``folder``, and owns it.
+        most: largest number of bytes of uploads and models held in memory.
+        written: ``True`` if a ``CaptureWriter`` already writes all observations to ``folder``, and owns it.
     """
 
     def __init__(self, folder: Path, *, most: int = MOST_HELD, written: bool = False) -> None:
@@ -115,7 +115,7 @@ class ObservationBuffer(layout.LazyObservations):
         self.clear()  # remains of a killed run
 
     def clear(self) -> None:
-        """Forget all updates, and remove their files unless written by another."""
+        """Forget all observations, and remove their files unless a ``CaptureWriter`` owns them."""
         if not self._written:
             shutil.rmtree(self._folder, ignore_errors=True)
         self.ids: Sequence[VictimId] = []

@@ -1,4 +1,4 @@
-"""Inference of a client's local plan from an intercepted update, if the plan is unknown or wrong."""
+"""Infer a client's local plan from an intercepted update, if the plan is unknown or wrong."""
 
 import copy
 import math
@@ -54,7 +54,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return how much of the sent values the upload contains: about 1 for weights, about 0 for a gradient or delta."""
+    """Return the share of the sent values in the upload: about 1 for weights, about 0 for a gradient or delta."""
     sent, norms = observation.sent.parameters, norm_names(observation.model)
     both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
     both = [pair for pair in both if pair[0] not in norms] or both

@@ -1,4 +1,4 @@
-"""Interceptor of replies, with an attacker's knowledge and side information from inside the federation."""
+"""Turn clients' replies into observations, with an attacker's knowledge and inside information."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ MOST_TRAINED = 4
 def no_states(client: int) -> ClientState:
     """Raise ``UserError``: the states of clients on other machines are not available."""
     raise UserError(
-        f"A colluding client is simulated where the clients are, but client {client} runs elsewhere;"
+        f"A colluding client is expected where the clients are simulated, but client {client} runs elsewhere;"
         " use backend=loop, flower or ray, or set threat_model.colluder=null and threat_model.knows_features=false."
     )
 
