@@ -103,8 +103,8 @@ def claims_in_words(
 ) -> list[str]:
     """Return a sentence on each claim of an app that trained, by few draws, and what the claim does not cover.
 
-    ``taken`` are arguments of its strategy's start, with the strategy as ``self``; empty if none was started. An audit
-    put ``defense`` on uploads.
+    ``taken`` are arguments of its strategy's start, with the strategy as ``self``; empty if none was started.
+    ``defense`` acted on the uploads.
     """
     strategy = taken["self"] if isinstance(taken.get("self"), Strategy) else None
     rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")

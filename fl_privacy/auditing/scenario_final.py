@@ -1,4 +1,4 @@
-"""Members of the training and texts that are continued, from the model that everybody gets."""
+"""Attack the model that everybody gets: infer members of the training, and let it continue their texts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

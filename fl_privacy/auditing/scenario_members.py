@@ -110,7 +110,7 @@ def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
 
 
 def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknown: np.ndarray, uploads: str) -> Answer:
-    """Answer by decreases in loss of members and others, and by negative losses of both before, as the control.
+    """Return the answer from decreases in loss of members and others; the control uses negative losses before.
 
     A note says the true positive rate at 1 % and 0.1 % FPR, or why it is not measured (Carlini et al. 2022).
     """
@@ -143,7 +143,7 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the uploaded values, or those after a step or change that is uploaded, by observed name."""
+    """Return the client's values after its training, from uploaded weights, change or gradient, by observed name."""
     before, told = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
         return told

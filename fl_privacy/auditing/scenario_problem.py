@@ -1,4 +1,4 @@
-"""The observation that attacks need, from a client's observed first step: network, inputs, loss."""
+"""Build the observation that attacks need from a client's first step: network, inputs, loss."""
 
 import copy
 import sys
@@ -61,7 +61,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's reply, arrays by record/name, with what was watched meanwhile, and the arrays' meaning."""
+    """A client's reply (arrays by record/name), its observed training, and the arrays' meaning."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -260,7 +260,7 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Find the inputs that attacks search for, in a program that takes whole numbers, such as pixels, as others."""
+    """Find the numbers of the inputs to reconstruct, and the batch size; whole numbers, such as pixels, count too."""
     whole = {n: t.float() for n in leaves if (t := program.constants[n]).dim() > 1 and not t.is_floating_point()}
     if whole and not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
         asked = replace(program, constants={**program.constants, **whole})
@@ -399,7 +399,7 @@ def _loss(
 
 
 def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> tuple[int, Tensor]:
-    """Return the numeric targets as a loss function gets them, of those ``asked``."""
+    """Return number and values of the targets in the form in which the loss ``call`` takes them."""
     taken, labels = asked.intersection(call.taken), program.constants[target]
     if len(taken) == 1 and (number := taken.pop()) != target:
         made = _made(program, number)
@@ -445,7 +445,7 @@ def _width(program: Program, output: int) -> int:
 
 
 def cleaned(part: nn.Module) -> nn.Module:
-    """Copy a module without wrappers and other libraries' hooks, one of Keras in PyTorch's layers."""
+    """Copy a module without wrappers and third-party hooks; Keras and scikit-learn become PyTorch's layers."""
     if isinstance(part, FromSklearn):
         return InLayers(part)
     if is_keras(part):

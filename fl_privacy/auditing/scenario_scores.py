@@ -71,13 +71,13 @@ def score(
 
 
 Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Sequence[Shown]]]
-"""Count of reconstructions of true batches among distractors."""
+"""(reconstructions, true batches) -> counts of outcomes among distractors, and pairs to show."""
 
 
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions, and as the control the guesses at other uploads, or ``other`` of a single upload."""
+    """Count reconstructions and, as a control, guesses at other uploads; ``other`` is the control of a single one."""
     counts, shown = counted(found, truths)
 
     def reads(guess: Reconstruction, truth: Batch) -> bool:
@@ -163,7 +163,7 @@ def count_images(
 
 
 def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
-    """Return (N, F) other rows in [0, 1]; empty if inputs have several tensors."""
+    """Return other rows (N, F) in [0, 1]; none if inputs have several tensors."""
     model, width = problem.model, problem.truth[0].numel()
     loaded = loaded if len(model.shapes) == 1 else ()
     if not (alike := [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]):

@@ -1,4 +1,4 @@
-"""The real training's upload as a problem: its local steps, or its change as one gradient, on a sample of examples."""
+"""Attack the real training's upload: replay its local steps, or take its change as one gradient, on a sample."""
 
 from collections.abc import Sequence
 from contextlib import suppress

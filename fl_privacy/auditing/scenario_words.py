@@ -1,4 +1,4 @@
-"""Unordered words of a text, from the changed rows of an uploaded embedding, or from layers that see single tokens."""
+"""Infer a text's words, unordered, from changed rows of an uploaded embedding or layers that see single tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -77,7 +77,7 @@ SCENARIOS = {
 """Name -> title, the worst case first."""
 
 Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
-"""Makes a client answer again on some of its examples alone."""
+"""(examples to use; ``None``: all) -> a client's repeated answer, or the reason for none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,9 +115,9 @@ def _not_attacked(name: str, reason: str) -> Answer:
 class Scenarios:
     """Attack an app's clients in scenarios of growing difficulty.
 
-    ``attack_within`` has a limited number of evaluations per upload, for where ``attack`` would take too long. The
-    attacker knows the ``defense`` that was put on uploads, if any. A federation has ``sites`` clients, which also
-    ``evaluated`` batches. Its ``server`` moves the model by this rule, or by none of the mean, for a reason.
+    ``attack_within`` makes an attack of limited evaluations, for uploads on which ``attack`` would take too long. The
+    attacker knows the ``defense`` of uploads, if any. ``sites``: number of all clients. ``evaluated``: batches that
+    they evaluated. ``server``: rule by which the server moves the model, or why that is no step of the mean.
     """
 
     clients: Sequence[AskedClient]
@@ -406,7 +406,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that first-layer neurons reveal individually, without given ones."""
+    """Return the inputs (N, ...) that first-layer neurons reveal individually, without those the attacker has."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

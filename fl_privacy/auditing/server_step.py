@@ -1,4 +1,4 @@
-"""How a strategy's server moves the global model, which is all that another site sees of the others' uploads."""
+"""Find the rule by which a strategy's server moves the global model, all that a site sees of others' uploads."""
 
 import math
 from collections.abc import Callable, Mapping

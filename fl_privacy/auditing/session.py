@@ -1,4 +1,4 @@
-"""One audit: a training that is observed, attacks on what it showed, the record in ``audit.json`` and the page."""
+"""The course of an audit: observe a training, attack its uploads, write ``audit.json`` and the page."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Show = Callable[[AuditRecord], None]
 class AuditSession:
     """An audit from its training to its page, of a strategy (``AuditReport``) or of an app that is run (``AppAudit``).
 
-    In a sandbox, ``show`` receives records instead of files. ``line`` is the summary for a terminal, at the end.
+    In a sandbox, ``show`` receives the records, and no files are written. ``line`` is the final summary for a terminal.
     """
 
     def __init__(self, folder: Path, show: Show | None = None) -> None:
@@ -47,6 +47,6 @@ class AuditSession:
         return record
 
     def end(self) -> Failure | None:
-        """Attack after the training, without affecting random streams; return why that ended early, if it did."""
+        """Attack after the training, without affecting random streams; return the error that ended it early, if any."""
         with streams_put_back():
             return attempt(self.attack_all)

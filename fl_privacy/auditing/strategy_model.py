@@ -29,7 +29,7 @@ class AuditedModel:
     Attributes:
         network: network of images in [0, 1], with the clients' normalization in front.
         input_shape: shape (C, H, W).
-        told: ``True`` if it was given, ``False`` if inferred from pixels.
+        told: ``True`` if the normalization was given, ``False`` if inferred from pixels.
     """
 
     name: str
@@ -45,10 +45,10 @@ class AuditedModel:
 def read_model(
     model: nn.Module | Callable[[], nn.Module], data: object, input_shape: Sequence[int] | None, transform: object
 ) -> AuditedModel:
-    """Check the model and images given to ``audit``; ``UserError`` if they do not fit each other."""
+    """Return the model and images given to ``audit``; ``UserError`` if they do not fit each other."""
     made = copy.deepcopy(made_of(model)).cpu()
     if not any(True for _ in made.parameters()):
-        raise UserError(f"Model {type(made).__name__} is expected to have parameters, but has none.")
+        raise UserError(f"Model {type(made).__name__} is expected to have parameters, but has none; give the network.")
     source = find_images(data)
     shape = _shape(made, source.input_shape, input_shape)
     outputs = _outputs(made, shape)
@@ -60,7 +60,7 @@ def read_model(
     if source.num_classes is not None and source.num_classes > classes:
         raise UserError(
             f"Model {type(made).__name__} is expected to have an output for each of the {source.num_classes} classes of"
-            f" {source.name}, but has {classes}."
+            f" {source.name}, but has {classes}; give the app's model, or other data."
         )
     told = _normalization(transform)
     normalization = source.normalization if told is None else told
@@ -137,7 +137,7 @@ def fitting_shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, shape: tuple[int, ...]) -> Any:
-    """Return what the model makes of two black images, if these are logits (2, K), plain or in a structure."""
+    """Return the model's outputs on two black images if they are, or hold, logits (2, K); else ``None``."""
     try:
         made = copy.deepcopy(model).eval()(torch.zeros(2, *shape))
         logits = outputs_of(made)

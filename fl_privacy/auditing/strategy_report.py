@@ -146,7 +146,8 @@ class AuditReport(AuditSession):
             run = RunFolder.open_or_create(self.out, label=label, config=config, config_text=text, overwrite=True)
         except OSError as error:
             raise UserError(
-                f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."
+                f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror}); name"
+                " another."
             ) from error
         self._run, self.folder, captures = run, run.path, run.path / CAPTURES
         self._writer, self._observations = CaptureWriter(captures), ObservationBuffer(captures, written=True)
@@ -169,7 +170,7 @@ class AuditReport(AuditSession):
         if not channels <= {1, self.model.input_shape[0]}:
             raise UserError(
                 f"A client is expected to normalize images of {self.model.input_shape[0]} channels, but {victim} says"
-                f" {told.in_words() if told else ''}."
+                f" {told.in_words() if told else ''}; correct its transform."
             )
         self._images[victim] = images
         self.write()

@@ -49,12 +49,12 @@ class UpdateAuditRequest:
     """Settings of an audit of saved updates.
 
     Attributes:
-        before, after: a file, or a folder of files, of the model as sent and of the update.
+        before, after: file, or folder of files, with the model as sent, and with the update.
         model: ``file.py:Net`` or a program of ``torch.export``.
         shape: shape of an example; ``None`` infers it.
         examples, steps: assumed numbers, each of which is attacked; empty infers them.
         lr: learning rate; ``None`` infers it.
-        data: examples behind the update, or of the site; a subfolder named like an update has that one's.
+        data: examples behind the update, or of the site; a subfolder named like an update has its examples.
         others: examples of the same kind that the update never saw, for controls.
         normalization: pixels' normalization before the network.
         seconds: time after which no further attack begins.
@@ -123,7 +123,7 @@ class UpdateAudit(AuditSession):
             if self.kind is not IMAGES or len(asked.normalization.mean) not in (1, self.shape[0]):
                 told = f"{asked.normalization.in_words()} for {self.kind.data} of shape {self.shape}"
                 raise UserError(
-                    f"--normalize is expected of images, for all channels or each, but got {told}; omit it."
+                    f"--normalize is expected for images, for all channels or each, but got {told}; omit it."
                 )
             network = normalized(network, asked.normalization)
         self.network = network if self.kind is TEXTS else plain_model(network, self.shape)
@@ -137,7 +137,7 @@ class UpdateAudit(AuditSession):
             )
 
     def assumptions(self) -> list[tuple[int, int]]:
-        """Return the numbers of examples and steps to assume: given, inferred, from the data, or a few."""
+        """Return the pairs (examples, steps) to assume: given, inferred, from the data, or a few usual ones."""
         steps = self.asked.steps or tuple(dict.fromkeys(one.steps or 1 for one in self.found))[:_MOST_INFERRED]
         sizes = [len(truth.inputs) for truth in self.truths]
         ranks = dict.fromkeys(one.examples for one in self.found if one.examples and max(steps) == 1)
@@ -184,7 +184,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Train on other examples in the same way."""
+        """Return a control, an update trained in the same way on other examples; ``None`` for too few examples."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others
@@ -242,7 +242,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return how many equal examples come again, and the share of such; ``None`` if one comes once."""
+        """Return the number of exact guesses and the share of repeated examples; ``None`` if an exact one is unique."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])
@@ -373,7 +373,7 @@ def _classes(shares: Tensor | None) -> str:
 
 
 def _nearest(guess: Reconstruction, truth: SiteExamples, number: int, seed: int) -> Batch:
-    """Return the ``number`` examples that the guesses are nearest to, each once; at random without a guess."""
+    """Return the ``number`` examples nearest to the guesses, each once; random ones without a guess."""
     size = len(truth.inputs)
     labels = torch.zeros(size).long() if truth.labels is None else truth.labels
     order = torch.randperm(size, generator=derive_generator(seed, "truth")).tolist()

@@ -1,4 +1,4 @@
-"""What a user gives with an update: the model, of their own code or a saved program, and a site's examples."""
+"""Read what a user gives with an update: the model, in code or a saved program, and a site's examples."""
 
 import importlib.util
 import re
@@ -31,7 +31,7 @@ _INPUTS, _LABELS = ("inputs", "images", "x", "X", "data", "features"), ("labels"
 MOST_EXAMPLES = 20_000
 
 _ONE_NAME = re.compile(r"(\.modules_to_save)?\.default\.")
-"""What peft puts into names of adapters, but leaves out of its files."""
+"""Part of adapters' names that peft leaves out of its files."""
 
 _NUMBERED = re.compile(r"(arr_)?\d+")
 """Names that NumPy and Flower give to arrays without names."""
@@ -216,7 +216,7 @@ def _written_names(network: nn.Module) -> dict[str, str]:
 
 
 def _prefixes(known: Mapping[str, str], given: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Return what to cut from names in a file and what to put before them, by most names."""
+    """Return the prefixes to cut from names in a file and to put before them, by majority."""
     votes = Counter[tuple[str, str]]()
     ends = {name.split(".", place)[place]: name for name in known for place in range(1, name.count(".") + 1)}
     for name in given:
@@ -319,7 +319,7 @@ def _arrays(place: Path, kind: Modality) -> SiteExamples:
     inputs = next((arrays[name] for name in _INPUTS if name in arrays), None)
     if inputs is None or inputs.dim() < 2 or not len(inputs):
         raise UserError(
-            f"{place} is expected to hold an array {_INPUTS[0]} (N, ...), but has {', '.join(arrays)[:80]}."
+            f"{place} is expected to hold an array {_INPUTS[0]} (N, ...), but has {', '.join(arrays)[:80]}; rename it."
         )
     inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 and kind is IMAGES else inputs
     labels = next((arrays[name].long().flatten() for name in _LABELS if name in arrays), None)

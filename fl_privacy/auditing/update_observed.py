@@ -1,4 +1,4 @@
-"""What the change between two files shows of the training behind it, with one observation for each assumption."""
+"""Infer the training behind the change between two files, and build an observation for each assumption."""
 
 import re
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
     else:
         pairs = [(alike.get(path.stem, before), path) for path in files]
     if not 0 < len(pairs) <= MOST_UPDATES:
-        raise UserError(f"{after} is expected to hold updates, at most {MOST_UPDATES}, but holds {len(pairs)}.")
+        raise UserError(f"{after} is expected to hold 1 to {MOST_UPDATES} updates, but holds {len(pairs)}; move some.")
     sent = {first: sent_of(network, read_arrays(first)) for first in dict.fromkeys(first for first, _ in pairs)}
     found = []
     for first, last in pairs:

@@ -109,11 +109,11 @@ class AnotherSite:
 def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
     """Estimate the share p in (0, 1) of the update ``own`` in ``mean`` = p own + (1 - p) rest, and say how.
 
-    Rows and columns that only the own examples change, as of words that no one else has, have the ratio p; single
-    values do not count, since all examples may share an input. Else, if a layer's mean gradient has less than full
-    rank, its pseudoinverse times the own gradient has the eigenvalue 1 / p, once for each of the own's dimensions. If
-    all values have one size, as after a single step of Adam, the least ratio, where all others have the other sign, is
-    2p - 1. ``last`` are distances of neighboring values of ``mean``. ``None`` if none holds.
+    Rows and columns that only the own examples change, such as those of unique words, have the ratio p; single values
+    do not count, since all examples may share an input. Else, if a layer's mean gradient has less than full rank, its
+    pseudoinverse times the own gradient has the eigenvalue 1 / p, once for each dimension of ``own``. If all values
+    have one size, as after a single step of Adam, the least ratio, where all others have the other sign, is 2p - 1.
+    ``last`` are distances of neighboring values of ``mean``. ``None`` if none of these holds.
     """
     if (share := _share_by_signs(mean, own, last)) is not None:
         return share, "the other sign's values"

@@ -40,8 +40,7 @@ class ServerPlan:
         fraction: share of the clients asked in a round, in (0, 1]; at least one.
         lr: server's step along the aggregated gradient (downhill) or delta.
         optimizer: rule of that step.
-        noise: standard deviation of Gaussian noise that the server adds to each value of the mean; it does not protect
-            from the server.
+        noise: standard deviation of Gaussian noise on each value of the mean; it does not protect from the server.
         norm_factor: multiple of the largest median norm above which one of three or more replies is excluded; also
             limits a client's counted examples.
     """

@@ -64,10 +64,10 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
     A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
     its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
-    Anything else is refused, such as a second record or an unknown name, which one reader would skip and another train
-    on. ``UserError`` if the message does not fit. ``like``: values of the model by name, in the order of its
-    ``state_dict()``. ``whole``: ``True`` if all parameters must come in the model's order, the same by position as by
-    name. Only batch norm may be missing, if clients keep it: all of it, its statistics, or its counters.
+    ``UserError`` for anything else, such as a second record or an unknown name, which one client would skip and another
+    train on. ``like``: values of the model by name, in the order of its ``state_dict()``. ``whole``: ``True`` if all
+    parameters must come in the model's order, the same by position as by name. Only batch norm may be missing, if
+    clients keep it: all of it, its statistics, or its counters.
     """
     placed = placed_arrays(content)
     keys = [key for _, key in placed]

@@ -654,7 +654,7 @@ def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
         in capsys.readouterr().err
     )
     assert run_command_line(["audit", str(folder), "--script", "gone.py", "--out", str(tmp_path / "out")]) == 2
-    assert "expected to be files of" in capsys.readouterr().err
+    assert "expect files of" in capsys.readouterr().err
     assert run_command_line(["audit", str(folder), "--script", "server.py", "--server", "server.py"]) == 2
     assert "--script or --server is expected, but got both" in capsys.readouterr().err
     (folder / "server.py").write_text(parts.SERVER)

@@ -119,7 +119,7 @@ def test_images_are_judged_as_they_were_before_their_normalization() -> None:
         ({"train": lambda model, loader: 1 / 0}, "ZeroDivisionError"),
         ({"model": lambda: 3}, "torch.nn.Module"),
         ({"defense": spn()}, "on the upload alone"),
-        ({"attack": "none"}, "nothing would be measured"),
+        ({"attack": "none"}, "expected to name an attack"),
         ({"metric": "label_correct"}, "metric is expected"),
     ],
 )

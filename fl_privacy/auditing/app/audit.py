@@ -52,7 +52,7 @@ pages while the app trains."""
 
 @dataclass(frozen=True, kw_only=True)
 class AppAuditRequest:
-    """Settings of an audit.
+    """Settings of an app's audit.
 
     Attributes:
         nodes: number of clients; ``None`` takes the app's own, or ten.
@@ -110,7 +110,7 @@ def audit_app(
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run an app and, while no client trains, others of its scripts."""
+    """Run an app and, if no client trains, others of its scripts; return the audit, and the app that was run."""
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
     said, vain = list[str](), list[str]()
     for number in range(MOST_TRIED):
@@ -182,7 +182,7 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
 
 
 class AppAudit(AuditSession):
-    """The audit of an app that is run: what its grid observed, and answers on it."""
+    """The audit of an app that is run: observations of its grid, and answers of attacks."""
 
     def __init__(
         self,
@@ -339,7 +339,7 @@ class AppAudit(AuditSession):
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
-        """Add drawn data or other versions of packages that may be the cause."""
+        """Return the error ``why`` with drawn data or package versions that may be its cause."""
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
         others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()

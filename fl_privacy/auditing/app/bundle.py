@@ -36,7 +36,7 @@ Config = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """Content of ``pyproject.toml``: references such as ``package.app:app``, and nodes of the first simulation.
+    """A Flower app by its ``pyproject.toml``: references such as ``package.app:app``, nodes of the first simulation.
 
     Attributes:
         python: value of ``requires-python``.
@@ -72,7 +72,7 @@ class App:
         """Import server and client app, or run scripts up to their start.
 
         Args:
-            stops: says why the app can't start, if a module is missing.
+            stops: function that returns why the app can't start, if a module is missing.
 
         Raises:
             UserError: the code can't be imported, or is no app.
@@ -123,7 +123,7 @@ class App:
         if not isinstance(server, ServerApp) or not isinstance(client, ClientApp):
             raise UserError(
                 f"{self.server} and {self.client} are expected to be a ServerApp and a ClientApp of Flower, but are"
-                f" {type(server).__name__} and {type(client).__name__}."
+                f" {type(server).__name__} and {type(client).__name__}; correct pyproject.toml."
             )
         return Started(server=server, client=client, nodes=self.nodes)
 
@@ -226,22 +226,23 @@ def _read(folder: Path, path: str | Path) -> App:
         )
     try:
         if not project.stat().st_size <= LARGEST_PROJECT:
-            raise UserError(f"{project} is expected to have at most {LARGEST_PROJECT >> 10} KiB, but is larger.")
+            most = LARGEST_PROJECT >> 10
+            raise UserError(f"{project} is expected to have at most {most} KiB, but is larger; shorten it.")
         told = tomllib.loads(project.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:  # TOMLDecodeError, no UTF-8, or a number of 5,000 digits
         said = " ".join(str(error).split())[:200]
-        raise UserError(f"{project} is expected to be TOML, but is not: {said}.") from error
+        raise UserError(f"{project} is expected to be TOML, but is not ({said}); correct it.") from error
     flower = _table(_table(told, "tool"), "flwr")
     components, about = _table(_table(flower, "app"), "components"), _table(told, "project")
     if not all(str(components.get(name, "")).partition(":")[0].strip(".") for name in ("serverapp", "clientapp")):
         raise UserError(
             f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], or to lie in a"
-            " folder with scripts that start a simulation or server of Flower, but does neither."
+            " folder with scripts that start a simulation or server of Flower, but does neither; add the names."
         )
     try:
         config = _flat(_table(_table(flower, "app"), "config"))  # its dotted keys may exceed Python's recursion limit
     except RecursionError as error:
-        raise UserError(f"{project} is expected to nest its run config a few tables deep, but goes deeper.") from error
+        raise UserError(f"{project} is expected to have a flat run config, but goes deeper; make it flat.") from error
     federations = [each for each in _table(flower, "federations").values() if isinstance(each, Mapping)]
     numbers = [_table(each, "options").get("num-supernodes") for each in federations]
     nodes = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n > 0]
@@ -292,18 +293,19 @@ def _unpacked(bundle: Path) -> Path:
         with zipfile.ZipFile(bundle) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > LARGEST_BUNDLE:
-                raise UserError(f"{bundle} is expected to unpack to at most {LARGEST_BUNDLE >> 20} MiB, but is larger.")
+                most = LARGEST_BUNDLE >> 20
+                raise UserError(f"{bundle} is expected to unpack to at most {most} MiB, but is larger; take data out.")
             if len(entries) > MOST_ENTRIES:
-                raise UserError(f"{bundle} is expected to hold at most {MOST_ENTRIES} files, but has more.")
+                raise UserError(f"{bundle} is expected to hold {MOST_ENTRIES} files at most, but has more; drop some.")
             for entry in entries:
                 if not (into / entry.filename).resolve().is_relative_to(into.resolve()):
-                    raise UserError(f"{bundle} is expected to stay in its folder, but has {entry.filename}.")
+                    raise UserError(f"{bundle} is expected to stay in its folder, but has {entry.filename}; drop it.")
             archive.extractall(into)
     except Exception as error:  # damaged or encrypted: each compression has its own errors
         shutil.rmtree(into, ignore_errors=True)
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
+        raise UserError(f"{bundle} is expected to be a bundle of `flwr build`, but is none; build it anew.") from error
     return into
 
 
@@ -327,6 +329,6 @@ def read_pairs(option: str, texts: Sequence[str]) -> Config:
             if not pairs:
                 raise ValueError("no pair")
         except (click.ClickException, ValueError) as error:
-            raise UserError(f"{option} is expected as 'key=value key=\"text\"', but got {text!r}.") from error
+            raise UserError(f"{option} expects 'key=value key=\"text\"', but got {text!r}; write it so.") from error
         found |= pairs
     return found

@@ -1,4 +1,4 @@
-"""What an app will need, read from its code without running it: packages, Python, Flower's names, data, the sandbox."""
+"""Find what an app needs from its code, without running it: packages, Python, Flower's names, data, network."""
 
 import ast
 import importlib.util
@@ -46,7 +46,7 @@ _VISION = re.compile(r"(^|\.)(datasets)\.([A-Z]\w+)$")
 
 @dataclass(frozen=True, kw_only=True)
 class DataAsked:
-    """The call that names a data set or file, and whether the app has the file; ``None`` if that can't be known."""
+    """A call that names a data set or file; ``there``: ``True`` if the app has the file, ``None`` if unknown."""
 
     what: str
     where: str
@@ -55,17 +55,17 @@ class DataAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What an app needs, and what of it is missing here.
+    """The needs of an app, and those that are not met here.
 
     Attributes:
-        missing: packages that are imported when it starts but not installed, as ``pip install`` takes them.
-        later: packages that are not installed, which it imports only in some functions or an audit goes without.
-        versions: requirements that what is installed does not meet, in words.
+        missing: imported name -> requirement, for packages that are imported at the start but not installed.
+        later: the same for packages that are not installed, but not needed at the start.
+        versions: requirements that installed packages do not meet, in words.
         python: version that the app requires, if this Python does not meet it.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
         above: modules that it lacks -> the folder around its own that holds them.
         lent: names of Flower that have moved since, as ``module.name``.
-        nodes, rounds: numbers that it names itself; 0: none.
+        nodes, rounds: numbers that the app names; 0 if none.
     """
 
     app: str
@@ -83,12 +83,12 @@ class Check:
     rounds: int = 0
 
     def stops_with(self, *, stand_in: bool) -> str:
-        """Return ``stops``; with stand-ins, a package that is not installed stops the app only when it is called."""
+        """Return ``stops``; with ``stand_in``, only missing modules of the app's own stop it at the start."""
         return self.stops if self.modules or not stand_in else ""
 
     @property
     def stops(self) -> str:
-        """The sentence that says why an audit can't start, with the remedy; "" if nothing stops it."""
+        """Return why an audit can't start, and the remedy, in a sentence; "" if nothing stops it."""
         if self.modules:
             return (
                 f"The app {self.app} is expected to have the module{'s' * (len(self.modules) > 1)}"
@@ -149,7 +149,7 @@ def stops_of(app: App) -> str:
 
 
 def check_app(app: App) -> Check:
-    """Read the code of ``app`` and say what it needs that is not here; nothing of it is run or imported."""
+    """Find what ``app`` needs and what is missing here, from its code; none of it is run or imported."""
     files = parsed(app.folder)
     begun, modules = entries(app, files)
     near = reached(begun, files)

@@ -1,4 +1,4 @@
-"""Which code of a project runs by default: flags of functions, modules, command lines and the run config."""
+"""Find the code of a project that runs by default, by flags of functions, modules, command lines and run config."""
 
 import ast
 import operator
@@ -26,10 +26,10 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 class Defaults:
-    """The values of a project's flags if nobody sets them.
+    """The default values of a project's flags.
 
-    A name has a value if all that any file assigns or gives to it, its defaults included, agree. ``config`` is the run
-    config of ``pyproject.toml``.
+    A name has a value if all values that any file assigns or passes to it, its defaults included, agree. ``config`` is
+    the run config of ``pyproject.toml``.
     """
 
     def __init__(self, trees: Iterable[ast.Module], config: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ class Defaults:
             node = parent
 
     def _units_around(self, node: ast.AST) -> Iterator[str]:
-        """Yield the functions, without methods and what a decorator registers, and classes around ``node``."""
+        """Yield names of functions and classes around ``node``, without methods and decorated ones."""
         while (parent := self.parents.get(node)) is not None:
             method = isinstance(parent, Function) and isinstance(self.parents.get(parent), ast.ClassDef)
             if isinstance(parent, Function | ast.ClassDef) and not parent.decorator_list and not method:
@@ -123,7 +123,7 @@ class Defaults:
             node = parent
 
     def value(self, node: ast.AST | None, within: frozenset[str] = frozenset()) -> Any:
-        """Return the default value of an expression, or ``UNKNOWN``; names ``within`` say nothing of themselves."""
+        """Return the default value of an expression, or ``UNKNOWN``; ``within``: names that are looked up already."""
         found: Any = UNKNOWN
 
         def known(each: ast.AST | None) -> Any:

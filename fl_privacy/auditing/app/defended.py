@@ -1,4 +1,4 @@
-"""A defense on what an unmodified app's clients upload, by the parameters that their arrays are found to be."""
+"""Defend the uploads of an unmodified app's clients, whose arrays are matched to parameters."""
 
 import re
 from collections import Counter
@@ -35,7 +35,8 @@ def defense_called(given: Sequence[str]) -> Defense:
     settings = [re.sub(rf"^{re.escape(name)}\.", "defense.", word) for word in chosen]
     if not name or not all(re.match(r"defense\.\w+=", word) for word in settings):
         raise UserError(
-            f"--with-defense is expected as 'dp_noise defense.scale=0.1', but got {' '.join(words) or 'nothing'!r}."
+            f"--with-defense is expected as 'dp_noise defense.scale=0.1', but got {' '.join(words) or 'nothing'!r};"
+            " name a defense, then its settings."
         )
     made = build_defense(compose_run([f"defense={name}", *settings]).defense)
     if why := acts_within(made) or ([] if made.upload else ["does nothing"]):
@@ -46,14 +47,14 @@ def defense_called(given: Sequence[str]) -> Defense:
                 able += [other] * bool(default.upload and not acts_within(default))
         raise UserError(
             f"--with-defense is expected to be a defense that acts on uploads alone ({', '.join(able)}), but {name}"
-            f" {' and '.join(why)}."
+            f" {' and '.join(why)}; take one of these."
         )
     return made
 
 
 @dataclass(eq=False)
 class ReplyDefense:
-    """Puts the upload hooks of ``defense`` on the trained parameters in a reply; other arrays leave as they are.
+    """Applies the upload hooks of ``defense`` to the trained parameters in a reply; other arrays leave unchanged.
 
     Each answer has draws of its own, derived from ``seed``.
     """

@@ -1,4 +1,4 @@
-"""What an app finds where it runs: data sets by hub name, its files, a working folder, names that Flower has moved."""
+"""Prepare the place where an app runs: data sets by hub name, its files, a working folder, moved names of Flower."""
 
 import importlib
 import importlib.util
@@ -51,7 +51,7 @@ OTHERS = ("__pycache__", "node_modules", "venv")
 
 @dataclass(frozen=True)
 class Around:
-    """What was done for an app, or left out.
+    """Changes to an app's environment, and parts that were left out.
 
     Attributes:
         data: names of data sets that the app loaded from the mirror.
@@ -75,7 +75,7 @@ class Around:
 def around(
     app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
-    """Let an app work in ``inner`` of the folder ``files``, with data sets from ``mirror``.
+    """Let an app work in the folder ``files/inner``, with data sets from ``mirror``.
 
     Packages that are ``absent`` fail only when they are called.
 
@@ -118,7 +118,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
         yield asked
         return
     if folder is not None and not folder.is_dir():
-        raise UserError(f"--mirror is expected to be a folder, but got {folder}.")
+        raise UserError(f"--mirror is expected to be a folder, but got {folder}; name one that exists.")
 
     def redirected(original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs |= zip(("data_dir", "data_files", "split"), args, strict=False)
@@ -193,7 +193,7 @@ def copied_files(app: Path, into: Path) -> str:
 def rounds_held(rounds: int | None) -> Iterator[dict[str, Any]]:
     """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says.
 
-    Yield the arguments of the start of the last one, with itself as ``self``.
+    Yield the arguments with which the last of these was started, itself as ``self``.
     """
     taken: dict[str, Any] = {}
 

@@ -95,7 +95,6 @@ def _network(drawing: Drawing, kind: Any, name: object, *, config: Any = None, *
 
 
 def _tokenizer(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
-    """Make a tokenizer of common words and of letters."""
     parts, letters = importlib.import_module("tokenizers"), string.ascii_lowercase + string.digits + string.punctuation
     pieces = dict.fromkeys([*_SPECIAL.values(), *letters, *(f"##{each}" for each in letters), *WORDS])
     made = parts.Tokenizer(parts.models.WordPiece({each: n for n, each in enumerate(pieces)}, unk_token="[UNK]"))

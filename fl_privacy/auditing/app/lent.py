@@ -1,4 +1,4 @@
-"""What apps are lent: moved names of Flower, packages that only report, and the CPU in place of a GPU."""
+"""Provide what apps lack here: moved names of Flower, packages that only report, and the CPU in place of a GPU."""
 
 import importlib
 import importlib.util
@@ -38,7 +38,7 @@ _MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages t
 
 
 def lent_in_words(lent: list[str]) -> str:
-    """Say which earlier names an app was lent."""
+    """Return a sentence on Flower's earlier names that an app used, and that were provided."""
     return (
         f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} lacks or has elsewhere: it was lent"
         " them here, and would not start by itself."
@@ -89,7 +89,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``module`` have names that it lacks by ``find``, until the stack closes."""
+    """Find names that ``module`` lacks by ``find``, until the stack closes."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -110,7 +110,7 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Record objects that no message holds as JSON: earlier simulations shared them."""
+    """Replace objects that no message can hold by JSON in a record; earlier simulations shared them in memory."""
     told = dict(values)
     for key, value in told.items():
         if not isinstance(value, int | float | str | bytes):
@@ -129,7 +129,7 @@ def _as_objects(objects: Mapping[str, Any], original: Any, record: Any) -> dict[
 
 
 def numbers_of(value: Any) -> Any:
-    """Return an array's first numbers (N,), else a text."""
+    """Return the first numbers (N,) of an array, or the text of another object."""
     found = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     return found.reshape(-1)[:_MOST_NUMBERS].tolist() if found.ndim else repr(value)[:_MOST_NUMBERS]
 
@@ -289,7 +289,7 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
-    """Return a method of Keras 2 that took a generator."""
+    """Return a method of Keras 2 that takes a generator, made of Keras 3's ``name``."""
 
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(places, args, strict=False)), **kwargs}
@@ -304,7 +304,7 @@ evaluate_generator, predict_generator = (_by_generator(name, "steps", "callbacks
 
 
 def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) -> Any:
-    """Return a table of pandas with the rows of another, or one row, below."""
+    """Append ``other``, a table, a row or a list of tables, to a pandas ``table``."""
     pandas = importlib.import_module("pandas")
     rows = pandas.DataFrame([other]) if isinstance(other, Mapping | pandas.Series) else other
     rows = rows if isinstance(rows, list) else [rows]
@@ -318,7 +318,7 @@ def code_of(app: Path) -> str:
 
 
 class _Silent(ModuleType):
-    """Stands for a package or anything of it, and does nothing."""
+    """Placeholder of a package or any name in it, which does nothing."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -344,7 +344,7 @@ class _Silent(ModuleType):
 
 
 class _NeverMade(type):
-    """Class of what stands for anything of an absent package: it can be named and derived from, but not called."""
+    """Class of placeholders for names of an absent package, which can be named and subclassed, but not called."""
 
     def __getattr__(cls, name: str) -> "_NeverMade":
         if name in {"__code__", "__defaults__", "__globals__"}:  # which functions have
@@ -359,7 +359,7 @@ class _NeverMade(type):
 
 
 class _Absent(_Silent):
-    """Stands for a package that is not installed, until something of it is called."""
+    """Placeholder of a package that is not installed; calls of its names raise ``ModuleNotFoundError``."""
 
     __version__ = "0"
 
@@ -370,14 +370,14 @@ class _Absent(_Silent):
 
 
 def _is_codeless(spec: ModuleSpec | None) -> bool:
-    """Return whether a module is nowhere, or a folder without code."""
+    """Return ``True`` if a module does not exist, or is a folder without code."""
     if spec is None or spec.has_location or spec.submodule_search_locations is None:
         return spec is None
     return not any(file for each in spec.submodule_search_locations for file in islice(Path(each).rglob("*.py"), 1))
 
 
 def caller(passed: str) -> FrameType | None:
-    """Return the calling frame outside of our code and of ``passed`` files."""
+    """Return the nearest calling frame outside of this package, and of files that match ``passed``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and re.search(f"{_OURS}|{passed}", frame.f_code.co_filename):
         frame = frame.f_back
@@ -385,7 +385,7 @@ def caller(passed: str) -> FrameType | None:
 
 
 def is_installed(frame: FrameType | None) -> bool:
-    """Return whether ``frame`` is of installed code."""
+    """Return ``True`` if ``frame`` is of installed code."""
     return frame is not None and "site-packages" in Path(frame.f_code.co_filename).parts
 
 
@@ -393,8 +393,8 @@ def is_installed(frame: FrameType | None) -> bool:
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Let apps import trackers that are not installed, silently; list those until the block ends.
 
-    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called. Libraries learn
-    that a tracker is not installed.
+    Names of ``missing`` packages raise ``ModuleNotFoundError`` only when they are called. Libraries still see that a
+    tracker is not installed.
     """
     names = (*EARLIER["trackers"], *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]

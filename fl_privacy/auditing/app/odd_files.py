@@ -1,4 +1,4 @@
-"""What stands for pickles, certificates, arrays and metrics that are not here."""
+"""Placeholders for an app's missing pickles, certificates, arrays and metrics."""
 
 import importlib
 import os
@@ -23,7 +23,7 @@ _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.
 
 
 class Pickle(BytesIO):
-    """Stands for the file of a pickle that is not here, until it is loaded."""
+    """Open file in place of a missing pickle, until it is loaded."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Pickle(BytesIO):
 
 
 class Few(np.ndarray):
-    """Few drawn examples, which also answer code that counts on many."""
+    """Array of few drawn examples, which also accepts shapes and indices of a larger one."""
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
         try:
@@ -74,13 +74,13 @@ class Score:
 
 
 class FittedStandIn:
-    """Stands for a fitted encoder, which numbers labels by their classes, or a scaler, which changes nothing."""
+    """Placeholder of a fitted encoder, which numbers labels, or of a scaler, which changes nothing."""
 
     def __init__(self, classes: int = 0) -> None:
         self.classes_ = np.arange(classes)
 
     def transform(self, given: Any) -> np.ndarray:
-        """Return the number (N,) of each label (N,), below the number of classes; without classes what is given."""
+        """Return numbers (N,) of labels (N,), below the number of classes; without classes, return ``given``."""
         if not self.classes_.size:
             return np.asarray(given)
         return np.unique(np.asarray(given), return_inverse=True)[1].reshape(-1) % self.classes_.size
@@ -92,7 +92,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield modules, their functions, and what answers calls of these."""
+    """Yield (module, function name, replacement)."""
     for module in ("pickle", "joblib"):
         if drawing.uses(module):
             yield module, "load", partial(_loaded, drawing)
@@ -108,7 +108,7 @@ def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: An
 
 
 def unpickled(drawing: Drawing, path: Path) -> Any:
-    """Return what stands for the object of a pickle, by its name: an encoder, a scaler, weights, or arrays."""
+    """Return a placeholder for a pickled object by the file's name: an encoder, a scaler, weights, or arrays."""
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
         return FittedStandIn(max(drawing.classes, 2))
@@ -122,7 +122,7 @@ def unpickled(drawing: Drawing, path: Path) -> Any:
 
 
 def archive(drawing: Drawing, path: object) -> Any:
-    """Draw the arrays of a file by their names: labels, or what enters the network."""
+    """Draw the arrays of a file by their names: labels, or inputs of the network."""
     size = " x ".join(map(str, drawing.array("x", path).shape[1:]))
     drawing.note(str(path), f"drawn arrays, {size} numbers an example, and their labels")
 
@@ -143,7 +143,7 @@ def archive(drawing: Drawing, path: object) -> Any:
 
 
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:
-    """Return what stands for a missing pickle or certificate, opened; ``None`` for any other file."""
+    """Return an open placeholder for a missing pickle or certificate; ``None`` for any other file."""
     if path.suffix.lower() in PICKLES and "b" in mode:
         return Pickle(path)
     if path.suffix.lower() not in CERTIFICATES:

@@ -16,7 +16,7 @@ from fl_privacy.errors import visible
 from fl_privacy.site.gate.entries import epsilon_of
 
 MOST_ROUNDS = 1_000_000
-"""Largest number of rounds that an epsilon is for."""
+"""Largest number of rounds for which an epsilon is computed."""
 
 DEFENSES = {
     "fixedclipping_mod": "clips each client's update; without noise of the server that bounds nothing",
@@ -61,7 +61,7 @@ _CENTRAL = "DifferentialPrivacy"
 
 @dataclass(frozen=True, kw_only=True)
 class CodeNote:
-    """One thing in the code, with file and line."""
+    """A finding in the code, with file and line."""
 
     what: str
     where: str

@@ -1,4 +1,4 @@
-"""A Flower project without the app format, as it is on disk: the scripts that call Flower's starting functions."""
+"""Find the scripts that start Flower in a project without the app format, from the files on disk."""
 
 import ast
 import json
@@ -49,7 +49,7 @@ _USUAL = (
     (re.compile(r"(.*[-_])?(start|begin|from)([-_]|$)"), "0"),
     (_ENDS, "200"),
 )
-"""Names of options that a script can require -> what they are given."""
+"""Names of options that a script can require -> their usual values."""
 
 _OF_TYPE = {"int": "1", "float": "0.1"}
 _FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IGNORECASE)
@@ -61,7 +61,7 @@ _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
-    """Which scripts of a project to run, and how.
+    """The scripts of a project to run, with their command lines.
 
     Attributes:
         server: script or notebook that starts the simulation or the server; the first client if none does.
@@ -83,7 +83,7 @@ class Scripts:
         return Path() if here == folder or (here / "__init__.py").exists() else here.relative_to(folder)
 
     def in_words(self, folder: Path) -> str:
-        """Say what is run, with paths relative to ``folder``."""
+        """Describe in sentences the scripts that are run, with paths relative to ``folder``."""
         names = [named(path, folder) for path in (self.server, *self.clients)]
         said = f"The project has no app format of Flower: {names[0]} is run"
         if self.server in self.clients:
@@ -122,19 +122,19 @@ class SourceFile:
         return {called(node) for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.begins(node)}
 
     def begins(self, node: ast.Call) -> bool:
-        """Return whether a call is one of Flower's starting functions, and not the project's own of that name."""
+        """Return ``True`` for a call of one of Flower's starting functions, not of the project's own of that name."""
         return called(node) in STARTS and dotted(node.func).partition(".")[0] in self.flower
 
     @cached_property
     def is_script(self) -> bool:
-        """Return whether running the file does more than define names."""
+        """Return ``True`` if running the file does more than define names."""
         guarded = any(isinstance(node, ast.If) and guards_main(node) for node in self.tree.body)
         notebook = self.path.suffix == ".ipynb" and bool(self.starts)
         return notebook or guarded or any(map(self.begins, self._calls))
 
     @property
     def calls_imported(self) -> bool:
-        """Return whether running the file calls something that it imports by name."""
+        """Return ``True`` if running the file calls a function that it imports by name."""
         imported = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
         names = {alias.asname or alias.name for node in imported for alias in node.names}
         return any(called(each) in names for each in self._calls)
@@ -166,7 +166,7 @@ def find_scripts(
     """
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():
-            raise UserError(f"--server, --client and --script are expected to be files of {folder}, but got {path}.")
+            raise UserError(f"--server, --client and --script expect files of {folder}, but got {path}; correct it.")
     files = parsed(folder)
     notes: list[str] = []
     if server is not None:
@@ -185,7 +185,7 @@ def find_scripts(
                 return None
             raise UserError(
                 f"{folder} has code that starts a {here} of Flower, but no script that starts a client when it is run:"
-                " name a folder that holds one, or say --client."
+                " name a folder that holds one, or name it by --client."
             )
         chosen, of_clients = found
         of_clients = [folder / path for path in clients] or of_clients
@@ -218,7 +218,7 @@ def cells_of(path: Path) -> list[str]:
         texts = (text for cell in cells if not _OF_SHELL.match(text := "".join(cell["source"])))
         return ["\n".join(_MAGIC.sub(r"\1pass", line) for line in text.splitlines()) for text in texts]
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, SyntaxError) as error:
-        raise UserError(f"{path} is expected to be a script or a notebook, but can't be read.") from error
+        raise UserError(f"{path} is expected to be a script or a notebook, but can't be read; repair it.") from error
 
 
 _OF_SHELL = re.compile(r"\s*%%(?!time|capture)")
@@ -227,9 +227,9 @@ _MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w
 
 
 def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFile]:
-    """Parse a project's Python files and notebooks, but not hidden ones, tests and what can't be parsed.
+    """Parse a project's Python files and notebooks, without hidden ones, tests and files that can't be parsed.
 
-    With ``unread``, for the names of what can't be parsed, tests as well.
+    ``unread`` collects the names of files that can't be parsed; tests are then parsed, too.
     """
     found, together, gone = dict[Path, SourceFile](), 0, [] if unread is None else unread
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))
@@ -329,13 +329,13 @@ def _chosen(
 
 
 def _unnumbered(path: Path, folder: Path) -> str:
-    """Return a path without the numbers that tell clients apart: client1.py and client2.py, site_a/run.py."""
+    """Return a path without the numbers that distinguish clients: client1.py and client2.py, site_a/run.py."""
     inner = path.relative_to(folder).with_suffix("").as_posix().lower()
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
-    """Yield a command line for what the scripts' parsers ask for."""
+    """Yield a command line with values for the options that the scripts' parsers require."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -378,7 +378,7 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
 
 
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return usual values, by round, of settings that clients read by name."""
+    """Return a function from a round to usual values of the settings that clients read by name."""
     names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
     usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
     rounds = {name for name in names if re.search(r"round|rnd", name)}
@@ -434,12 +434,12 @@ def dotted(node: ast.AST) -> str:
 
 
 def guards_main(node: ast.If) -> bool:
-    """Return whether a statement is ``if __name__ == "__main__"``."""
+    """Return ``True`` for the statement ``if __name__ == "__main__"``."""
     return any(isinstance(each, ast.Constant) and each.value == "__main__" for each in ast.walk(node.test))
 
 
 def called(node: ast.Call) -> str:
-    """Return the last name of what is called."""
+    """Return the last name of the called function, such as ``c`` of ``a.b.c()``."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 

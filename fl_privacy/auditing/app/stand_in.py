@@ -15,7 +15,7 @@ from scipy.ndimage import zoom
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 
 TRAIN, TEST, MOST_ROWS = 600, 200, 10_000
-"""Numbers of drawn examples, and largest place in a table that more rows are drawn for."""
+"""Numbers of drawn examples, and largest row index in an app's code for which more rows are drawn."""
 
 LABEL = re.compile(
     r"^(label|target|class|outcome|diagnosis|y|species|category|attack|fraud|churn|income|survived|default|result"
@@ -40,7 +40,7 @@ WORDS = _TEXT.split()
 
 
 class NoWeights(dict[str, Any]):
-    """Stands for weights that are not here: a network that would load them, or a part of them, stays as it is."""
+    """Placeholder of missing weights: a network that would load them, or a part of them, stays as it is."""
 
     def __missing__(self, key: str) -> "NoWeights":
         return self
@@ -51,7 +51,7 @@ class NoWeights(dict[str, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What examples look like: pixels of a picture's side and its colors, or columns of rows without the label."""
+    """Form of examples: a picture's side in pixels and its channels, or the number of a row's columns."""
 
     side: int = 32
     channels: int = 3
@@ -132,7 +132,7 @@ def labels(number: int, classes: int) -> np.ndarray:
 
 
 def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """Draw smooth pictures (N, H, W, C) of bytes: of each class its own coarse pattern, with another one on top."""
+    """Draw smooth pictures (N, H, W, C) of bytes: a coarse pattern of the class plus one of the picture."""
 
     def smooth(many: int) -> np.ndarray:
         coarse = rng.normal(size=(many, 6, 6, shape.channels))
@@ -161,7 +161,7 @@ def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
 
 
 def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Sequence[object] | np.ndarray:
-    """Draw a column of a table by what its name says: a label, a text, days, or numbers."""
+    """Draw a table's column (N,) of the kind that its name suggests: labels, texts, days, or numbers."""
     if LABEL.search(name):
         return labels(number, classes)
     if TEXT.search(name):
@@ -173,7 +173,7 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 
 
 class Drawing:
-    """Draws what an app asks for, by the columns and numbers of classes in its code; ``folder`` is for its files.
+    """Draws data that an app loads, by the columns and numbers of classes in its code; ``folder`` is for its files.
 
     Attributes:
         asked: requested data -> drawn data in their place.
@@ -211,7 +211,7 @@ class Drawing:
         return not self._imported.isdisjoint(packages)
 
     def _value(self, node: ast.AST | None) -> object:
-        """Return the value of a literal, also of one that is named by a constant, or that lists such."""
+        """Return the value of a literal, of a constant's name, or of a list of these."""
         node = self._constants.get(dotted(node), node) if isinstance(node, ast.Name) else node
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(each) for each in node.elts]
@@ -300,7 +300,7 @@ class Drawing:
         return [each for each in self.asked if each not in self._pretrained]
 
     def in_words(self) -> str:
-        """Say what was drawn; "" if nothing was."""
+        """Describe the drawn data in sentences; "" if there are none."""
         if not self.asked:
             return ""
         told = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
@@ -372,7 +372,7 @@ class Drawing:
         return [pillow.fromarray(each[..., 0] if shape.channels == 1 else each) for each in drawn]
 
     def table(self, path: object) -> Any:
-        """Draw a table of pandas with the columns that the code names; further ones are drawn when it asks for them."""
+        """Draw a table of pandas with the columns that the code names; others are drawn on first access."""
         pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
         names = [name for name in dict.fromkeys(self.names) if not name.isdigit()]
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
@@ -417,7 +417,7 @@ class Drawing:
         return Table(drawn).iloc[order].reset_index(drop=True)
 
     def array(self, name: str, path: object) -> np.ndarray:
-        """Draw an array by its name: labels, or what enters the network, pictures, windows or rows."""
+        """Draw an array by its name: labels, or inputs of the network, such as pictures, windows or rows."""
         number, classes = TEST if re.search("test|val", name) else TRAIN, self.classes or 10
         rng = self.rng(f"{path} {name}")
         if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
@@ -441,7 +441,7 @@ class Drawing:
         return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
 
     def saved_by_torch(self, path: object) -> Any:
-        """Stand for weights or, by its name, draw a data set: pictures for a network that convolves, else rows."""
+        """Return placeholder weights or, if ``path`` does not name weights, a drawn data set of pictures or rows."""
         if OF_MODEL.search(Path(str(path)).stem):
             self.note(str(path), UNTRAINED, pretrained=True)
             return NoWeights()

@@ -1,4 +1,4 @@
-"""Runs the scripts of a project without the app format, with Flower's starting functions taken over."""
+"""Run the scripts of a project without the app format, with Flower's starting functions replaced."""
 
 import argparse
 import ast
@@ -66,7 +66,7 @@ _STARTS = {
 
 @dataclass(frozen=True)
 class Started:
-    """What scripts would have started, the number of clients that they name, if any, and cells that failed."""
+    """Apps that scripts would have started, the number of clients that they name, if any, and failed cells."""
 
     server: ServerApp
     client: ClientApp
@@ -102,7 +102,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         given, of_clients = calls["servers"][0], calls["clients"]
         if not scripts.clients and not of_clients:
             raise UserError(
-                f"{named(scripts.server, folder)} starts a server, but no script with a client was found: say --client."
+                f"{named(scripts.server, folder)} starts a server, but no script of a client was found: give --client."
             )
         least = getattr(given.get("strategy"), "min_available_clients", USUAL_CLIENTS)
         nodes = max(least if isinstance(least, int) else 0, len(scripts.clients), len(of_clients), USUAL_CLIENTS)
@@ -117,7 +117,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     if not callable(given.get("client_fn")):
         raise UserError(
             f"{named(scripts.server, folder)} is expected to start a simulation with a client_fn or two apps, but gave"
-            f" {', '.join(sorted(given)) or 'nothing'}."
+            f" {', '.join(sorted(given)) or 'nothing'}: name another by --script."
         )
     many = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
     return Started(
@@ -165,7 +165,7 @@ def _name_rounds(strategy: Any) -> None:
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
-    """Take what ``made`` returns for a context or, as in earlier versions, for a client's number as text."""
+    """Return a function from a context to a client; ``made`` takes the context or, as earlier, a number as text."""
     parameters = inspect.signature(made).parameters.values()
     takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
     return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
@@ -179,7 +179,7 @@ def _as_client(found: Any) -> LegacyClient:
 
 
 class _Clients:
-    """One client a partition, made by its script when it is first asked."""
+    """Clients by partition, each made by its script when it is first asked."""
 
     def __init__(self, scripts: Scripts, runner: "_Runner", given: Sequence[dict[str, Any]], nodes: int) -> None:
         self._scripts, self._runner, self._given, self._nodes = scripts, runner, given, nodes
@@ -362,7 +362,7 @@ class _Runner:
         ends = [ast.unparse(each) for each in plain if each.lineno in lines]
         always = any(re.fullmatch(r"(sys\.)?(exit|quit)\([^()]*\)", text) for text in ends)
         if always or not re.search(r"\bargv\b|add_argument|\bclick\b|typer", code_of(self.folder)):
-            return UserError(f"{said}.")
+            return UserError(f"{said}: name another script by --script, --server or --client.")
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
@@ -401,7 +401,7 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's question by its name or default, and again by the next answer."""
+    """Answer a script's question with a usual value or an offered choice; a repeated question gets the next one."""
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)
@@ -412,7 +412,7 @@ def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, pr
     answers = [*usual[:1], *(each for one in offered for each in ([] if one[1:] else [""]) + one), "1", "y", "0"]
     asked[text] += 1
     if asked[text] > len(answers):
-        raise UserError(f"The script asks {text.strip()!r} again and again: no answer tried here fits.")
+        raise UserError(f"The script asks {text.strip()!r} again and again, but no answer fits: run another script.")
     return _filled(answers[asked[text] - 1], partition, nodes)
 
 
@@ -426,7 +426,7 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 
 @contextmanager
 def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
-    """Let Flower's starting functions note what they are given, also in processes that a script begins."""
+    """Record the arguments of Flower's starting functions in ``calls``, also in processes that a script begins."""
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
         ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]

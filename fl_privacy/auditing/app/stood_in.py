@@ -1,4 +1,4 @@
-"""Hooks that answer what an app loads and is not here by drawn data, until a block ends."""
+"""Hooks that give an app drawn data in place of missing ones, until a block ends."""
 
 import ast
 import errno
@@ -39,7 +39,7 @@ _SIZED = ("Size", "InnerDirichlet")
 
 @contextmanager
 def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
-    """Draw what ``app`` loads and is neither here nor in ``mirror``; see ``stood_in``."""
+    """Draw data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
     code = parsed(app.folder)
     drawing = Drawing(reached(entries(app, code)[0] or list(code), code), files, seed)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
@@ -48,7 +48,7 @@ def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator
 
 @contextmanager
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
-    """Answer by ``drawing`` whatever the app loads and is not here, until the block ends.
+    """Load data from ``drawing`` if they are missing here, until the block ends.
 
     A data set that ``mirror`` has, by name and configuration, is loaded as it is.
     """
@@ -66,7 +66,7 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
 
 
 class Hooks:
-    """Answers ``hook(original, ...)`` of functions that load what is not here."""
+    """Replacements ``hook(original, ...)`` of functions that load data, which draw missing data."""
 
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
@@ -74,7 +74,7 @@ class Hooks:
         self._found: dict[str, list[Path]] = {}
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
-        """Yield modules, their functions (``name`` or ``Class.name``), and what answers calls of these."""
+        """Yield (module, ``name`` or ``Class.name``, replacement)."""
         drawing, drawn, fetched = self.drawing, partial(partial, self.read), partial(partial, self.fetched)
         learn = attempt(lambda: importlib.import_module("sklearn.datasets"))
         yield from (
@@ -201,7 +201,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Select drawn examples by ``indices`` of the missing data, which are more."""
+        """Return valid indices of drawn examples for ``indices`` of the missing data, which are more."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
@@ -223,7 +223,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Find the name of a table, which its reader draws, in a folder without any."""
+        """Search files; if no table matches, yield a made-up name, whose table the reader draws."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -234,7 +234,7 @@ class Hooks:
         return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables else []))
 
     def made(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Make a folder where the app works in place of one that can't be made, such as ``/app``."""
+        """Make a folder; one that can't be made, such as ``/app``, is made where the app works."""
         if (twin := self._twin(path)) != path:
             return Path(twin).mkdir(parents=True, exist_ok=True)
         try:
@@ -246,7 +246,7 @@ class Hooks:
             return self.made(original, path)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the path of a file named from another folder, or in another case."""
+        """Return the file that ``path`` names from another folder or in another case, else ``path``."""
         if not _is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))
@@ -269,7 +269,7 @@ class Hooks:
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Let a script that looks for data before it reads them go on: the reader draws them."""
+        """Return ``True`` also for missing data, so that a script goes on to read them; the reader draws them."""
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
         drawn = named.suffix.lower() in stand_in.DRAWN or tensors or self._twin(path) is not path
@@ -277,7 +277,7 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Let an app that ends without a folder of data go on."""
+        """Return ``True`` also for a missing folder of data, if the app would end without it."""
         wanted = _is_missing(path) and not Path(path).suffix and stand_in.OF_DATA.search(Path(path).name)
         return original(path, *args, **kwargs) or (bool(wanted) and _ends_without())
 
@@ -399,7 +399,7 @@ def _is_missing(path: object) -> bool:
 
 
 def _ends_without() -> bool:
-    """Return whether the app ends without what it asks for."""
+    """Return ``True`` if the calling ``if`` or ``assert`` ends the app without the file that it looks for."""
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
         return False
@@ -424,7 +424,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Stand for what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` returns."""
+    """Return the result of Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)``, with no download."""
     if stand_in.OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)

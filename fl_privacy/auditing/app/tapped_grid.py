@@ -52,7 +52,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's answer to a training message that ``sent`` arrays by record/name, and what makes it answer again."""
+    """A client's answer to a training message with the arrays ``sent``, by record/name, and the state to ask again."""
 
     message: Message
     context: Context
@@ -120,7 +120,7 @@ class TappedGrid(LocalGrid):
         return sorted(every, key=lambda one: (order[one.severity], one.where))
 
     def covers(self) -> str:
-        """Say on how many replies the defense was put; empty for all that were trained."""
+        """Return the number of replies that were defended, in words; empty for all that were trained."""
         if not self._covered[False]:
             return ""
         return f" on {self._covered[True]} of {self._covered.total()} replies"
@@ -230,7 +230,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Put the defense on a reply that was trained, and return the meaning of its arrays, known without it."""
+        """Defend a reply that was trained; return it, and the meaning of its arrays before the defense."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

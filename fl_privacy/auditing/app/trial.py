@@ -1,4 +1,4 @@
-"""The simulated trial of a policy on an app: the same run without and with a gate at each client."""
+"""Try a policy on an app in simulation: the same run without and with a gate at each client."""
 
 import contextlib
 import logging
@@ -46,7 +46,7 @@ class TrialSettings:
 
 @dataclass
 class Course:
-    """The course of one run of an app."""
+    """Replies, errors and figures of one run of an app."""
 
     replies: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -106,7 +106,7 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
 
 
 class CountingGrid(LocalGrid):
-    """Count replies and errors."""
+    """Grid that counts replies and errors."""
 
     def __init__(self, clients: range, app: ClientAppCallable, course: Course) -> None:
         super().__init__(clients, app)  # type: ignore[arg-type]

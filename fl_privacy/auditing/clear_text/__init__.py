@@ -1,1 +1,1 @@
-"""Client data in the clear, found by comparing a reply with the loaded data, without any attack."""
+"""Search for client data that replies hold in the clear."""

@@ -1,4 +1,4 @@
-"""Client data in the clear, found by comparing a reply with the loaded data, without any attack."""
+"""Find client data in the clear by comparing a reply with the loaded data, without any attack."""
 
 import math
 import re

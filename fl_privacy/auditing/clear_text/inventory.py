@@ -1,4 +1,4 @@
-"""Everything that was sent, by direction, round and kind of message."""
+"""Record everything that is sent, by direction, round and kind of message."""
 
 from collections import defaultdict
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Fits of XGBoost, scikit-learn and Keras while a client answers, for judging guesses afterwards."""
+"""Record fits of XGBoost, scikit-learn and Keras while a client answers, to judge guesses afterwards."""
 
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Keras 3 on PyTorch: what its networks and optimizers are in PyTorch's own layers and optimizers."""
+"""Convert networks and optimizers of Keras 3 on PyTorch to PyTorch's own."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,12 +28,12 @@ def keras_on_torch() -> Any:
 
 
 def is_keras(module: object) -> bool:
-    """Return whether a module is a layer of Keras on PyTorch."""
+    """Return ``True`` for a layer of Keras on PyTorch."""
     return (keras := keras_on_torch()) is not None and isinstance(module, keras.Layer)
 
 
 def _has_own_code(layer: Any) -> bool:
-    """Return whether an app's class, not one of Keras, says what a layer or network computes."""
+    """Return ``True`` if an app's class, not one of Keras, computes the outputs of a layer or network."""
     return type(layer).call.__module__.partition(".")[0] != keras_on_torch().__name__
 
 
@@ -124,7 +124,7 @@ def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
 
 
 def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-    """Yield what a Keras layer is in PyTorch, each with its weights by name."""
+    """Yield the PyTorch layers that equal a Keras layer, each with its weights by name."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     if len(shape) == 4 and None in shape[1:]:
         raise UserError("images of any size enter its Keras network")
@@ -187,13 +187,12 @@ class _Flatten(nn.Flatten):
     """Flattens images in the order of Keras, whose channels come last."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return (B, F)."""
         last = inputs.movedim(1, -1) if inputs.dim() == 4 and inputs.shape[1] > 1 else inputs
         return last.flatten(1)
 
 
 class _Joined(nn.Module):
-    """Adds, multiplies or concatenates by channels what several layers made."""
+    """Adds, multiplies or concatenates by channels the outputs of several layers."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

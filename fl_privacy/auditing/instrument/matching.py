@@ -1,4 +1,4 @@
-"""The parameter of each uploaded array, by values, names or places; and state written without a gradient."""
+"""Match uploaded arrays to parameters by values, names or places, and find state written without a gradient."""
 
 import hashlib
 import math

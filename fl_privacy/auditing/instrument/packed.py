@@ -1,4 +1,4 @@
-"""Updates in other forms than one array a parameter: packed into bytes, joined, or as values and places."""
+"""Find parameters in other forms than one array each: packed into bytes, joined, or as values and places."""
 
 import base64
 import binascii

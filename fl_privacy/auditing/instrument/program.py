@@ -165,7 +165,7 @@ class Recorder:
         self._begun: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, args: Any) -> None:
-        """Keep first values."""
+        """Keep the value of a scalar first argument, which calls may change in place."""
         if args and isinstance(first := args[0], Tensor) and first.numel() == 1 and first.grad_fn is None:
             self._begun.setdefault(id(first), (first, first.detach().clone()))
 
@@ -313,7 +313,6 @@ class ReplayModel(nn.Module):
         return [getattr(self, f"low{k}") + getattr(self, f"scale{k}") * each for k, each in enumerate(shaped)]
 
     def forward(self, values: Tensor) -> Tensor:
-        """Compute the outputs (B, K), or (B, 1)."""
         given = dict(zip(self.variables, self.entered(values), strict=True))
         if len(values) != self._examples:
             again = torch.arange(len(values)) % max(self._examples, 1)

@@ -1,4 +1,4 @@
-"""Networks of scikit-learn (``MLPClassifier``, ``MLPRegressor``) trained by PyTorch, whose steps are watched."""
+"""Train scikit-learn's networks (``MLPClassifier``, ``MLPRegressor``) by PyTorch, whose steps are observed."""
 
 import importlib
 import importlib.util
@@ -74,14 +74,13 @@ class InLayers(nn.Module):
             self.layers.append(layer)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Compute the outputs (B, K) before their activation."""
         outputs: Tensor = self.layers(rows)
         return outputs
 
 
 @contextmanager
 def sklearn_lent(code: str) -> Iterator[bool]:
-    """Train scikit-learn's networks by PyTorch if ``code`` has some; yield whether it does, until the block ends."""
+    """Train scikit-learn's networks by PyTorch until the block ends; yield ``True`` if ``code`` has some."""
     if not re.search(r"\bMLP(Classifier|Regressor)\b", code) or importlib.util.find_spec("sklearn") is None:
         yield False
         return
@@ -91,7 +90,7 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Note whether the app only makes a network by a first ``partial_fit``."""
+    """Mark the estimator if the app calls ``partial_fit`` only to make its network."""
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)

@@ -105,7 +105,7 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyExamples:
-    """Restriction of loaders to one batch with their examples ``first`` to ``first + number`` over its batches.
+    """Restriction of a training to one batch, with the examples ``first`` to ``first + number`` of its loaders.
 
     Attributes:
         number: number of examples; ``None`` for the loader's own first batch.
@@ -159,7 +159,7 @@ class TrainingWatch:
             self._span, self.seen.loaded = (start, start + number, size), number
 
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
-        """Cut the arguments that meet tensors made of a cut batch, or that enter a module before the first step."""
+        """Cut arguments to the chosen examples if they meet tensors of a cut batch, or enter a module at first."""
         if self._recorder is not None and self._depth == 0:
             self._recorder.begin(args)
         if self._span is None or self._depth or self.seen.optimizers:
@@ -181,7 +181,7 @@ class TrainingWatch:
             return tree_map(cut, (args, kwargs))
 
     def _alike(self, part: Tensor, enters: bool) -> Tensor:
-        """Return ``part``, or the input of the network with its values in another shape, as in autoencoders."""
+        """Return ``part``, or a reshaped network input if that has its values, as in autoencoders."""
         for _, known in () if enters else self._cuts.values():
             if known.is_floating_point() and torch.equal(known.flatten(), part.flatten()):
                 made = known.reshape(part.shape)

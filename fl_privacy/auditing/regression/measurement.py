@@ -102,7 +102,7 @@ def measured(
     if unknown or not known:
         raise UserError(
             f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
-            f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing of the uploads."
+            f" {len(known)}: the attack failed, or the metric can't be computed; choose another attack or metric."
         )
     found = list(outcomes)
     return Measurement(
@@ -131,7 +131,7 @@ def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
         for image in run.of_kind("image", attacker):
             found.setdefault((attacker, image["round"]), []).append(image)
     if not found:
-        raise UserError(f"{folder} is expected to hold attacked images, but none was attacked.")
+        raise UserError(f"{folder} is expected to hold attacked images, but has none; attack some (attack=auto).")
     sign = 1 if METRICS[metric].leaks == "high" else -1
 
     def leakage(one: tuple[Attacker, int]) -> float:
@@ -192,7 +192,7 @@ def measure_training(
     expect_metric(metric)
     made, name = attack_called(attack)
     if made is None:
-        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
+        raise UserError("attack is expected to name an attack, but got none; try auto.")
     examples = _examples(data, images, batch_size)
     network, scale = _made(model, seed), told_normalization(data) or find_normalization(examples)
     pixels = [image if scale is None else scale.undo(image) for image, _ in examples]
@@ -245,7 +245,8 @@ def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, 
     whole("batch_size", batch_size, at_least=1, example=8)
     whole("images", images, at_least=1, example=40)
     if images % batch_size:
-        raise UserError(f"images is expected to be a multiple of batch_size={batch_size}, but got {images}.")
+        more = images + batch_size - images % batch_size
+        raise UserError(f"images is expected to be a multiple of {batch_size=}, but got {images}; try {more}.")
     examples = list(islice(samples(data), images))
     if len(examples) < images:
         raise UserError(f"data is expected to hold {images} images, but holds {len(examples)}; lower images.")
@@ -259,7 +260,8 @@ def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
         torch.manual_seed(seed)
         made = model()
     if not isinstance(made, nn.Module):
-        raise UserError(f"model is expected to be or to make a torch.nn.Module, but made {type(made).__name__}.")
+        got = type(made).__name__
+        raise UserError(f"model is expected to be or to make a torch.nn.Module, but made {got}; let it return one.")
     return made
 
 
@@ -271,7 +273,7 @@ def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int
     after = ModelState.of(trained.cpu())
     change = {name: value - sent.parameters[name] for name, value in after.parameters.items()}
     if not any(bool(tensor.any()) for tensor in change.values()):
-        raise UserError("train is expected to train the model that it is given in place, but left it as it was.")
+        raise UserError("train is expected to train its model in place, but left it as it was; step on its parameters.")
     return ModelState(change, after.buffers)
 
 

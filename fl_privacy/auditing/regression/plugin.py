@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Refuse options that can't work together."""
     config.stash[_SAID] = []
     if config.getoption("--fl-privacy-update") and hasattr(config, "workerinput"):
-        raise pytest.UsageError("--fl-privacy-update is expected without pytest-xdist's -n: workers share the file.")
+        raise pytest.UsageError("--fl-privacy-update is expected without pytest-xdist's -n, but got -n; leave it out.")
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ def canary_mod(
         delta: delta in (0, 1) of ``claimed``; claims of the mods are tested at their own.
         claimed: epsilon of the whole training against the receiver of this node's replies; ``None`` takes the mods'.
         noise: ``gaussian`` if the mods' claim rests on Gaussian noise, ``other`` to assume nothing.
+        partition: partition of the node whose trainings have canaries.
         out: folder for ``claim.json`` and ``claim.html``, written after each round.
 
     Raises:

@@ -32,8 +32,7 @@ class DefendedClient(NumPyClient):
 
     Attributes:
         names: names of the arrays, in order; by default those of the message, else "0", "1", ...
-        seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
-            demands.
+        seed: seed of the hooks' draws in a simulation; ``None`` draws from the operating system's randomness.
         memory: state of hooks, and the answered rounds: a round is answered once, unless a ``seed`` makes this a
             simulation. The node's context, unlike ``context.state``, survives a restart.
         metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
@@ -49,11 +48,7 @@ class DefendedClient(NumPyClient):
     rounds: int | None = None
 
     def get_parameters(self, config: Config) -> Arrays:
-        """Return the inner client's parameters, in a simulation only.
-
-        Raises:
-            UserError: the client is deployed, so that its parameters may be trained on its examples.
-        """
+        """Return the inner client's parameters in a simulation; else ``UserError``: they may be trained on examples."""
         if self.answers_once:
             raise UserError(
                 "A defended client is expected to be asked for no parameters, which may be trained ones without the"
