@@ -48,7 +48,7 @@ def expect_strategy(strategy: object) -> None:
             " fl_privacy.flower.numpy_client_app(client_fn)."
         )
     raise UserError(
-        f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."
+        f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; try audit(FedAvg(), model=Net)."
     )
 
 

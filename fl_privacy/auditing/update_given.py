@@ -50,7 +50,7 @@ def network_of(place: str) -> nn.Module:
     if not path.is_file() or (path.suffix != ".pt2" and not (file and name)):
         raise UserError(
             "--model is expected to be FILE.py:NAME, whose class or function makes the network without arguments, or a"
-            f" program of torch.export (.pt2), but got {place!r}."
+            f" program of torch.export (.pt2), but got {place!r}; name one that exists."
         )
     with blamed_on(f"--model {place}"):
         if path.suffix == ".pt2":
@@ -65,7 +65,7 @@ def network_of(place: str) -> nn.Module:
         finally:
             sys.path.remove(here)
         if not hasattr(module, name):
-            raise UserError(f"--model is expected to name a class or function of {path}, but {name} is none.")
+            raise UserError(f"--model is expected to name a class or function of {path}, but {name} is none; fix it.")
         network = made_of(getattr(module, name))
     words = getattr(network, "get_input_embeddings", None)
     if isinstance(network, TextModel) or words is None or not isinstance(words(), nn.Embedding):
@@ -134,7 +134,7 @@ def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[i
     if kind is ROWS:
         return (size,)
     if kind is TEXTS:
-        raise UserError("--shape is expected, the number of tokens of the longest text, but is not given: --shape 32.")
+        raise UserError("--shape, the number of tokens of the longest text, is expected, but missing; try --shape 32.")
     fitting = [shape for shape in fitting_shapes(network) if shape[0] == size]
     if len(fitting) == 1:
         return fitting[0]
@@ -282,7 +282,7 @@ def read_examples(
         )
     labels = found.labels
     if not bool(found.inputs.isfinite().all()) or (labels is not None and len(labels) != len(found.inputs)):
-        raise UserError(f"{place} is expected to hold finite numbers and a class for each example; correct it.")
+        raise UserError(f"{place} is expected to hold finite numbers and a class an example, but does not; correct it.")
     drawn = _drawn(place, len(found.inputs), seed)
     return SiteExamples(found.inputs[drawn], None if labels is None else labels[drawn])
 

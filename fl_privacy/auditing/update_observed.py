@@ -72,7 +72,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
     else:
         pairs = [(alike.get(path.stem, before), path) for path in files]
     if not 0 < len(pairs) <= MOST_UPDATES:
-        raise UserError(f"{after} is expected to hold 1 to {MOST_UPDATES} updates, but holds {len(pairs)}; move some.")
+        raise UserError(f"{after} is expected to hold 1 to {MOST_UPDATES} updates, but has {len(pairs)}; give others.")
     sent = {first: sent_of(network, read_arrays(first)) for first in dict.fromkeys(first for first, _ in pairs)}
     found = []
     for first, last in pairs:
@@ -116,7 +116,7 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
     said = [*before.said, *said, *after.said]
     found = SavedUpdate(name, sent, upload, buffers, after.is_change, after.steps, tuple(said))
     if not any(bool(change.any()) for change in found.change.values()):
-        raise UserError(f"{name}: AFTER is expected to differ from BEFORE, but no parameter does; nothing was trained.")
+        raise UserError(f"{name}: AFTER is expected to differ from BEFORE, but does not; give the trained model.")
     return found
 
 

@@ -87,7 +87,8 @@ def audited_rounds(
     names = {"first": [1], "last": [total], "ends": [1, total], "all": list(range(1, total + 1))}
     if isinstance(chosen, str):
         if chosen not in names:
-            raise UserError(f"{name} is expected to be one of {', '.join(names)} or round numbers, but got {chosen!r}.")
+            known = ", ".join(names)
+            raise UserError(f"{name} is expected to be {known} or round numbers, but got {chosen!r}; try ends.")
         return frozenset(names[chosen])
     if not isinstance(chosen, int) and not chosen:
         raise UserError(

@@ -89,7 +89,7 @@ def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> Mode
     if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
             f"The client's model is expected to keep the parameter names it was sent, but lacks {sorted(missing)};"
-            " a defense may add private parameters, not rename public ones."
+            " let the defense add private parameters, and not rename public ones."
         )
 
     def value(name: str, initial: Tensor, public: Tensors) -> Tensor:

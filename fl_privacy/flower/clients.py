@@ -120,8 +120,8 @@ class PrivacyClient(NumPyClient):
         """
         if promises_privacy(self.wrapped.defense):
             raise UnfitMessageError(
-                f"{self.wrapped.defense.name} promises differential privacy, which an exact loss or accuracy on the"
-                " client's own examples would break; test on the server (fraction_evaluate=0)."
+                f"{self.wrapped.defense.name} promises differential privacy and expects no test on clients, whose exact"
+                " figures would break it, but got one; test on the server (fraction_evaluate=0)."
             )
         mine = self.wrapped.examples.subset(self.wrapped.indices)
         work = partial(self.wrapped.evaluate, self._sent(parameters, config), examples=mine)

@@ -246,7 +246,7 @@ def located(name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     found: Any = attempt(lambda: importlib.import_module(module))
     if isinstance(found, Failure):
-        raise UserError(f"{module!r} can't be imported ({found.reason}); run where it can be.")
+        raise UserError(f"A module is expected, but {module!r} can't be imported ({found.reason}); run in its folder.")
     for part in attribute.split("."):
         if not hasattr(found, part):
             raise UserError(f"{module} is expected to have {attribute!r}, but has not; see its names by dir({module}).")
@@ -269,7 +269,8 @@ def verdicts_on(
     if inspect.isfunction(subject) and not inspect.signature(subject).parameters:
         made = attempt(subject)
         if isinstance(made, Failure):
-            raise UserError(f"{name or subject.__name__}() is expected to make a mechanism, but raised {made.reason}.")
+            name = name or subject.__name__
+            raise UserError(f"{name}() is expected to make a mechanism, but raised {made.reason}; repair it.")
         return verdicts_on(made, asked, name=name, mods=mods)
     name = name or getattr(subject, "__name__", type(subject).__name__)
     if str(getattr(subject, "__module__", "")).startswith("flwr.client."):

@@ -70,9 +70,8 @@ class DefendedUpload:
             )
         if self.parameters is None and is_differentially_private(self.defense):
             raise UserError(
-                f"{self.defense.name} adds noise for differential privacy and needs to know which arrays are"
-                " parameters: noise makes batch norm's statistics useless, and clips along with them; give model=Net or"
-                " names=[...]."
+                f"{self.defense.name} is expected to know which arrays are parameters, since noise makes batch norm's"
+                " statistics useless, but got neither model nor names; give model=Net or names=[...]."
             )
 
     @classmethod

@@ -149,7 +149,7 @@ class App:
         for key, value in read_pairs("--run-config", overrides).items():
             if key not in config:
                 known = ", ".join(sorted(config)) or "none at all"
-                raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
+                raise UserError(f"--run-config is expected to set one of {known}, but got {key}; correct the key.")
             plain = float(value) if isinstance(config[key], float) and type(value) is int else value
             if type(config[key]) is not type(plain):
                 raise UserError(
@@ -222,7 +222,7 @@ def _read(folder: Path, path: str | Path) -> App:
     if not project.is_file():
         raise UserError(
             "APP is expected to be a folder with Flower's pyproject.toml, or with scripts that start a simulation or"
-            f" server of Flower, or a .fab file, but got {path}."
+            f" server of Flower, or a .fab file, but got {path}; correct the path."
         )
     try:
         if not project.stat().st_size <= LARGEST_PROJECT:

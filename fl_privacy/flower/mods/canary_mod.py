@@ -77,8 +77,8 @@ def canary_mod(
     checks.number("clip_norm", norm, above=0, example=1.0)
     if claimed is not None and all(mod in (fixedclipping_mod, adaptiveclipping_mod) for mod in mods):
         raise UserError(
-            "claimed is expected of mods that add noise, but these only clip: what their strategy promises is about the"
-            " model, not about a reply; fl-privacy check-dp my_app.server:strategy."
+            "claimed is expected with mods that add noise, but these only clip: their strategy's claim is about the"
+            " model, not about a reply; check it by fl-privacy check-dp my_app.server:strategy."
         )
     checks.one_of("noise", noise, ("gaussian", "other"))
     all_of_them = together(mods)

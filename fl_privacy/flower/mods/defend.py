@@ -51,8 +51,8 @@ class DefendedClient(NumPyClient):
         """Return the inner client's parameters in a simulation; else ``UserError``: they may be trained on examples."""
         if self.answers_once:
             raise UserError(
-                "A defended client is expected to be asked for no parameters, which may be trained ones without the"
-                " defense; start from weights of the server's own (initial_parameters=...)."
+                "A defended client is expected to be asked for no parameters, which may be trained, but was; start from"
+                " weights of the server's own (initial_parameters=...)."
             )
         return self.inner.get_parameters(config)
 
@@ -65,8 +65,8 @@ class DefendedClient(NumPyClient):
         """
         if promises_privacy(self.guard.defense):
             raise UserError(
-                f"{self.guard.defense.name} promises differential privacy, which an exact loss or accuracy on the"
-                " client's own examples would break; test on the server (fraction_evaluate=0)."
+                f"{self.guard.defense.name} promises differential privacy and expects no test on clients, whose exact"
+                " figures would break it, but got one; test on the server (fraction_evaluate=0)."
             )
         if not self.answers_once:
             return self.inner.evaluate(parameters, config)
@@ -142,7 +142,7 @@ class DefendedClient(NumPyClient):
         if [tuple(a.shape) for a in trained] != [tuple(t.shape) for t in sent.values()]:
             raise UserError(
                 f"{type(self.inner).__name__}.fit is expected to return weights of the shapes it was sent, but returned"
-                f" {len(trained)} arrays for {len(sent)} or other shapes; a defense around it needs weights."
+                f" {len(trained)} arrays for {len(sent)} or other shapes; return the trained weights."
             )
         reply = self._guarded(
             sent, {n: records.to_tensor(np.asarray(a)) for n, a in zip(sent, trained, strict=True)}, config

@@ -59,8 +59,8 @@ def train_step(
     """
     if defense.examples:
         raise UserError(
-            f"{defense.name} exchanges all of a client's examples before it trains, which can't be done step by step;"
-            " make the client a PrivacyClient."
+            f"train_step expects a defense of single steps, but {defense.name} exchanges all of a client's examples"
+            " before the training; make the client a PrivacyClient."
         )
     memory = RecordDict() if context is None else context.state
     answers = None if seed is not None or context is None else reply_cache.Answers(context)
@@ -120,8 +120,8 @@ class DefendedTraining:
                 self.answers.note(number, _KIND)
             elif not self.answers.forgets:
                 raise UserError(
-                    "train_step is expected to get round=, the server-round of the message's config, but got none: the"
-                    " same round could be asked for until what the defense draws is averaged away."
+                    "train_step is expected to get round=, the server-round of the message's config, but got none:"
+                    " without it, noise could be averaged away; pass round=config['server-round']."
                 )
         self._state = records.load_state(self.memory, next(self.net.parameters()).device).of_client(self.draws.number)
         self._rng = self.draws.once("defense")
