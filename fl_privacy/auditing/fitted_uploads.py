@@ -87,7 +87,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack each kind of uploads; a failure is the reason of that answer."""
+        """Attack each kind of uploads; if an attack fails, its answer has the reason."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange
@@ -214,7 +214,7 @@ def _trees(
 
 
 def _reconstructed(rounds: Sequence[trees.Exchange], fit: Sequence[Fitted], seed: int) -> trees.TreeReconstruction:
-    """Reconstruct rows; the reply states their number if the first tree does not."""
+    """Reconstruct rows behind trees; their stated number is used if the first tree does not reveal it."""
     own, stated = trees.own_trees(rounds), len(fit[-1].rows) if fit else 0
     different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
     if stated * rounds[0].reply.features * different > MOST_CELLS:

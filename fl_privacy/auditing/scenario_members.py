@@ -129,7 +129,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Choose examples of a client and of others with the same classes, which identify nobody."""
+    """Choose examples of a client and of others with the same classes, so that classes reveal no membership."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}

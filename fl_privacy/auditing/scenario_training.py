@@ -14,8 +14,8 @@ from fl_privacy.runs.app import MOST_IMAGES, MOST_STEPS
 from fl_privacy.types import Observation, Reconstruction, Tensors
 
 MOST_POOL, VARIED, LEAST_VARIED = 4096, 32, 8
-"""Largest number of compared examples of a client, and number of different values of at least so many features in data
-whose examples are not equal by chance."""
+"""Largest number of compared examples of a client; if ``LEAST_VARIED`` features have ``VARIED`` different values,
+equal examples are no coincidence."""
 
 
 def examples_of(seen: Watched) -> int:

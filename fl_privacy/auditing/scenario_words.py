@@ -24,8 +24,8 @@ LEAST_WORDS, MOST_TEXTS, _LONGEST = 100, 2000, 512
 and largest number of tokens of a text."""
 
 CHANGED, STANDS_OUT = 1e-3, 3.0
-"""Smallest change of a changed row relative to the largest, and smallest ratio of lengths between the last word's row
-and the next one if a head shares the embedding."""
+"""Smallest change of a word's row relative to the largest, and smallest ratio between the last word's row and the next
+one if a head shares the embedding."""
 
 READ_F1 = 0.8
 """Smallest F1 of the different words of a reconstructed text."""

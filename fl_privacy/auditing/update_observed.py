@@ -85,7 +85,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
 
 
 def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
-    """Rename the sent values as in the network; ``UserError`` if they do not fit."""
+    """Return the values in BEFORE under the network's names; ``UserError`` if they do not fit."""
     if before.is_change:
         raise UserError("BEFORE is expected to hold weights, but holds a change (WEIGHT_DIFF); give the model as sent.")
     values, said = named_as_in(network, before.arrays, "BEFORE")
@@ -100,7 +100,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Rename an update's values as in the network, and name missing ones; ``UserError`` if unfit or empty."""
+    """Return an update under the network's names, with notes on missing values; ``UserError`` if unfit or empty."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}

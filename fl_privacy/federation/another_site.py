@@ -17,14 +17,14 @@ from fl_privacy.federation.server_optimizer import ServerSteps
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 
 DETERMINED = 1e-6
-"""Largest distance from 1 of a single client's share in a combination of means."""
+"""Largest distance from 1 of a client's share in a combination of means that counts as its upload."""
 
 ALIKE, FEWEST_ALIKE, FEWEST_IN_LINE, ABOVE_ROUNDING, ONE_SIZE = 1e-3, 20, 5, 10.0, 0.9
 """Thresholds for estimating a share: relative width of a cluster of estimates, fewest values in it and in its rows or
 columns, least size of a value in roundings, and least share of values that have one size after a step of Adam."""
 
 MOST_SINGULAR = 1024
-"""Largest smaller side of a matrix whose singular values are computed."""
+"""Largest shorter side of a matrix for which singular values are computed."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -95,7 +95,7 @@ class AnotherSite:
     def _estimated(
         self, mean: Tensors, changes: Mapping[int, Tensors], last: Tensors, numbers: Mapping[int, float]
     ) -> dict[int, float]:
-        """Return the sites' ``numbers`` of examples, and an equal part of the estimated rest for each other client."""
+        """Return each client's number of examples: the sites' own, and equal parts of the estimated rest."""
         own, others = {c: numbers[c] for c in changes}, [c for c in numbers if c not in changes]
         total, found = sum(own.values()), (len(own) / len(numbers), "equal numbers of examples")
         if own:

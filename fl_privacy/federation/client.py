@@ -215,7 +215,7 @@ class Client:
         return len(labels)
 
     def training_work(self, state: ClientState, *, round: int) -> LocalWork:
-        """Return the training work of ``round``; ``state`` keeps the defense's examples."""
+        """Return the local steps of ``round``; the defense's examples are kept in ``state``."""
         own, purpose = self._own(state), f"round-{round}"
         order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], purpose)
@@ -317,7 +317,7 @@ class Client:
 
 
 def _placed(model: nn.Module, device: torch.device | str) -> nn.Module:
-    """Move ``model`` to ``device`` if needed; moving one that is there costs as much as a small layer."""
+    """Move ``model`` to ``device`` unless it is there, since that costs as much as a small layer."""
     values, wanted = itertools.chain(model.parameters(), model.buffers()), torch.device(device)
     return model if all(value.device == wanted for value in values) else model.to(device)
 

@@ -267,7 +267,7 @@ def attack_part(
 
 _MOST_TOGETHER = 32
 _TOGETHER = 24_000.0
-"""Victims of a part times the root of the multiplications of one victim in a layer."""
+"""Number of victims in a part, times the square root of a layer's multiplications for one victim."""
 
 _UNKNOWN = 8
 

@@ -48,7 +48,7 @@ _WATCHED = 1.0
 """Seconds of work before the first estimate."""
 
 _UNSURE = 3.0
-"""Multiple of ``STARTING`` to save before a part has ended, and twice that in the first ``STARTING`` seconds."""
+"""Factor on ``STARTING`` while no part has ended and estimates are unsure; twice that in the first seconds."""
 
 _LOOK_EVERY = 0.2
 
@@ -116,7 +116,7 @@ def _begin(parent: int, folder: str, threads: int, sharers: int, prepare: Callab
 
 
 def end_workers(waiting: Iterable[Future[Any]] = (), *, patience: float = 0.0) -> None:
-    """End the worker processes: by SIGTERM and ``patience`` seconds for the work of ``waiting``, then by SIGKILL."""
+    """End the workers by SIGKILL; ``patience``: seconds before it, after SIGTERM, for the work of ``waiting``."""
     executor, _pool.executor = _pool.executor, None
     if executor is None:
         return

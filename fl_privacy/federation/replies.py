@@ -21,7 +21,7 @@ T = TypeVar("T")
 logger: logging.Logger = logging.getLogger(__name__)
 
 FACTOR = 100.0
-"""Multiple of the largest median norm so far above which replies are excluded; honest clients stay far below."""
+"""Replies are excluded if their norm is over this many times the largest median so far; honest ones stay below."""
 
 ENOUGH = 3
 """Least number of replies for a meaningful median."""
@@ -30,7 +30,7 @@ MOST_EXAMPLES = 2**53
 """Largest whole number that is exact in double precision."""
 
 MOST_STEPS = 2**40
-"""Most change of a counter in a round, which overflows after millions of rounds only."""
+"""Largest change of a counter in a round, so that it overflows only after millions of rounds."""
 
 VARIANCE, COUNT = "running_var", "num_batches_tracked"
 """Names of batch norm's nonnegative buffers."""

@@ -89,7 +89,7 @@ STATE_VARIABLE = "FL_PRIVACY_STATE"
 """Environment variable: folder of the node's secret if the node config has none; default: the user's state folder."""
 
 SIMULATION_VARIABLE = "FL_PRIVACY_SIMULATION"
-"""Environment variable that the operator sets: with 1, clients draw from the run's seed."""
+"""Environment variable of the operator: 1 lets clients derive random numbers from the run's seed."""
 
 KEY = "fl-privacy-key"  # node config key: file of 32 bytes by which the node's files are encrypted
 KEY_VARIABLE = "FL_PRIVACY_KEY"  # environment variable: the key file if the node config has none
@@ -156,7 +156,7 @@ def kept_secret(path: Path, key: bytes | None = None) -> Secret:
 
 
 def is_simulation() -> bool:
-    """Return ``True`` if the environment declares the clients simulated; ``UserError`` if it says neither 0 nor 1."""
+    """Return ``True`` if FL_PRIVACY_SIMULATION is 1; ``UserError`` if it is neither 0 nor 1."""
     value = os.environ.get(SIMULATION_VARIABLE, "0")
     if value not in ("", "0", "1"):
         raise UserError(f"{SIMULATION_VARIABLE} is expected to be 0 or 1, but is {value!r}; set or unset it.")
@@ -172,7 +172,7 @@ ANSWERED = "fl-privacy.answered"  # record of ``context.state`` with the last an
 
 
 def answered(records: RecordDict) -> dict[str, int]:
-    """Return the last round recorded by ``remember_answer``, by kind of message."""
+    """Return the last answered round by kind of message, as ``remember_answer`` recorded it."""
     kept = records.config_records.get(ANSWERED, ConfigRecord())
     return {kind: last for kind, last in kept.items() if isinstance(last, int)}
 
@@ -275,6 +275,6 @@ Memory = ContextMemory | NodeMemory  # a client's private layers and other state
 
 
 def node_memory(context: Context) -> NodeMemory:
-    """Return the memory of the client of ``context`` in its run, a file; ``UserError`` if its key can't be read."""
+    """Return the memory file of the client of ``context`` in its run; ``UserError`` if its key can't be read."""
     run, client = f"run-{context.run_id}", "-".join(map(str, whose(context)))
     return NodeMemory(state_folder(context) / run / f"{client}.state", state_key(context))

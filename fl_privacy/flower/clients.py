@@ -158,7 +158,7 @@ class PrivacyClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Return ``True`` outside of a simulation, where repeated answers would differ."""
+        """Return ``True`` for a deployed client, whose repeated answers would differ."""
         return isinstance(self.wrapped.seed, Secret)
 
     @property
@@ -268,7 +268,7 @@ class MaskableClient(PrivacyClient):
                 )
 
     def _message_number(self, config: Config) -> int:
-        """Return the attempt's number, since a failed round may be repeated: its first result stays masked."""
+        """Return the attempt's number in place of the round's, since SecAgg+ may repeat a failed round."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UnfitMessageError(

@@ -129,7 +129,7 @@ class Sane(StrategyAround):
         return [answered[index][1] for index in sorted_out.usable]
 
     def _upload(self, state: ModelState, sent: RecordDict, reply: RecordDict) -> Upload:
-        """Return the weights in ``reply``; clients may return integers that a strategy has turned into fractions."""
+        """Return the weights in ``reply`` in the dtypes sent; clients may keep integers where strategies average."""
         layout = {key: list(record) for key, record in sent.array_records.items()}
         if {key: list(record) for key, record in reply.array_records.items()} != layout:
             raise UserError("its arrays have other names than those that were sent")

@@ -193,7 +193,7 @@ class _Records:
         self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
 
     def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord, ArrayRecord]:
-        """Return copies of the zeros that are sent, of ``update`` and of no update."""
+        """Return records of the zeros that are sent, of ``update``, and of a negligible update."""
         if self._made is None or self._update is not update:
             zeros = {name: torch.zeros_like(value) for name, value in update.items()}
             self._update = update
@@ -203,7 +203,7 @@ class _Records:
 
 
 NOTHING = 1e-12
-"""Smallest change: Flower's clipping divides by its norm, and a client without one would end the round."""
+"""Size of a negligible update, since Flower's clipping divides by the norm and fails on zero."""
 
 
 def _not_nothing(update: Tensors) -> Tensors:

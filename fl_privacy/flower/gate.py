@@ -42,7 +42,7 @@ LATE_SECONDS = 0.2  # after a multiple of ``every_seconds``; a later reply waits
 
 OF_RUNS = ("bundle", "run", "waiting", "packages", "size")
 UNCOUNTED = ("ledger", "day", "budget")
-"""Reasons of refusals after which nothing leaves, since the ledger has no entry for it."""
+"""Reasons for refusals after which not even noise is replied, since the ledger has no entry for it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Origin:
 
 
 Defend = Callable[[Records, Records], Records]
-"""(received, released) -> records that leave instead, by a defense of this package."""
+"""(received, released) -> records to send instead, changed by a defense of this package."""
 
 
 class Gate:
@@ -124,7 +124,7 @@ class Gate:
         return Message(said, reply_to=message)
 
     def refused_run(self, message: Message, context: Context, error: Exception, origin: Origin) -> Message:
-        """Return the reply to a message of a run that may not run; the ledger gets one entry for each run."""
+        """Return the reply to a message of a run that is not allowed; the ledger gets one entry for each run."""
         run = str(context.run_id)
         try:
             if run not in self._runs:

@@ -98,7 +98,7 @@ class RayGrid(LocalGrid):
         return replies
 
     def _next_idle(self, working: Mapping[Any, "_Errand"]) -> Any:
-        """Return an idle actor; a starting one only if all are, since its machine may be gone."""
+        """Return an idle actor; one that still starts only if no other works, since its machine may be gone."""
         starting = list(self._preparing.values())
         started = [actor for actor in self._idle if actor not in starting]
         busy = any(errand.actor not in starting for errand in working.values())
@@ -185,7 +185,7 @@ def ray_grid(
 
 
 def check_request(num_cpus: float = 1, num_gpus: float = 0, actors: int | None = None) -> None:
-    """Raise ``UserError`` unless actors can be asked for with these resources."""
+    """Raise ``UserError`` unless a Ray actor can have these resources."""
     number("backend.num_cpus", num_cpus, above=0, example=1)
     number("backend.num_gpus", num_gpus, at_least=0, example="0.5 lets two share a GPU")
     if actors is not None:

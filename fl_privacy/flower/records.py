@@ -23,7 +23,7 @@ NUMPY = "numpy.ndarray"  # Flower's serialization type for NumPy's own format
 
 
 def plain_array(values: np.ndarray) -> Array:
-    """Return the bytes of ``Array.from_numpy_ndarray(values)``, faster, by cached headers."""
+    """Return the same array as ``Array.from_numpy_ndarray(values)``, faster by cached headers."""
     values = np.asarray(values, order="C")
     if values.dtype.hasobject or values.dtype.names is not None:
         return Array.from_numpy_ndarray(values)

@@ -46,13 +46,8 @@ def local_dp_mod(
 ) -> Defense:
     """Build the defense ``fl_privacy.defenses.local_dp``, computed by Flower's ``LocalDpMod`` with equal distribution.
 
-    NumPy's global stream, from which the mod draws, is seeded for each update and restored afterwards.
-
-    Args:
-        round_epsilon: budget of one round, above 0.
-        delta: failure probability in (0, 1).
-        clip_norm: largest l2 norm of the update, above 0.
-        sensitivity: l2 distance that the noise hides; ``None`` takes ``clip_norm``.
+    NumPy's global stream, from which the mod draws, is seeded for each update and restored afterwards. Arguments are
+    those of ``local_dp``.
     """
     ours = local_dp(round_epsilon=round_epsilon, delta=delta, clip_norm=clip_norm, sensitivity=sensitivity)
     mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)

@@ -138,7 +138,7 @@ class Nodes(NodeRules):
             if holder is None or (holder not in self._connected and not self.bound):
                 self._node[client] = node
             elif node not in self._aside:
-                self._leave(node, f"it claims partition {client}, which belongs to node {holder}")
+                self._leave(node, f"partition {client}, which it claims, belongs to node {holder}")
 
     def _claimed(self, node: int, reply: Message) -> int:
         identity = reply.content.config_records[CLIENT]
@@ -170,7 +170,7 @@ class Nodes(NodeRules):
 def _integer(record: ConfigRecord, key: str) -> int:
     value = record.get(key)
     if not isinstance(value, int):
-        raise UserError(f"A number {key} is expected in a node's --node-config, but got {value!r}; set it.")
+        raise UserError(f"A node is expected to have the number {key} in its node config, but has {value!r}; set it.")
     return value
 
 

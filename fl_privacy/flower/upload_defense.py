@@ -172,7 +172,7 @@ class DefendedUpload:
 def generator_of_round(
     seed: int | None, config: Mapping[str, object], client: int | str, *purpose: str
 ) -> torch.Generator:
-    """Return a round's random generator: the system's, or seeded by ``seed``; ``UserError`` if that lacks a round."""
+    """Return a round's random generator, the system's without ``seed``; ``UserError`` for a seed without a round."""
     if seed is None:
         return SecretGenerator(Secret.draw())
     if ROUND not in config:
@@ -199,7 +199,8 @@ def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Mo
         return model
     name = getattr(model, "__name__", type(model).__name__)
     if not callable(model):
-        raise UserError(f"model is expected to be a network or its class, but got {name}; give a torch.nn.Module.")
+        got = type(model).__name__
+        raise UserError(f"model is expected to be a torch.nn.Module or its class, but got {got}; give model=Net.")
     try:
         with streams_put_back():
             made = model(**(options or {}))

@@ -46,8 +46,8 @@ from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
 USUAL_NODES, MOST_TRIED, _REFRESHED = 10, 3, 15.0
-"""Default number of clients, as in Flower's simulation, most scripts that are run in vain, and seconds between two
-pages while the app trains."""
+"""Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds between two pages
+while the app trains."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class App:
     tried: tuple[Scripts, ...] | None = ()
 
     def another(self) -> "App | None":
-        """Return the app as other scripts of its folder start it; ``None`` if no others do."""
+        """Return the app with other scripts of its folder; ``None`` if no others start Flower."""
         if self.tried is None:
             return None
         tried = (*self.tried, *([] if self.scripts is None else [self.scripts]))
@@ -128,7 +128,7 @@ class App:
         return Started(server=server, client=client, nodes=self.nodes)
 
     def _loaded(self, reference: str) -> Any:
-        """Load an app, with modules that it imports without their package."""
+        """Load an app, and find folders of modules that it imports without their package."""
         from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
 
         sys.path += [str(each) for each in [self.folder / "src"] if each.is_dir()]
@@ -163,7 +163,7 @@ class App:
 
 
 def _renamed(folder: Path, package: str, code: str) -> str:
-    """Name the folder that holds several modules of a missing ``package``."""
+    """Return a phrase on the folder that holds several modules of a missing ``package``, or ""."""
     inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(package)}\.(\w+)", code)}
     places = [holders(folder, each, folder) for each in inner]
     found = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # another package may have one, too
@@ -276,7 +276,7 @@ def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _specifier(text: str) -> str:
-    """Return a version of Poetry's as pip writes it: ``^1.3`` ends below 2."""
+    """Convert a version of Poetry to pip's form: ``^1.3`` ends below 2."""
     if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):
         return f">={text[1:]},<{caret[1] or ''}{int(caret[2]) + 1}"
     return text if re.match(r"[<>=!]|~=", text) else f"=={text}" if re.fullmatch(r"\d[\w.]*", text) else ""

@@ -208,7 +208,7 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
 
 
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
-    """Return the top names of modules imported at the start, and later."""
+    """Return the top-level names of modules imported at the start, and later."""
     needed, optional = set[str](), set[str]()
 
     def visit(body: Iterable[ast.stmt], into: set[str]) -> None:

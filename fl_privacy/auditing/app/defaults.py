@@ -10,10 +10,10 @@ from typing import Any
 from fl_privacy.auditing.app.scripts import called, constant, dotted
 
 UNKNOWN: Any = object()
-"""A value that the code alone does not say."""
+"""Value that the code alone does not determine."""
 
 DEEPEST, LONGEST_TEST = 12, 60
-"""Steps from a name to its value, and most letters of a shown condition."""
+"""Most steps from a name to its value, and most letters of a shown condition."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -174,7 +174,7 @@ class Defaults:
 
 
 def shown(test: ast.expr) -> str:
-    """Return a condition as the code has it, shortened."""
+    """Return the source code of a condition, shortened."""
     text = " ".join(ast.unparse(test).split())
     return text if len(text) <= LONGEST_TEST else f"{text[:LONGEST_TEST]} ..."
 

@@ -64,10 +64,10 @@ class ReplyDefense:
     _answers: Counter[int] = field(default_factory=Counter, init=False)
 
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
-        """Replace the arrays of ``reply``, whose meaning is ``found``.
+        """Defend in place the arrays of ``reply``, which hold the parameters ``found``.
 
         Raises:
-            UserError: the arrays are no parameters, or codes of them.
+            UserError: the arrays hold no parameters, or codes of them.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()

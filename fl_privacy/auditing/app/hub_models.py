@@ -16,7 +16,7 @@ _NOT_HERE = re.compile(
     r"|does not appear to have",
     re.IGNORECASE,
 )
-"""Words of an error on what is not on this machine."""
+"""Words in errors on files that are not on this machine."""
 
 SMALL: Mapping[str, int] = {
     **{"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256},
@@ -24,16 +24,16 @@ SMALL: Mapping[str, int] = {
     **{"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "ffn_dim": 256},
     **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "word_embed_proj_dim": 128, "embedding_size": 128},
 }
-"""Sizes of a network that stands for another one of its kind."""
+"""Sizes of a small network in place of another one of its kind."""
 
 _OF_HUB = re.compile(
     r"^_|dir$|download|only$|token$|revision|kwargs$|remote_code|folder|proxies|user_agent|gguf|name_or"
 )
-"""Options of a download, which a config does not give back."""
+"""Options of a download, which do not belong in a config."""
 
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ROOM, _LONGEST, _FEW = 512, 512, 100
-"""Rows of the table of words, number of words of the longest text, and smallest number of words of a tokenizer."""
+"""Size of the vocabulary, tokens of the longest text, and smallest vocabulary of a tokenizer that was found."""
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
@@ -50,7 +50,7 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
 
 
 def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """Answer by the original or, for what is not on this machine, by ``made``."""
+    """Return the result of the original or, if files are not on this machine, of ``made``."""
     found = attempt(lambda: original(kind, *args, **kwargs))
     name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
     if not isinstance(found, Failure):  # a tokenizer without a vocabulary stands where none was found

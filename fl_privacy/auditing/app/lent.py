@@ -178,7 +178,7 @@ def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
 
 @contextmanager
 def cpu_lent() -> Iterator[list[str]]:
-    """Let code that names a GPU where there is none run on the CPU; list the asked devices until the block ends."""
+    """Let code that names a missing GPU run on the CPU; yield the list of devices that it names."""
     asked: list[str] = []
 
     def on_cpu(value: Any) -> Any:
@@ -215,7 +215,7 @@ _OF_TENSORFLOW = re.compile(
 
 @contextmanager
 def keras_lent(code: str) -> Iterator[bool]:
-    """Run Keras on PyTorch, whose steps are watched, if the app has Keras train; yield whether it does.
+    """Run the app's Keras on PyTorch, whose steps are observed; yield ``True`` if it runs there.
 
     An app that differentiates by TensorFlow itself, or names a backend, keeps its own.
     """
@@ -276,7 +276,7 @@ def older_names_lent(code: str) -> Iterator[None]:
 
 @contextmanager
 def nothing_served(asked: list[str]) -> Iterator[None]:
-    """Let ``prometheus_client`` open no port."""
+    """Keep ``prometheus_client`` from opening a port."""
 
     def serve(original: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         asked.extend({"prometheus_client"} - {*asked})
@@ -391,7 +391,7 @@ def is_installed(frame: FrameType | None) -> bool:
 
 @contextmanager
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
-    """Let apps import trackers that are not installed, silently; list those until the block ends.
+    """Let apps import placeholders of trackers that are not installed; yield the list of those that are imported.
 
     Names of ``missing`` packages raise ``ModuleNotFoundError`` only when they are called. Libraries still see that a
     tracker is not installed.

@@ -15,7 +15,7 @@ from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, Drawing
 
 PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
-"""Files of connections, of which there is none where all run in one process."""
+"""Files of connections, which are not needed if all run in one process."""
 
 _SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)

@@ -61,7 +61,7 @@ _STARTS = {
     "start_client": ("clients", ("client",)),
     "start_numpy_client": ("clients", ("client",)),
 }
-"""Starting function -> what it starts, and its arguments in order; of a client's, those that are not text."""
+"""Starting function -> kind of its app, and names of its positional arguments (a client's without texts)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _AtStart(BaseException):
 
 
 _Calls = defaultdict[str, list[dict[str, Any]]]
-"""What the scripts gave to Flower's starting functions, by what these start."""
+"""Kind of an app -> arguments that scripts passed to the starting functions of this kind."""
 
 
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
@@ -144,7 +144,7 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
-    """Let a strategy evaluate its model, or say why that fails."""
+    """Return a strategy's own evaluation; if it fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -332,13 +332,13 @@ class _Runner:
         return calls
 
     def silent(self, path: Path, what: str, remedy: str) -> UserError:
-        """Return the error of a script that starts no ``what``, with its last words."""
+        """Return the error of a script that starts no ``what``, with its last output."""
         said = f"{named(path, self.folder)} is expected to start {what}, but ended without"
         words = f". It last said: {self._words.rstrip('.')}. If that is no reason, " if self._words else ": "
         return UserError(f"{said}{words}{remedy}.")
 
     def heard(self, original: Any, *given: Any, **options: Any) -> None:
-        """Keep what a script prints, or logs as an error."""
+        """Keep the last text that a script prints, or logs as an error."""
         logged = given[-1] if given and isinstance(given[-1], logging.LogRecord) else None
         if logged is None or logged.levelno >= logging.ERROR:
             words = attempt(lambda: " ".join(map(str, given)) if logged is None else logged.getMessage())
@@ -382,7 +382,7 @@ class _Runner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any]) -> None:
-        """Run a script, or a notebook's cells, also after one that fails."""
+        """Run a script, or all cells of a notebook, even if one fails."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:

@@ -22,7 +22,7 @@ LEAST_ROWS, LEAST_SHARE = 5, 0.5
 ENOUGH = 12.0  # bits by which equal numbers must be less likely than by chance among the compared rows
 
 BITS_OF_A_FRACTION, BITS_OF_HALF, MOST_BITS, MOST_DIGITS = 16.0, 8.0, 24.0, 3
-"""Bits of a number with more than ``MOST_DIGITS`` decimals, of one in half precision, and largest bits of any."""
+"""Improbability in bits of numbers with over ``MOST_DIGITS`` decimals, in half precision, and of any at most."""
 
 ALIKE, LEAST_WIDTH = 1e-4, 16
 """Tolerance on a correlation of one between a row and a multiple, and smallest width of such rows."""
@@ -75,7 +75,7 @@ def _copies(rows: int, of: int, how: str) -> str:
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Find a table with ``array`` (N,) or (N, f) as whole columns, in any order; return the numbers f and of all.
+    """Find a table with ``array`` (N,) or (N, f) as whole columns, in any order; return f and the number of columns.
 
     Rows of ``tables`` (N, F) may be repeated; ``counts`` are possible numbers of the client's examples.
     """
@@ -95,7 +95,7 @@ def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int
 
 @_QUIET
 def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray | None) -> str | None:
-    """Return a phrase on client data that bytes of any uncompressed format contain in binary, or ``None``.
+    """Return a phrase on client data that ``content`` holds as binary numbers, uncompressed, or ``None``.
 
     Of ``tables`` (N, F), the first rows and columns are searched; ``labels`` are (N,).
     """
@@ -269,7 +269,7 @@ def numbers_in(text: str) -> np.ndarray:
 
 
 def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[str, ...]:
-    """Return the keys of the numbers, or shares, of examples by class in ``labels`` (N,); empty if none."""
+    """Return the keys in ``values`` that hold the numbers, or shares, of the classes in ``labels`` (N,)."""
     if labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0 or labels.max() > len(labels) + 1000:
         return ()
     counts = np.bincount(labels)

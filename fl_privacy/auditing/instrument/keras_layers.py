@@ -221,4 +221,4 @@ _PLAIN: Mapping[str, Callable[[Any], nn.Module]] = {
     "LeakyReLU": lambda layer: nn.LeakyReLU(float(layer.negative_slope)),
     "ZeroPadding2D": lambda layer: nn.ZeroPad2d((*layer.padding[1], *layer.padding[0])),
 }
-"""Layers that are converted whatever enters them."""
+"""Layers that are converted for any shape of input."""

@@ -14,8 +14,8 @@ from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.packed import Spread, spread
 
 CLOSE, LONGER, CODED, SCALED = 1e-2, 1e-7, 0.12, 1e-4
-"""Largest relative distances from a parameter's value of one in a shorter or longer dtype, of scaled integers (about
-that of four bits), and of a multiple."""
+"""Largest relative distances of an array from its parameter's value: in a shorter or longer dtype, as scaled integers
+(about that of four bits), and as a multiple."""
 
 LEAST_CODES = 8
 """Smallest size of a code that needs no matching name."""
@@ -141,7 +141,7 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match by scale or integer code, and decode; with ``divides`` the receiver knows the scale, else its sign."""
+    """Match and decode multiples and integer codes; with ``divides`` the receiver knows the scale, else its sign."""
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():

@@ -27,7 +27,7 @@ MOST_BYTES, DEPTH = 1 << 30, 4
 """Largest unpacked size of a client's values in bytes, and largest depth of nested packings that are opened."""
 
 NEAR, SAME, FEW = 1e-2, 1e-5, 8
-"""Largest relative distances from a parameter's values of many values and of fewer than ``FEW``."""
+"""Largest relative distances of an array from its parameter's values: of many values, and of fewer than ``FEW``."""
 
 MOST_TRIES = 50_000
 """Largest number of tried combinations of values, places and parameters."""
@@ -35,7 +35,7 @@ MOST_TRIES = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """A parameter found in another form: values in its shape (zero or as sent where none left), and source arrays."""
+    """A parameter found in another form: values in its shape (others zero or as sent), and source arrays."""
 
     name: str
     values: np.ndarray
@@ -176,7 +176,7 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters that left as some values with their places, or joined to one array, whatever the names.
+    """Find parameters that were sent as some values with their places, or joined to one array, under any names.
 
     Places are indices into a parameter, or into all of them joined, or a mask. ``arrays`` are those of the reply that
     are not parameters themselves; ``base`` has the values for places that did not leave, zero by default.
@@ -257,7 +257,7 @@ class _Search:
     def find(
         self, key: str, numbers: np.ndarray, targets: Sequence[Sequence[str]], whole: Collection[str]
     ) -> _Placed | None:
-        """Return the first target with the ``numbers`` at its places; those in ``whole`` need none."""
+        """Return the first target that has the ``numbers`` at given places; targets in ``whole`` need no places."""
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)
         mates = sorted(free, key=lambda other: abs(at[other] - at[key]))
@@ -286,7 +286,7 @@ class _Search:
 
 
 def _places(array: np.ndarray, number: int, size: int, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the flat places (number,) in ``array``, or ``None``."""
+    """Return the flat places (number,) that ``array`` states by indices or as a mask, or ``None``."""
     if array.size == size > number and array.dtype.itemsize == 1:
         chosen = np.flatnonzero(array.reshape(-1))
         return chosen if len(chosen) == number else None

@@ -22,7 +22,7 @@ from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
 from fl_privacy.federation.replies import Failure, attempt
 
 MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
-"""Largest numbers of examples, bytes of tensors, and examples whose labels are kept of a client."""
+"""Largest numbers kept of a client: examples, bytes of tensors, and examples with labels."""
 
 MOST_EVALUATED = 16
 """Largest number of batches loaded without gradients that are kept."""

@@ -17,7 +17,7 @@ from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors
 
 _OFF = 3.0
-"""Largest factor between the given and the estimated learning rate."""
+"""Largest accepted ratio between given and estimated learning rate."""
 
 MOST_COUNTED = 1_000_000
 """Most local steps accepted from a batch-norm counter, which a client can set freely."""
@@ -206,7 +206,7 @@ def _outputs(observation: Observation) -> torch.Tensor:
 
 
 _FAR = 3.0
-"""Ratio of a batch norm's median change to the largest of other parameters above which it counts as kept."""
+"""A batch norm counts as kept if its median change is over this many times the largest of other parameters."""
 
 
 def norm_names(model: nn.Module) -> set[str]:
@@ -216,7 +216,7 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of batch norm that no step explains; ``None`` if all are explained."""
+    """Return the largest change of a batch norm that the client kept; ``None`` if steps explain all changes."""
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
     if not own or not rest or not 0 < max(rest) < float("inf"):

@@ -14,7 +14,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 def identify_process() -> None:
-    """Give this process, which Flower's own command has not started, the identity that messages need."""
+    """Give this process the identity that Flower requires for making messages."""
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
 

@@ -105,7 +105,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 class _Ready:
-    """A SuperNode's state whose replies have been taken out already."""
+    """A SuperNode's state that returns the given ``replies``, which were taken out before."""
 
     def __init__(self, state: Any, replies: Sequence[Message]) -> None:
         self._state, self._replies = state, replies
@@ -141,7 +141,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` in this process until it ends; ``holds``: ``True`` if some messages wait for others."""
+    """Run ``flower-supernode`` in this process until it ends; with ``holds``, fetch messages while others wait."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:
@@ -222,7 +222,7 @@ def answer_messages(
 
 
 class _Task:
-    """A message with the heartbeats that keep it for this process."""
+    """A message to answer, with heartbeats that reserve it for this process."""
 
     def __init__(self, client: RuntimeHttpClient) -> None:
         self._client = client
