@@ -26,7 +26,7 @@ MOST_CELLS, SWEEPS, VICTIMS = 3_000_000, 8, 20
 """Largest product of rows, features and trees of a search, its sweeps, and number of attacked rows of a client."""
 
 DRAWN, MANY_ROWS = (9, 2), 500
-"""Number of random guesses without trees, whose best is the chance level; fewer for a client with many rows."""
+"""Number of random guesses, whose best is the chance level, for a client with few and with over ``MANY_ROWS`` rows."""
 
 SCENARIOS = {
     "trees": Scenario(

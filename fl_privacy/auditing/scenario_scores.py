@@ -29,8 +29,8 @@ EXACT_ROW, SAME = 0.01, 1e-5
 """Largest error of a feature, as a share of its range, in an exactly reconstructed row, and distance of equal rows."""
 
 NEARER, MANY = 0.5, 100
-"""Largest distance of a reconstructed row in a large batch, relative to that of the nearest other row, and smallest
-number of other rows per row of the batch for which being nearer than all of them is enough."""
+"""A row of a batch counts if it is nearer to its guess than ``NEARER`` times the nearest other row or, with ``MANY``
+other rows for each of the batch, nearer than all of them."""
 
 MOST_SHOWN = 8
 

@@ -17,8 +17,8 @@ KEYS |= {name.replace("_", "-"): name for name in KEYS}
 """Metric of clients that train by Opacus -> its meaning."""
 
 MOST_STATED, DRAWS = 1e12, 500
-"""Limit on a client's stated figures (larger ones, or ones that are not finite, are ignored), and number of draws on
-either neighbor, so that the page is not delayed."""
+"""Limit above which a client's stated figures are ignored, and number of draws on either neighbor, so that the page is
+not delayed."""
 
 COUNTS = frozenset({"num-examples", "num_examples"})
 

@@ -331,7 +331,7 @@ class UpdateAudit(AuditSession):
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return what was given or inferred, in words."""
+        """Return names and words of the given and inferred facts."""
         found, asked, shape = self.found, self.asked, "x".join(map(str, self.shape))
         numbers, steps, rates = zip(*((one.examples, one.steps, one.rate) for one in found), strict=True)
         exact = all(number == 1 for number in asked.steps or steps)

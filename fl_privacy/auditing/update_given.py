@@ -288,7 +288,7 @@ def read_examples(
 
 
 def _drawn(place: Path, number: int, seed: int | None) -> list[int]:
-    """Return the places of all examples, or of those that are drawn."""
+    """Return the indices of all examples, or of those that are drawn."""
     if number > MOST_EXAMPLES and seed is None:
         raise UserError(
             f"--data is expected to hold at most {MOST_EXAMPLES} examples, but {place} holds {number}; give those that"

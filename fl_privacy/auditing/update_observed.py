@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """Values of the sent model, completed from the network, and the names in the file."""
+    """The model as sent: the file's values, else the network's, and the names ``held`` by the file."""
 
     state: ModelState
     held: frozenset[str]

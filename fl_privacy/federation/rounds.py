@@ -108,7 +108,6 @@ class RoundReport:
     """Summary of a round.
 
     Attributes:
-        round: number from 1.
         train_loss: mean over the counted clients; NaN if all refused the model.
         seconds: duration without evaluation and attack.
         defense_seconds: time of the defense's hooks, summed over clients.
@@ -140,9 +139,6 @@ class Round:
             folder.add_round(round.report, None)
 
     Observations without iteration are dropped.
-
-    Attributes:
-        number: number from 1.
     """
 
     def __init__(self, number: int, steps: Steps) -> None:

@@ -281,7 +281,7 @@ class Traffic(RelayGrid):
         self.breaking: dict[int, str] = {}
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send copies to the nodes, since nodes in this process take keys out of them, and return the replies."""
+        """Send copies of messages, since nodes in this process remove entries from them; return the replies."""
         sent = list(messages)
         asked: list[Mapping[str, Any]] = []
         for message in sent:

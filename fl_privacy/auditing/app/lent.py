@@ -89,7 +89,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Find names that ``module`` lacks by ``find``, until the stack closes."""
+    """Look up names that ``module`` lacks by ``find``, until the stack closes."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:

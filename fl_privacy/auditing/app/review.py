@@ -276,7 +276,7 @@ def _local_claim(node: ast.Call) -> str:
 
 
 def _central_claims(app: App, found: Review) -> Iterator[CodeNote]:
-    """Yield the epsilon of the run config's noise multiplier under Flower's strategies."""
+    """Yield the epsilon that the run config's noise multiplier gives under Flower's strategies."""
     if not any(note.what.startswith(_CENTRAL) for note in found.protections):
         return
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 1)

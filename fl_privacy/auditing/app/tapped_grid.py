@@ -43,8 +43,8 @@ LOOKS, WAITED = 3, 1.5
 """Polls for nodes, and seconds since the first, after which a server counts as waiting for more nodes."""
 
 MOST_TRACES, MOST_JOINED, MOST_SHOWN = 200, 1000, 400
-"""Largest number of clients with a kept class trace, of nodes to which others join for a waiting server, and of
-characters of a client's error."""
+"""Largest numbers of clients with a class trace, of nodes after others joined a waiting server, and of characters of an
+error."""
 
 
 Arrays = dict[str, np.ndarray]

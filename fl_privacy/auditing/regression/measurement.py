@@ -223,7 +223,7 @@ def measure_training(
 
 
 def _worst(attackers: Sequence[Sequence[VictimScore]], metric: str) -> tuple[list[float], list[Outcome | None]]:
-    """Return the worst value, NaN if an attacker failed, and outcome, ``None`` if unknown, of each image."""
+    """Return each image's worst value (NaN if an attacker failed) and worst outcome (``None`` if unknown)."""
     worst, order = max if METRICS[metric].leaks == "high" else min, list(Outcome).index
     values, outcomes = [], []
     for image in zip(*([image for score in each for image in score.images] for each in attackers), strict=True):
