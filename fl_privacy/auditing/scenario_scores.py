@@ -77,7 +77,7 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions and, as a control, guesses at other uploads; ``other`` is the control of a single one."""
+    """Count reconstructions and, as a control, guesses from other uploads; for a single upload, ``other``."""
     counts, shown = counted(found, truths)
 
     def reads(guess: Reconstruction, truth: Batch) -> bool:
@@ -163,7 +163,7 @@ def count_images(
 
 
 def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
-    """Return other rows (N, F) in [0, 1]; none if inputs have several tensors."""
+    """Return loaded rows (N, F) in [0, 1] that are not in ``truths``; none if inputs have several tensors."""
     model, width = problem.model, problem.truth[0].numel()
     loaded = loaded if len(model.shapes) == 1 else ()
     if not (alike := [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]):

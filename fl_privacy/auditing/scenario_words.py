@@ -169,7 +169,7 @@ def scored_words(
     others: Sequence[set[int]] = (),
     texts: Sequence[Sequence[set[int]]] | None = None,
 ) -> Answer:
-    """Score pairs of an upload's words and the reconstructed ones, with words of ``others``' texts as distractors.
+    """Score pairs (true words, reconstructed words) of uploads, with the words of ``others`` as distractors.
 
     ``texts`` are the words of each text by upload; ``None`` for one text each.
     """
@@ -351,7 +351,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Reconstruct words as ``words_of``, from the first block; ``None`` without a transformer."""
+    """Reconstruct words from a transformer's first block, as ``words_of``; ``None`` without a transformer."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

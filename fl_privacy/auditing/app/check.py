@@ -83,7 +83,7 @@ class Check:
     rounds: int = 0
 
     def stops_with(self, *, stand_in: bool) -> str:
-        """Return ``stops``; with ``stand_in``, only missing modules of the app's own stop it at the start."""
+        """Return ``stops``; with ``stand_in``, missing packages do not stop the app before they are called."""
         return self.stops if self.modules or not stand_in else ""
 
     @property

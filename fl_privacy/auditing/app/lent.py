@@ -110,7 +110,7 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Replace objects that no message can hold by JSON in a record; earlier simulations shared them in memory."""
+    """Make a config record of ``values``; objects that no record can hold become JSON, and are kept in ``objects``."""
     told = dict(values)
     for key, value in told.items():
         if not isinstance(value, int | float | str | bytes):

@@ -25,7 +25,7 @@ BITS_OF_A_FRACTION, BITS_OF_HALF, MOST_BITS, MOST_DIGITS = 16.0, 8.0, 24.0, 3
 """Improbability in bits of numbers with over ``MOST_DIGITS`` decimals, in half precision, and of any at most."""
 
 ALIKE, LEAST_WIDTH = 1e-4, 16
-"""Tolerance on a correlation of one between a row and a multiple, and smallest width of such rows."""
+"""Tolerance on the correlation of a row with its scaled copy, and smallest number of columns of such rows."""
 
 AT_ONCE, LARGEST, MOST_PRODUCTS = 1 << 22, 1 << 24, 1 << 30
 """Numbers compared at once, size of an array that is also compared in other shapes, and largest number of

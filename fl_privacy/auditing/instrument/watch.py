@@ -28,7 +28,7 @@ MOST_EVALUATED = 16
 """Largest number of batches loaded without gradients that are kept."""
 
 MOST_ADDED = 16
-"""Number of recorded losses after which no optimizer step is expected."""
+"""Number of recorded losses without a step after which the first alone is taken."""
 
 SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "amsgrad", "maximize")
 """Settings of an optimizer that are kept."""

@@ -150,7 +150,7 @@ def _learning_rate(observation: Observation, told: Collection[str], said: list[s
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
     """Replace estimated learning rates of single updates by the median of their round.
 
-    Estimates of one rate vary with the model's certainty, which would separate victims that can be attacked together.
+    Estimates of one rate vary with the model's certainty, but victims are attacked together only at equal rates.
     Estimates off by more than a factor of three stay, as another client's rate; replacing nearer ones may weaken
     attacks that use the length of the update.
     """
