@@ -62,7 +62,7 @@ class ServerPlan:
 
 @dataclass(kw_only=True, eq=False)
 class Server:
-    """A federation's server: the global model, and the rules by which replies move it.
+    """A federation's server: global model and aggregation.
 
     Attributes:
         state: global model; replaced, never changed in place.

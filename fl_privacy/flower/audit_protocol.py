@@ -107,7 +107,7 @@ def _told_json(record: ConfigRecord, key: str) -> object:
 
 
 def tell_defense(reply: RecordDict, parts: Description) -> None:
-    """Add the description of a defense to ``reply``, after ``parts`` already there."""
+    """Add ``parts``, the description of a defense, to ``reply``, after those already there."""
     reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*told_defense(reply), *parts)))})
 
 

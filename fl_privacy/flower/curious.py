@@ -301,7 +301,7 @@ class HonestButCurious(StrategyAround):
         if not 1 <= number <= most:
             what = "A reply" if asked is None else "An answer to a probe"
             got = f"{number:.3g}" if abs(number) > MOST_EXAMPLES else str(number)
-            raise UserError(f"{what} is expected to be of 1 to {most} examples, but says that it is of {got}")
+            raise UserError(f"{what} is expected to be of 1 to {most} examples, but states {got}; correct its number.")
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
     def client_of(self, message: Message, reply: Message) -> int:

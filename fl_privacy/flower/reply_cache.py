@@ -35,8 +35,8 @@ MOST_KINDS = 64
 MOST_WAITED = 60.0  # seconds to wait for another process of the node that stores its answer
 
 COUNTED, KEPT, FORM = ".answered", ".answer", ".form"
-"""Suffixes of a client's files: the last answered round by kind and an answer (in the node's folder of a run), and the
-form of answers of a kind in any run (in the node's own folder)."""
+"""Suffixes of a client's files: last answered round by kind and an answer (in the node's folder of a run), and form of
+answers of a kind (in the node's own folder, for all runs)."""
 
 REFUSED = " refused"  # suffix of a message's digest if the kept answer is ``WITHHELD``
 

@@ -51,12 +51,7 @@ class FromSklearn(nn.Module):
 
 
 class InLayers(nn.Module):
-    """A network of scikit-learn in PyTorch's layers, with copies of its weights.
-
-    Attributes:
-        named: name of each parameter of scikit-learn's network -> its name here.
-        layouts: name of a parameter here -> order of the axes of scikit-learn's value.
-    """
+    """A network of scikit-learn in PyTorch's layers, with copies of its weights; attributes are as of ``FromKeras``."""
 
     def __init__(self, network: FromSklearn) -> None:
         super().__init__()
