@@ -213,7 +213,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the loss to the accumulated gradient; raise ``NotAttackedError`` unless it fits."""
+    """Scale the problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` unless it fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given

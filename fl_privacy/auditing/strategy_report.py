@@ -164,7 +164,7 @@ class AuditReport(AuditSession):
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Record a client's description of the images behind a probe; ``UserError`` if that is impossible."""
+        """Record a client's description of a probe's images; ``UserError`` if its normalization has other channels."""
         told = images.normalization
         channels = {len(told.mean), len(told.std)} if told else {1}
         if not channels <= {1, self.model.input_shape[0]}:

@@ -15,7 +15,7 @@ from scipy.ndimage import zoom
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 
 TRAIN, TEST, MOST_ROWS = 600, 200, 10_000
-"""Numbers of drawn examples, and largest row index in an app's code for which more rows are drawn."""
+"""Numbers of drawn training and test examples, and largest row index in code for which more rows are drawn."""
 
 LABEL = re.compile(
     r"^(label|target|class|outcome|diagnosis|y|species|category|attack|fraud|churn|income|survived|default|result"

@@ -159,7 +159,7 @@ class TrainingWatch:
             self._span, self.seen.loaded = (start, start + number, size), number
 
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
-        """Cut arguments to the chosen examples if they meet tensors of a cut batch, or enter a module at first."""
+        """Return the arguments, cut to the chosen examples if they enter a module or meet tensors of a cut batch."""
         if self._recorder is not None and self._depth == 0:
             self._recorder.begin(args)
         if self._span is None or self._depth or self.seen.optimizers:
