@@ -107,6 +107,8 @@ def test_a_server_takes_a_reply_without_times_from_a_client_that_keeps_its_loss(
 
 def test_a_round_that_the_run_does_not_have_locks_nobody_out() -> None:
     client = PrivacyClient(deployed(), RecordDict())
+    with pytest.raises(UserError, match="A round of 0 to inf is expected, but got -1; set last_round"):
+        client.fit(*question(client, -1))
     client.last_round = 10
     with pytest.raises(UserError, match="0 to 10"):
         client.fit(*question(client, 10**9))

@@ -241,6 +241,10 @@ def test_hooks_remember_in_the_context() -> None:
         (lambda: defend(Doubler(), NONE, names=["a"]).fit(Doubler().get_parameters({}), FIRST), "3 names are expected"),
         (lambda: defend(Doubler(), NONE, seed=1).fit(Doubler().get_parameters({}), {}), "'server-round'"),
         (
+            lambda: defend(Doubler(), NONE).fit(Doubler().get_parameters({}), {"server-round": -1}),
+            "A round of 0 to inf is expected, but got -1; set rounds=",
+        ),
+        (
             lambda: defend(Shrinking(), NONE, seed=1).fit(Doubler().get_parameters({}), FIRST),
             "Shrinking.fit is expected",
         ),
