@@ -147,7 +147,7 @@ def labels_right(given: Tensor, truth: Tensor) -> int:
 def count_images(
     found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
 ) -> tuple[Counts, list[Shown]]:
-    """Count images by their best outcome, compared with those of ``others``."""
+    """Count images by outcome, with ``others`` as distractors, and pair them with their originals."""
     shaped, scored, pictures = list(found), [], []
     for place, truth in enumerate(truths):
         if (batch := found[place].batch) is not None and batch.inputs.shape != truth.inputs.shape:

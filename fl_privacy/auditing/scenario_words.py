@@ -37,7 +37,7 @@ NOTE = (
 
 
 def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Compare each text's words with the changed embedding rows of its upload, or gradient; ``None`` without texts.
+    """Score the words inferred from changed embedding rows of uploads, or gradients; ``None`` without texts.
 
     ``found`` are pairs of a client's reply to its training and its reply on one text.
     """

@@ -180,7 +180,7 @@ class Recorder:
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
-        """Collect the calls behind ``roots``; several become one program of all batches together, or of their sum."""
+        """Make a program of the calls behind the losses ``roots``: of all batches joined, or else of the sum."""
         if len(roots) > 1:
             with streams_put_back():  # preparations of batches are computed again
                 found = attempt(lambda: _as_one_batch([self.program([root], names) for root in roots]))
