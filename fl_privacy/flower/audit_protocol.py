@@ -89,10 +89,10 @@ def _told_normalization(record: ConfigRecord) -> Normalization:
     mean, std = (record.get(key) for key in (_MEAN, _STD))
     for key, values in ((_MEAN, mean), (_STD, std)):
         if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHANNELS:
-            raise UserError(f"{key} is expected to be a list with a number for each channel, but got {values!r:.100}.")
+            raise UserError(f"{key} is expected to list a number a channel, but got {values!r:.100}; send these.")
     told = Normalization(mean, std)  # type: ignore[arg-type]
     if max(map(abs, told.mean)) > _LARGEST or not all(1 / _LARGEST <= s <= _LARGEST for s in told.std):
-        raise UserError(f"mean and std are expected within {_LARGEST:g}, but got {told.in_words()}.")
+        raise UserError(f"mean and std are expected within {_LARGEST:g}, but got {told.in_words()}; correct them.")
     return told
 
 

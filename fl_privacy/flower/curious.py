@@ -132,7 +132,7 @@ class Sane(StrategyAround):
         """Return the weights in ``reply`` in the dtypes sent; clients may keep integers where strategies average."""
         layout = {key: list(record) for key, record in sent.array_records.items()}
         if {key: list(record) for key, record in reply.array_records.items()} != layout:
-            raise UserError("its arrays have other names than those that were sent")
+            raise UserError("its arrays are expected under the names sent, but have others; reply the same names")
         (metrics,) = reply.metric_records.values()
         tensors = _by_place(reply)
         for name, tensor in tensors.items():
@@ -285,7 +285,7 @@ class HonestButCurious(StrategyAround):
             probe = Probe(client, asked[0])
             victim = probe.in_round(round)
             if not self.audit.expects(probe):
-                raise UserError(f"an answer to one of the probes sent is expected, but got {victim}")
+                raise UserError(f"an answer to one of the probes sent is expected, but got {victim}; answer those only")
         elif not self.audit.intercepts(round, client):
             return
         model = self.interceptor.model
@@ -311,7 +311,7 @@ class HonestButCurious(StrategyAround):
         client = reported if isinstance(reported, int) else self._node_ids.index(node)
         holder = self._holder.setdefault(client, node)
         if holder != node and holder in self._node_ids:
-            raise UserError(f"node {node} claims to be client {client}, which is node {holder}")
+            raise UserError(f"node {node} claims to be client {client}, expected on node {holder}; set partition-id")
         self._holder[client] = node
         return client
 
