@@ -51,7 +51,7 @@ def canary_mod(
     partition: int = 0,
     out: str | Path | None = None,
 ) -> Mod:
-    """Build a mod that applies ``mods``, and after each training of one node passes canaries through them.
+    """Build a mod that applies ``mods`` and, after each training of node ``partition``, passes canaries through them.
 
     A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
     ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds; otherwise each
@@ -65,7 +65,6 @@ def canary_mod(
         delta: delta in (0, 1) of ``claimed``; claims of the mods are tested at their own.
         claimed: epsilon of the whole training against the receiver of this node's replies; ``None`` takes the mods'.
         noise: ``gaussian`` if the mods' claim rests on Gaussian noise, ``other`` to assume nothing.
-        partition: partition of the node whose trainings have canaries.
         out: folder for ``claim.json`` and ``claim.html``, written after each round.
 
     Raises:
