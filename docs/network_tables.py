@@ -52,6 +52,20 @@ def _line(kind: tuple[Any, ...], rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def leakpro_table(name: str, folder: Path = ROWS) -> str:
+    """Render a line for each attack on updates in training mode; "Not run." without rows."""
+    rows = sorted(read_rows(name, folder), key=lambda row: (row["network"], row["batch"], row["cpu_seconds"]))
+    lines = [
+        [
+            *(row["network"], str(row["batch"]), f"{row['attack']}, {row['budget']}", f"{row['psnr']:.1f}"),
+            *(f"{row['identified']} of {row['of']}", f"{row['mean_color_psnr']:.1f}", f"{row['cpu_seconds']:.0f}"),
+        ]
+        for row in rows
+    ]
+    heads = ["network", "batch", "attack", "PSNR, dB", HEADS[6], HEADS[9], "CPU seconds"]
+    return markdown(heads, lines) if lines else f"{NOT_RUN.capitalize()}."
+
+
 SHADES = {"none": "#ccd", "some": "#e9b44c", "at least half": "#c44"}
 """Colors of cells by images identified above the control; cells that were not run have none."""
 

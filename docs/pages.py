@@ -19,7 +19,7 @@ from kept_rows import attacks_table, audits_table, batches_table, escaped, hones
 from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from network_tables import agreement_table, map_picture, networks_table
+from network_tables import agreement_table, leakpro_table, map_picture, networks_table
 from omegaconf import DictConfig, OmegaConf
 from paper_settings import read_yaml
 from policy_tables import policy_table
@@ -244,6 +244,7 @@ MADE = {
     "trees": trees_table,
     "policy": policy_table,
     "networks": networks_table,
+    "leakpro": leakpro_table,
     "map": map_picture,
     "agreement": agreement_table,
     "strongest": red_team_table,

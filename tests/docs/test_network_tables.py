@@ -29,3 +29,16 @@ def test_the_map_shows_cells_with_predictions(tmp_path: Path, monkeypatch: pytes
     assert "<th>MLP</th>" in drawn and "4 of 4, control 1 R<" in drawn and "#c44;color" in drawn
     assert "batch 2<br>1 step<br>norm eval<br>untrained" in drawn
     assert "<th>ViT" not in drawn and "ViT, 6 blocks;" in drawn
+
+
+def test_attacks_in_training_mode_stand_by_their_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    table = importlib.import_module("network_tables").leakpro_table
+    assert table("code", tmp_path) == "Not run."
+    row = {"network": "ResNet", "batch": 1, "psnr": 9.46, "identified": 0, "of": 1, "mean_color_psnr": 14.77}
+    dear = {**row, "attack": "GIABase", "budget": "200 iterations", "cpu_seconds": 99.6}
+    keep(tmp_path, "code", dear, {**row, "attack": "auto", "budget": "quick", "cpu_seconds": 30.2})
+    assert table("code", tmp_path).splitlines()[2:] == [
+        "| ResNet | 1 | auto, quick | 9.5 | 0 of 1 | 14.8 | 30 |",
+        "| ResNet | 1 | GIABase, 200 iterations | 9.5 | 0 of 1 | 14.8 | 100 |",
+    ]
