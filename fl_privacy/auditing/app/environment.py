@@ -57,7 +57,8 @@ class Around:
         data: names of data sets that the app loaded from the mirror.
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
-        lent, silent: moved names of Flower, and packages that report elsewhere, which it goes without.
+        lent, older: moved names of Flower, and of other libraries.
+        silent: packages that report elsewhere, which it goes without.
         devices: devices that it names and this machine lacks.
         keras: ``True`` if its Keras runs on PyTorch.
     """
@@ -66,6 +67,7 @@ class Around:
     missing: str
     audits: list[bool]
     lent: list[str]
+    older: list[str]
     silent: list[str]
     devices: list[str]
     keras: bool
@@ -73,7 +75,13 @@ class Around:
 
 @contextmanager
 def around(
-    app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
+    app: Path,
+    files: Path,
+    mirror: Path | None,
+    inner: Path | None = None,
+    absent: Collection[str] = (),
+    *,
+    sandboxed: bool = False,
 ) -> Iterator[Around]:
     """Let an app work in the folder ``files/inner``, with data sets from ``mirror``.
 
@@ -102,8 +110,8 @@ def around(
         stack.enter_context(lent.nothing_served(silent))
         keras = stack.enter_context(lent.keras_lent(code := lent.code_of(app)))
         stack.enter_context(sklearn_lent(code))
-        stack.enter_context(lent.older_names_lent(code))
-        yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
+        older = stack.enter_context(lent.older_names_lent(code, pickles=sandboxed))
+        yield Around(data, missing, audits, moved, older, silent, stack.enter_context(lent.cpu_lent()), keras)
 
 
 @contextmanager

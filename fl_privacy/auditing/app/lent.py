@@ -5,9 +5,11 @@ import importlib.util
 import inspect
 import json
 import os
+import pickle
 import re
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -35,6 +37,14 @@ MOST_READ = 2000
 
 _COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartype_to_scalar"
 _MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages that name them, and shown of one
+
+
+def older_in_words(lent: list[str]) -> str:
+    """Say which names and options of earlier libraries an app was lent."""
+    return (
+        f"The app uses {', '.join(lent)}, which the versions installed here lack or have elsewhere: it was lent them"
+        " here, and would not run by itself."
+    )
 
 
 def lent_in_words(lent: list[str]) -> str:
@@ -239,8 +249,13 @@ def keras_lent(code: str) -> Iterator[bool]:
 
 
 @contextmanager
-def older_names_lent(code: str) -> Iterator[None]:
-    """Provide the names in ``EARLIER`` that ``code`` has and the installed versions lack, until the block ends."""
+def older_names_lent(code: str, *, pickles: bool = False) -> Iterator[list[str]]:
+    """Provide names and options in ``EARLIER`` that ``code`` has and the installed versions lack, until the block ends.
+
+    With ``pickles``, which run code, its ``torch.load`` takes more than weights, as before PyTorch 2.6. Yield a list of
+    what was used.
+    """
+    asked: list[str] = []
     with ExitStack() as stack:
         # as before pandas 3, columns of texts take other values
         if "pandas" in code and importlib.util.find_spec("pandas") is not None:
@@ -250,28 +265,128 @@ def older_names_lent(code: str) -> Iterator[None]:
         schedulers = torch.optim.lr_scheduler
         for kind in vars(schedulers).values() if "verbose" in code else ():
             if isinstance(kind, type) and issubclass(kind, schedulers.LRScheduler) and "__init__" in vars(kind):
-                quiet = lambda made, *args, verbose=None, **kwargs: made(*args, **kwargs)  # noqa: E731
-                stack.enter_context(replaced(kind, "__init__", quiet))
+                lend = partial(_with_present_arguments, kind.__name__, {"verbose": ""}, asked)
+                stack.enter_context(replaced(kind, "__init__", lend))
+        if pickles:
+            stack.enter_context(replaced(torch, "load", partial(_loaded_whole, asked)))
         for place, names in EARLIER["older"].items():
-            used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
-            if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
-                continue
-            for name in used:
-                home, _, last = f"{place}.{name}".rpartition(".")
-                stands = attempt(partial(resolve_name, names[name]))
-                if isinstance(stands, Failure):  # of a package that can't be imported, such as Keras without a backend
-                    continue
-                owner: Any = attempt(partial(resolve_name, home))
-                if isinstance(owner, Failure):  # a module that is no more
-                    owner = sys.modules[home] = ModuleType(home)
-                    stack.callback(sys.modules.pop, home)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    there = hasattr(owner, last)
-                if not there:
-                    setattr(owner, last, stands)
-                    stack.callback(delattr, owner, last)
-        yield
+            for home, name, stands in _homes(code, place, names):
+                _lend_older(stack, home, name, stands, asked)
+        for whole, options in EARLIER["arguments"].items():
+            place, _, name = whole.partition(".")
+            values = (value for each in options.values() if isinstance(each, Mapping) for value in each)
+            words = "|".join(re.escape(str(each)) for each in (*options, *values))
+            always = any(isinstance(each, list) for each in options.values())
+            for home, last, _ in (
+                _homes(code, place, {name: ""}) if always or re.search(rf"\b({words})\b", code) else ()
+            ):
+                _lend_options(stack, home, last, partial(_with_present_arguments, whole, options, asked))
+        yield asked
+
+
+def _homes(code: str, place: str, names: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield module or class, name and what stands for it, of the names in ``code`` of the package ``place``."""
+    used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
+    if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
+        return
+    for root in (place, f"{place}._tf_keras.keras") if place == "keras" else (place,):
+        for each in used if not isinstance(attempt(partial(resolve_name, root)), Failure) else ():
+            home, _, last = f"{root}.{each}".rpartition(".")
+            yield home, last, names[each]
+
+
+def _lend_older(stack: ExitStack, home: str, name: str, stands: str, asked: list[str]) -> None:
+    """Let a module or class have a ``name`` that it lacks."""
+    if isinstance(found := attempt(partial(resolve_name, stands)), Failure):  # of a package that can't be imported
+        return
+    owner: Any = attempt(partial(resolve_name, home))
+    if isinstance(owner, Failure):  # a module that is no more
+        owner = _made_module(stack, home)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        there = getattr(owner, name, None)
+    if there is not None and getattr(there, "__name__", "") != "LegacyOptimizerWarning":
+        return
+    if there is not None:
+        stack.callback(setattr, owner, name, there)
+        delattr(owner, name)
+    if isinstance(owner, ModuleType):
+        _lends(stack, owner, partial(_older, f"{home}.{name}", stands, asked))
+        return
+
+    def lent(*args: Any, **kwargs: Any) -> Any:
+        asked.extend({f"{home}.{name}"} - {*asked})
+        return found(*args, **kwargs)
+
+    setattr(owner, name, lent if callable(found) else found)
+    stack.callback(delattr, owner, name)
+
+
+def _lend_options(stack: ExitStack, home: str, name: str, lend: Callable[..., Any]) -> None:
+    owner: Any = attempt(partial(resolve_name, home))
+    if isinstance(kind := getattr(owner, name, None), type):
+        owner, name = kind, "__init__"
+    owner = next((kind for kind in getattr(owner, "__mro__", ()) if name in vars(kind)), owner)
+    if not isinstance(owner, Failure) and name in vars(owner):
+        stack.enter_context(replaced(owner, name, lend))
+
+
+def _older(whole: str, stands: str, asked: list[str], name: str) -> Any:
+    if name != whole.rpartition(".")[2]:
+        return None
+    if not is_installed(caller("importlib")):
+        asked.extend({whole} - {*asked})
+    return resolve_name(stands)
+
+
+def _made_module(stack: ExitStack, home: str) -> ModuleType:
+    """Make an empty module, and those around it that are missing, until the stack closes."""
+    made = sys.modules[home] = ModuleType(home)
+    made.__path__ = []
+    stack.callback(sys.modules.pop, home, None)
+    around, _, last = home.rpartition(".")
+    owner: Any = attempt(partial(resolve_name, around))
+    owner = _made_module(stack, around) if isinstance(owner, Failure) else owner
+    setattr(owner, last, made)
+    stack.callback(delattr, owner, last)
+    return made
+
+
+def _loaded_whole(asked: list[str], original: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return original(*args, **kwargs)
+    except pickle.UnpicklingError as error:
+        chosen = kwargs.get("weights_only") is not None or is_installed(caller(r"\btorch\b"))
+        if chosen or "weights_only" not in str(error):
+            raise
+        asked.extend({"torch.load of more than weights"} - {*asked})
+        for file in (each for each in (*args[:1], kwargs.get("f")) if hasattr(each, "seek")):
+            file.seek(0)
+        return original(*args, **{**kwargs, "weights_only": False})
+
+
+def _with_present_arguments(
+    name: str, options: Mapping[str, Any], asked: list[str], original: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a function with options by their present names (text; "" leaves one out), values or defaults (a list)."""
+    parameters = [*inspect.signature(original).parameters]
+    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    for option, present in options.items():
+        value = given.get(option)
+        if isinstance(present, list):
+            new = {option: resolve_name(present[0])} if option not in given else {}
+        elif isinstance(present, Mapping):
+            new = {option: present[value]} if isinstance(value, str | bool) and value in present else {}
+        elif option in kwargs and option not in parameters:
+            new = {present: kwargs.pop(option)}
+        else:
+            new = {}
+        if not new:
+            continue
+        asked.extend({f"{name}({option}=)"} - {*asked})
+        args = tuple(new.get(key, each) for key, each in zip(parameters, args, strict=False)) + args[len(parameters) :]
+        kwargs |= {key: each for key, each in new.items() if key and key not in parameters[: len(args)]}
+    return original(*args, **kwargs)
 
 
 @contextmanager
@@ -303,10 +418,14 @@ fit_generator = _by_generator("fit", "steps_per_epoch", "epochs", "verbose")
 evaluate_generator, predict_generator = (_by_generator(name, "steps", "callbacks") for name in ("evaluate", "predict"))
 
 
+model_urls: Mapping[str, str] = defaultdict(str)
+"""Addresses of torchvision's weights by the names of networks, before they moved into classes; none is asked for."""
+
+
 def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) -> Any:
-    """Append ``other``, a table, a row or a list of tables, to a pandas ``table``."""
+    """Append ``other``, a table, a row or a list of tables, to a pandas ``table`` or column."""
     pandas = importlib.import_module("pandas")
-    rows = pandas.DataFrame([other]) if isinstance(other, Mapping | pandas.Series) else other
+    rows = pandas.DataFrame([other]) if table.ndim == 2 and isinstance(other, Mapping | pandas.Series) else other
     rows = rows if isinstance(rows, list) else [rows]
     return pandas.concat([table, *rows], ignore_index=ignore_index)
 

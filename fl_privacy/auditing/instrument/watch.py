@@ -462,6 +462,7 @@ def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None
     def answered(*args: Any, **kwargs: Any) -> Any:
         return answer(called, *args, **kwargs)
 
+    answered.__wrapped__ = called  # type: ignore[attr-defined]  # some read signatures
     setattr(owner, name, classmethod(answered) if isinstance(original, classmethod) else answered)
     try:
         yield

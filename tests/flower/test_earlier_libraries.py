@@ -1,0 +1,111 @@
+"""Names and options of earlier libraries, which apps are lent."""
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_privacy.auditing.app.lent import EARLIER, older_in_words, older_names_lent
+from fl_privacy.auditing.instrument.watch import replaced
+
+
+def test_options_of_earlier_libraries_are_lent_by_their_present_names_and_values() -> None:
+    learn, base = pytest.importorskip("sklearn.preprocessing"), pytest.importorskip("sklearn.base")
+    linear = pytest.importorskip("sklearn.linear_model")
+    code = (
+        "import sklearn\nOneHotEncoder(sparse=False)\nSGDClassifier(loss='log')\nLogisticRegression(multi_class='auto')"
+    )
+    with older_names_lent(code) as asked:
+        encoder = learn.OneHotEncoder(sparse=False)
+        assert encoder.fit_transform([[1], [2]]).tolist() == [[1, 0], [0, 1]]
+        assert base.clone(encoder).sparse_output is False, "its options are still read from its signature"
+        assert linear.SGDClassifier(loss="log").loss == "log_loss" == linear.SGDClassifier("log").loss
+        assert linear.LogisticRegression(multi_class="auto", C=2).C == 2
+        assert linear.SGDClassifier(loss="hinge").loss == "hinge"
+    assert asked == [
+        "sklearn.preprocessing.OneHotEncoder(sparse=)",
+        "sklearn.linear_model.SGDClassifier(loss=)",
+        "sklearn.linear_model.LogisticRegression(multi_class=)",
+    ]
+    with pytest.raises(TypeError):
+        learn.OneHotEncoder(sparse=False)
+
+
+def test_only_names_that_an_app_uses_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    code = (
+        "import numpy as np, pandas, torch\nfrom torch._six import container_abcs\nfloat(1); np.warnings; x.append(1)"
+    )
+    with older_names_lent(code) as asked:
+        assert not asked, "a word of the code is no use of the name"
+        told: dict[str, Any] = {}
+        exec("import numpy as np\nfrom torch._six import container_abcs\nx = np.float(1)", told)
+        assert told["x"] == 1 and told["container_abcs"].Mapping
+        assert np.warnings.warn  # type: ignore[attr-defined]
+        column = pandas.Series([1]).append(pandas.Series([2]), ignore_index=True)
+        assert (
+            column.tolist() == [1, 2] and pandas.DataFrame({"a": [1]}).append(column, ignore_index=True).shape[0] == 2
+        )
+        assert asked == [
+            "torch._six.container_abcs",
+            "numpy.float",
+            "numpy.warnings",
+            "pandas.Series.append",
+            "pandas.DataFrame.append",
+        ]
+    assert "torch._six" not in sys.modules and not hasattr(torch, "_six")
+    assert "numpy.float" in older_in_words(["numpy.float"])
+
+
+def test_a_default_that_an_earlier_library_had_is_lent() -> None:
+    yaml = pytest.importorskip("yaml")
+    with older_names_lent("import yaml\nyaml.load(file)") as asked:
+        assert yaml.load("a: 1") == {"a": 1} == yaml.load("a: 1", Loader=yaml.SafeLoader)
+    assert asked == ["yaml.load(Loader=)"]
+    with pytest.raises(TypeError):
+        yaml.load("a: 1")
+
+
+def test_whatever_stands_for_an_earlier_name_exists() -> None:
+    for place, names in EARLIER["older"].items():
+        if place in {"numpy", "collections", "torch", "pandas", "scipy", "sklearn", "inspect", "time", "fractions"}:
+            for stands in names.values():
+                if find_spec(stands.partition(".")[0]) is not None:
+                    resolve_name(stands)
+
+
+def test_an_apps_own_objects_are_loaded_in_a_sandbox_as_before_pytorch_2_6(tmp_path: Path) -> None:
+    torch.save(argparse.Namespace(classes=3), tmp_path / "pairs.pt")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "weights.pt")
+    with older_names_lent("import torch\ntorch.load('pairs.pt')", pickles=True) as asked:
+        assert torch.load(tmp_path / "weights.pt")["weight"].sum() == 2 and not asked
+        assert torch.load(tmp_path / "pairs.pt").classes == 3
+        assert asked == ["torch.load of more than weights"]
+        with (tmp_path / "pairs.pt").open("rb") as file:
+            assert torch.load(file).classes == 3
+        with pytest.raises(Exception, match="Weights only load failed"):
+            torch.load(tmp_path / "pairs.pt", weights_only=True)
+        library = ModuleType("library")
+        exec(
+            compile("import torch\nload = lambda path: torch.load(path)", "/x/site-packages/library.py", "exec"),
+            vars(library),
+        )
+        with pytest.raises(Exception, match="Weights only load failed"):
+            library.load(tmp_path / "pairs.pt")
+    with older_names_lent("import torch\ntorch.load('pairs.pt')"), pytest.raises(Exception, match="Weights only"):
+        torch.load(tmp_path / "pairs.pt")
+
+
+def test_a_replaced_function_keeps_its_signature() -> None:
+    import inspect  # noqa: PLC0415
+
+    before = inspect.signature(torch.nn.Linear.__init__)
+    with replaced(torch.nn.Linear, "__init__", lambda original, *args, **kwargs: original(*args, **kwargs)):
+        assert inspect.signature(torch.nn.Linear.__init__) == before
