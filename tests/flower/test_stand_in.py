@@ -571,3 +571,24 @@ def test_networks_take_their_weights_by_name(tmp_path: Path) -> None:
             assert torch.equal(torch.load(f=tmp_path / "w.pth", map_location="cuda")["weight"], net.weight)
         net.load_state_dict(state_dict=torch.load("gone_model.pth"), strict=True)
     assert torch.equal(net.weight, weights["weight"])
+
+
+def test_more_clients_than_drawn_examples_get_some_each(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    with stood_in(drawing):
+        drawing.note("somebody's set", "drawn examples")
+        parts = torch.utils.data.random_split(range(600), [0] * 1000)  # 600 // 1000 of each
+        assert [len(part) for part in parts] == [8] * 1000 and [*parts[80]] == [*range(40, 48)]
+        assert [len(part) for part in torch.utils.data.random_split(range(600), [0.5, 0.5])] == [300, 300]
+
+
+def test_as_many_examples_are_drawn_as_many_clients_divide(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    drawing = drawing_of("", tmp_path)
+    with stood_in(drawing):
+        partitioner = partitioners.PathologicalPartitioner(100, "label", 2)
+        drawn = drawing.hub("ylecun/mnist", None, "train")
+        assert len(drawn) == 2000 and "2000 drawn pictures" in drawing.in_words()
+        partitioner.dataset = drawn
+        assert len(partitioner.load_partition(99)) >= 10

@@ -17,6 +17,9 @@ from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 TRAIN, TEST, MOST_ROWS = 600, 200, 10_000
 """Numbers of drawn training and test examples, and largest row index in code for which more rows are drawn."""
 
+OF_SHARE, MOST_DRAWN = 20, 20_000
+"""Number of examples that are drawn for each of many clients, and largest number for all of them."""
+
 LABEL = re.compile(
     r"^(label|target|class|outcome|diagnosis|y|species|category|attack|fraud|churn|income|survived|default|result"
     r"|sentiment|output|character)s?$|[-_ ](label|target|class|y|type|flag)$|^(fine|coarse|is)[-_]|^y_|label",
@@ -139,9 +142,12 @@ def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
         factor = shape.side / 6
         return zoom(coarse[:number], (1, factor, factor, 1), order=1)[:, : shape.side, : shape.side]
 
-    patterns, own = smooth(max(shape.classes, 1)), smooth(number)
-    values = 0.5 + 0.15 * (patterns[labels(number, shape.classes)] + own) + 0.02 * rng.normal(size=own.shape)
-    return (values.clip(0, 1) * 255).astype(np.uint8)
+    patterns, found, kinds = smooth(max(shape.classes, 1)), list[np.ndarray](), labels(number, shape.classes)
+    for chosen in np.array_split(kinds, max(-(-number // TRAIN), 1)):  # few at once, of small memory
+        own = smooth(len(chosen))
+        values = 0.5 + 0.15 * (patterns[chosen] + own) + 0.02 * rng.normal(size=own.shape)
+        found.append((values.clip(0, 1) * 255).astype(np.uint8))
+    return np.concatenate(found)
 
 
 def numbers(number: int, columns: int, classes: int, rng: np.random.Generator) -> np.ndarray:
@@ -177,12 +183,13 @@ class Drawing:
 
     Attributes:
         asked: requested data -> drawn data in their place.
+        shares: largest number of clients that the app divides a data set among.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
         self.files, self._seed = folder, seed
         self.asked: dict[str, str] = {}
-        self._pretrained = set[str]()
+        self.shares, self._pretrained = 0, set[str]()
         self.class_names = list[str]()
         self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
         self._removed = set[str]()
@@ -318,7 +325,7 @@ class Drawing:
         """Draw a data set of the hub by its name or, of an unknown one, by the columns that the code names."""
         hf = importlib.import_module("datasets")
         known = f"{path} {name if isinstance(name, str) else ''}".lower().strip()
-        parts = {"train": TRAIN, "test": TEST}
+        parts = {"train": max(TRAIN, min(self.shares * OF_SHARE, MOST_DRAWN)), "test": TEST}
         made = {part: hf.Dataset.from_dict(*self._columns(hf, known, number)) for part, number in parts.items()}
         for part, number in parts.items():
             for each in self._ids - {*made[part].column_names}:
@@ -326,7 +333,7 @@ class Drawing:
             for each in self._removed - {*made[part].column_names}:
                 made[part] = made[part].add_column(each, [*range(number)])
         kind = "pictures" if any(str(f).startswith("Image") for f in made["train"].features.values()) else "examples"
-        self.note(path, f"{TRAIN} drawn {kind} with {', '.join(made['train'].column_names)}")
+        self.note(path, f"{parts['train']} drawn {kind} with {', '.join(made['train'].column_names)}")
         if isinstance(split, str):
             asked = re.match(r"\w+", split)
             return made["test" if asked and asked[0] in {"test", "valid", "validation"} else "train"]

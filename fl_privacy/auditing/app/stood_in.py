@@ -34,7 +34,11 @@ _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|fi
 _WILD = re.compile(r"\*\*/|[*?]|\[[^]]*\]")  # a part of the names that a pattern fits
 
 
+_LEAST = 8
+"""Number of drawn examples of a client that would have none."""
+
 _SIZED = ("Size", "InnerDirichlet")
+_PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distribution", "Iid", "Pathological", "Shard"))
 
 
 @contextmanager
@@ -96,7 +100,7 @@ class Hooks:
             ("torchvision.datasets", "ImageFolder.__init__", self.folder),
             ("sklearn.model_selection", "train_test_split", self.divided),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
-            ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
+            *(("flwr_datasets.partitioner", f"{kind}.__init__", self.partitioner) for kind in _PARTITIONERS),
             *(("flwr_datasets.partitioner", f"{kind}Partitioner.load_partition", self.sized) for kind in _SIZED),
             ("datasets", "Dataset.select", self.selected),
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
@@ -176,7 +180,9 @@ class Hooks:
 
     def partitioner(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
         original(made, *args, **kwargs)
-        made._min_partition_size = min(made._min_partition_size, 4)
+        self.drawing.shares = max(self.drawing.shares, made._num_partitions)
+        if hasattr(made, "_min_partition_size"):
+            made._min_partition_size = min(made._min_partition_size, 4)
 
     def sized(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
         if self.drawing.asked and sum(made._partition_sizes) > len(made.dataset):
@@ -185,7 +191,11 @@ class Hooks:
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
         """Split drawn examples in the proportions of ``lengths``, which are those of the missing data."""
-        if self.drawing.asked and sum(lengths) > 1 and sum(lengths) != len(dataset):
+        whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
+        if whole and not all(lengths):  # more clients than drawn examples: those far behind get some again
+            ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
+            return [torch.utils.data.Subset(dataset, part.tolist()) for part in ends % len(dataset)]
+        if whole and sum(lengths) != len(dataset):
             lengths = _in_proportion(lengths, len(dataset))
         return original(dataset, lengths, *args, **kwargs)
 
