@@ -262,3 +262,65 @@ def test_an_unknown_layer_is_the_reason_that_nothing_is_attacked() -> None:
     with pytest.raises(NotAttackedError, match="Unknown is not known here"):
         read_problem(trained(net, torch.rand(2, 4)).watched, [])
     assert np.isfinite(net.layers[1].kernel.value.detach().numpy()).all()
+
+
+class Recurrent(Layer):
+    """Keras' recurrent layers by their formulas, of one number at a step."""
+
+    def __init__(self, kind: str, **told: Any) -> None:
+        parts = {"SimpleRNN": 1, "GRU": 3, "LSTM": 4}[kind]
+        usual = {"activation": named("tanh"), "recurrent_activation": named("sigmoid"), "units": 2, "reset_after": True}
+        super().__init__((None, 5, 3), return_sequences=False, go_backwards=False, **usual, **told)
+        self.add("kernel", torch.randn(3, 2 * parts))
+        self.add("recurrent_kernel", torch.randn(2, 2 * parts))
+        self.add("bias", torch.randn(*((2, 6) if kind == "GRU" else (2 * parts,))))
+        vars(self)["cell"] = self
+
+    def call(self, inputs: Tensor) -> Tensor:
+        kernel, inner, bias = self.kernel.value, self.recurrent_kernel.value, self.bias.value
+        state = carry = torch.zeros(len(inputs), 2)
+        for n in range(5):
+            x = inputs[:, n] @ kernel
+            match type(self).__name__:
+                case "SimpleRNN":
+                    state = torch.tanh(x + bias + state @ inner)
+                case "LSTM":
+                    i, f, c, o = (x + bias + state @ inner).split(2, 1)
+                    carry = f.sigmoid() * carry + i.sigmoid() * c.tanh()
+                    state = o.sigmoid() * carry.tanh()
+                case _:
+                    x, told = x + bias[0], state @ inner + bias[1]
+                    z, r = (x + told)[:, :4].sigmoid().split(2, 1)
+                    state = z * state + (1 - z) * torch.tanh(x[:, 4:] + r * told[:, 4:])
+        return state
+
+
+@pytest.mark.parametrize("kind", ["SimpleRNN", "LSTM", "GRU"])
+def test_recurrent_layers_compute_the_same_and_are_derived_twice(kind: str) -> None:
+    layer = type(kind, (Recurrent,), {})(kind)
+    net, series = Sequential(layer, Dense(2, 3, "softmax")), torch.rand(4, 5, 3, requires_grad=True)
+    plain = FromKeras(net)
+    assert torch.allclose(plain(series), net(series), atol=1e-6)
+    assert plain.named["layers.0.held_recurrent_kernel"] == "layers.0.recurrent" and not plain.layouts.get(
+        "layers.0.weight"
+    )
+    (first,) = torch.autograd.grad(plain(series)[:, 0].sum(), [plain.layers[0].recurrent], create_graph=True)
+    assert torch.autograd.grad(first.square().sum(), series)[0].abs().sum() > 0
+    vars(layer)["dropout"] = 0.5
+    with pytest.raises(UserError, match=f"its Keras layer {kind} is not known here"):
+        FromKeras(net)
+
+
+def test_layers_of_series_have_their_channels_last() -> None:
+    sizes = {"kernel_size": (3,), "strides": (1,), "dilation_rate": (1,), "groups": 1, "padding": "same", "filters": 4}
+    layer = type("Conv1D", (Layer,), {})((None, 6, 3), use_bias=True, activation=named("relu"), **sizes)
+    layer.add("kernel", torch.randn(3, 3, 4))
+    layer.add("bias", torch.randn(4))
+    pool = type("MaxPooling1D", (Layer,), {})((None, 6, 4), pool_size=(2,), strides=(2,), padding="valid")
+    mean = type("GlobalAveragePooling1D", (Layer,), {})((None, 3, 4), keepdims=False)
+    plain, series = FromKeras(Sequential(layer, pool, mean)), torch.rand(2, 6, 3)
+    kernel, padded = layer.kernel.value, nn.functional.pad(series, (0, 0, 1, 1))
+    made = torch.stack([torch.einsum("bki,kio->bo", padded[:, n : n + 3], kernel) for n in range(6)], 1)
+    made = (made + layer.bias.value).relu()
+    assert torch.allclose(plain(series), made.reshape(2, 3, 2, 4).amax(2).mean(1), atol=1e-6)
+    assert plain.layouts["layers.0.weight"] == (2, 1, 0)

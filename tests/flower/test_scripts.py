@@ -115,6 +115,16 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
             'parser.add_argument("--client_number")\nparser.add_argument("--partition")',
             ("--client_number", "{partition}", "--partition", "{partition}"),
         ),
+        (
+            "def begin(group: str, node_id: int, client_count: int, rate: float, share: float = 0.2): ...\n"
+            "import fire\nfire.Fire(begin)",
+            ("--group", "{partition}", "--node_id", "{partition}", "--client_count", "{nodes}", "--rate", "0.1"),
+        ),
+        (
+            "import click\n@click.command()\n@click.option('--cid', type=int, required=True)\n"
+            "@click.option('--quiet', is_flag=True)\ndef begin(cid, quiet): ...",
+            ("--cid", "{partition}"),
+        ),
     ],
 )
 def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.hub_models import _or_drawn
 from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import OF_FILES, Drawing
 from fl_privacy.auditing.app.stood_in import stood_in
@@ -92,6 +93,16 @@ def test_networks_are_named_by_keyword_and_made_of_configs(tmp_path: Path, monke
         transformers.BertModel.from_pretrained(**name)
     assert "a small BertModel as it begins, without trained weights, in place of bert-tiny-x" in drawn.in_words()
     assert drawn.in_words().startswith("The pretrained parts were not here")
+
+
+def test_weights_that_transformers_seeks_in_vain_are_not_here(tmp_path: Path) -> None:
+    class Network:
+        @classmethod
+        def from_pretrained(cls, name: str) -> str:
+            return None.endswith(name)  # type: ignore[attr-defined]  # as transformers 4.53 of a file that it has not
+
+    found = _or_drawn(lambda kind, name: f"drawn {name}", Network.from_pretrained.__func__, Network, "somebody/net")  # type: ignore[attr-defined]
+    assert found == "drawn somebody/net"
 
 
 def test_errors_of_the_apps_own_stay(tmp_path: Path) -> None:

@@ -361,7 +361,7 @@ class _Runner:
         plain = [each for each in ast.parse("\n".join(cells_of(path))).body if isinstance(each, ast.Expr)]
         ends = [ast.unparse(each) for each in plain if each.lineno in lines]
         always = any(re.fullmatch(r"(sys\.)?(exit|quit)\([^()]*\)", text) for text in ends)
-        if always or not re.search(r"\bargv\b|add_argument|\bclick\b|typer", code_of(self.folder)):
+        if always or not re.search(r"\bargv\b|add_argument|\b(click|typer|fire)\b", code_of(self.folder)):
             return UserError(f"{said}: name another script by --script, --server or --client.")
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
