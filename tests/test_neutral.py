@@ -136,3 +136,8 @@ def test_a_message_that_ends_in_a_colon_goes_on_with_its_next_line() -> None:
     assert said.startswith("RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): a. b")
     assert len(said) < 300 and "more" not in said
     assert in_one_line(ValueError("no\nmore")) == "ValueError: no"
+
+
+def test_colors_of_an_error_are_left_out_of_its_line() -> None:
+    error = ValueError("\x1b[1mdo those steps\x1b[0m only")
+    assert in_one_line(error) == "ValueError: do those steps only"

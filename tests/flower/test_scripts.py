@@ -675,3 +675,12 @@ def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     (folder / "server.py").unlink()
     assert run_command_line(["audit", str(folder), "--check"]) == 2
     assert "with scripts that start a simulation" in capsys.readouterr().err
+
+
+def test_code_that_no_script_calls_is_named(tmp_path: Path) -> None:
+    server = "import flwr as fl\nclass Window:\n    def begin(self):\n        fl.server.start_server()\nWindow()\n"
+    client = (
+        "import flwr as fl\nclass Window:\n    def begin(self):\n        fl.client.start_client(client=1)\nWindow()\n"
+    )
+    with pytest.raises(UserError, match="code that starts Flower, but no script that does so when it is run"):
+        read_app(project(tmp_path, server=server, client=client))

@@ -609,3 +609,10 @@ def test_rows_of_the_hub_have_more_columns_than_the_code_names(tmp_path: Path) -
     assert len(drawn.column_names) == 10 and drawn.column_names[-1] == "Concentration_Class"
     drawn = drawing_of(f"{code}net = Linear(4, 2)\n", tmp_path).hub("somebody/spectra.csv", None, "train")
     assert len(drawn.column_names) == 4
+
+
+def test_files_that_a_package_lacks_are_not_drawn(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    with stood_in(drawing), pytest.raises(FileNotFoundError):
+        Path("/elsewhere/lib/site-packages/peft-0.6.2.dist-info/entry_points.txt").read_text()
+    assert not drawing.asked

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files.foreign import expanded, read_text
 
@@ -201,6 +201,12 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
             if len(inner) > 1:
                 names = ", ".join(named(each, place) for each in inner[:4])
                 raise UserError(f"{path} is expected to hold one app, but holds {len(inner)}: name one of {names}.")
+            if not inner and any(each.starts for each in parsed(place).values()):
+                raise UserError(
+                    f"{path} has code that starts Flower, but no script that does so when it is run, such as one that"
+                    " waits for a button: write a script that calls it, and name it by --script or by --server and"
+                    " --client."
+                )
             return _read(inner[0] if inner else place, path)
         return _read(place, path)
     folder = _unpacked(place)

@@ -109,6 +109,8 @@ def around(
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
         stack.enter_context(lent.nothing_served(silent))
         keras = stack.enter_context(lent.keras_lent(code := lent.code_of(app)))
+        if "tensorflow" not in code and "keras" not in code:
+            os.environ.setdefault("USE_TF", "0")  # Transformers imports it otherwise, and fails by Keras 3
         stack.enter_context(sklearn_lent(code))
         older = stack.enter_context(lent.older_names_lent(code, pickles=sandboxed))
         yield Around(data, missing, audits, moved, older, silent, stack.enter_context(lent.cpu_lent()), keras)

@@ -263,7 +263,7 @@ class Hooks:
         if any(plain.is_relative_to(each) for each in self._elsewhere):
             return str(self.drawing.files / "elsewhere" / plain.relative_to("/"))
         own = tuple(part for part in plain.parts if part not in {"..", "."})
-        if not reads or not own or not (plain.suffix or "\\" in str(path)) or plain.is_relative_to(sys.prefix):
+        if not reads or not own or not (plain.suffix or "\\" in str(path)) or _is_of_packages(plain):
             return path
         if plain.is_absolute() or re.match("[A-Za-z]:", own[0]):  # on the machine of its author
             hidden = any(part.startswith(".") for part in own)
@@ -296,7 +296,7 @@ class Hooks:
         file = self._twin(file, reads=not written)
         if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
             Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
-        if not set(mode) & set("wax+") and _is_missing(file) and not Path(file).is_relative_to(sys.prefix):
+        if not set(mode) & set("wax+") and _is_missing(file) and not _is_of_packages(Path(file)):
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
             file = self.drawing.written(Path(file)) if Path(file).suffix in {".csv", ".tsv", ".txt"} else file
@@ -406,6 +406,11 @@ def _in_proportion(sizes: Iterable[int], held: int) -> list[int]:
 
 def _is_missing(path: object) -> bool:
     return isinstance(path, str | Path) and not os.access(path, os.F_OK)
+
+
+def _is_of_packages(path: Path) -> bool:
+    """Return whether a file would be one of installed code, such as a package's entry points, and not of data."""
+    return path.is_relative_to(sys.prefix) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def _ends_without() -> bool:
