@@ -158,3 +158,26 @@ def test_a_metric_of_the_hub_is_counted_here(tmp_path: Path, monkeypatch: pytest
     found = told["metric"].compute(predictions=[1, 2], references=[1, 2])
     assert found == pytest.approx({"accuracy": 3 / 4, "precision": 5 / 6, "recall": 5 / 6, "f1": 7 / 9})
     assert told["metric"].compute(predictions=[1], references=[1])["accuracy"] == 1
+
+
+def test_a_pair_in_a_pickle_that_numpy_loads_is_drawn_by_its_names(tmp_path: Path) -> None:
+    code = "class Set:\n    def __init__(self, path):\n        self.images, self.labels = np.load(path)\n"
+    told: dict[str, Any] = {"np": np}
+    with stood_in(drawing_of(f"{code}net = Conv2d(1, 8, 3)\n", tmp_path)):
+        exec(code, told)
+        made = told["Set"]("partitions/train_part0.pkl")
+    assert made.images.shape == (600, 28, 28) and made.labels.shape == (600,)
+
+
+@pytest.mark.parametrize(("end", "drawn"), [("return {'round': None}", False), ("raise", True)])
+def test_a_pickle_that_an_app_can_do_without_is_not_drawn(tmp_path: Path, end: str, drawn: bool) -> None:
+    code = "import pickle\ndef load(path):\n    try:\n        with open(path, 'rb') as file:\n"
+    code += "            return pickle.load(file)\n"
+    code += f"    except FileNotFoundError:\n        {end}\n"
+    (tmp_path / "script.py").write_text(code)
+    told: dict[str, Any] = {}
+    drawing = drawing_of(code, tmp_path)
+    with stood_in(drawing):
+        exec(compile(code, str(tmp_path / "script.py"), "exec"), told)
+        found = told["load"](tmp_path / "dict_info.pickle")
+    assert bool(drawing.asked) is drawn and (drawn or found == {"round": None})

@@ -117,12 +117,11 @@ def unpickled(drawing: Drawing, path: Path) -> Any:
         return FittedStandIn()
     if OF_MODEL.search(path.stem):
         return drawing.saved_by_torch(path)
-    arrays = archive(drawing, path)
-    return tuple(arrays[name] for name in drawing.unpacked[0]) if drawing.unpacked else arrays
+    return archive(drawing, path)
 
 
 def archive(drawing: Drawing, path: object) -> Any:
-    """Draw the arrays of a file by their names: labels, or inputs of the network."""
+    """Draw the arrays of a file by their names: labels, or inputs of the network; for a pickle those unpacked."""
     size = " x ".join(map(str, drawing.array("x", path).shape[1:]))
     drawing.note(str(path), f"drawn arrays, {size} numbers an example, and their labels")
 
@@ -139,6 +138,8 @@ def archive(drawing: Drawing, path: object) -> Any:
     if str(path).endswith(".npy"):
         return drawing.array(Path(str(path)).stem, path)
     named = (name for name in drawing.names if LABEL.search(name) or IMAGE.search(name))
+    if drawing.unpacked and Path(str(path)).suffix.lower() in PICKLES:  # of NumPy, too
+        return tuple(drawing.array(name, path) for name in drawing.unpacked[0])
     return Archive({key: drawing.array(key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
 
 

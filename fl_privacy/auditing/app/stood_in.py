@@ -297,6 +297,8 @@ class Hooks:
         if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
             Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
         if not set(mode) & set("wax+") and _is_missing(file) and not _is_of_packages(Path(file)):
+            if _goes_on_without():
+                return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
             file = self.drawing.written(Path(file)) if Path(file).suffix in {".csv", ".tsv", ".txt"} else file
@@ -415,12 +417,8 @@ def _is_of_packages(path: Path) -> bool:
 
 def _ends_without() -> bool:
     """Return ``True`` if the calling ``if`` or ``assert`` ends the app without the file that it looks for."""
-    frame = caller(r"\bpathlib\b")
-    if frame is None or is_installed(frame):
-        return False
-    line, lines = frame.f_lineno, linecache.getlines(frame.f_code.co_filename)
-    tree = attempt(lambda: ast.parse("".join(lines)))
-    for node in () if isinstance(tree, Failure) else ast.walk(tree):
+    line, nodes = _calling()
+    for node in nodes:
         if isinstance(node, ast.If | ast.Assert) and node.test.lineno <= line <= (node.test.end_lineno or 0):
             negated = "not " in ast.unparse(node.test)
             if isinstance(node, ast.Assert):
@@ -428,6 +426,29 @@ def _ends_without() -> bool:
             last = (node.body if negated else node.orelse)[-1:]
             return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in last)
     return False
+
+
+def _goes_on_without() -> bool:
+    """Return whether the app catches that a file is missing, and goes on."""
+    line, nodes = _calling()
+    for node in nodes:
+        if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
+            caught = (each for each in node.handlers if _MISSING.search(ast.unparse(each.type) if each.type else ""))
+            return any(not _LEAVES.search("\n".join(map(ast.unparse, each.body))) for each in caught)
+    return False
+
+
+_MISSING, _LEAVES = re.compile(r"\b(FileNotFoundError|OSError|IOError)\b"), re.compile(r"\braise\b|\bexit\(")
+
+
+def _calling() -> tuple[int, list[ast.AST]]:
+    """Return the line of the app's code that asks for a file, and the statements of its script."""
+    frame = caller(r"\bpathlib\b")
+    if frame is None or is_installed(frame):
+        return 0, []
+    lines = linecache.getlines(frame.f_code.co_filename)
+    tree = attempt(lambda: ast.parse("".join(lines)))
+    return frame.f_lineno, [] if isinstance(tree, Failure) else [*ast.walk(tree)]
 
 
 def _begun(*args: Any, **kwargs: Any) -> NoWeights:
