@@ -87,12 +87,9 @@ _NOT_OWN = "|".join(re.escape(str(place)) for place in (sysconfig.get_path("stdl
 _INSTALLED = re.compile(rf"<|({_NOT_OWN}|.*[/\\](site|dist)-packages)[/\\]")
 
 
-_COLORS = re.compile(r"\x1b\[[0-9;]*m")
-
-
 def in_one_line(error: BaseException) -> str:
     """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the last line of the user's own code."""
-    first, *rest = (_COLORS.sub("", str(error)).strip() or "without a word").splitlines()
+    first, *rest = (re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or "without a word").splitlines()  # of colors
     text = " ".join([first, *(each.strip()[:200] for each in rest[:1] if first.endswith(":"))])  # as PyTorch lists keys
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]
     own = [each for each in frames if not _INSTALLED.match(each.filename)]

@@ -1,6 +1,7 @@
 """Names and options of earlier libraries, which apps are lent."""
 
 import argparse
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.auditing.app.lent import EARLIER, older_in_words, older_names_lent
+from fl_privacy.auditing.app.environment import around
+from fl_privacy.auditing.app.lent import EARLIER, lent_in_words, older_names_lent, pickles_loaded
 from fl_privacy.auditing.instrument.watch import replaced
 
 
@@ -61,7 +63,7 @@ def test_only_names_that_an_app_uses_are_listed(monkeypatch: pytest.MonkeyPatch)
             "pandas.DataFrame.append",
         ]
     assert "torch._six" not in sys.modules and not hasattr(torch, "_six")
-    assert "numpy.float" in older_in_words(["numpy.float"])
+    assert "numpy.float" in lent_in_words(["numpy.float"])
 
 
 def test_a_default_that_an_earlier_library_had_is_lent() -> None:
@@ -84,12 +86,16 @@ def test_whatever_stands_for_an_earlier_name_exists() -> None:
 def test_an_apps_own_objects_are_loaded_in_a_sandbox_as_before_pytorch_2_6(tmp_path: Path) -> None:
     torch.save(argparse.Namespace(classes=3), tmp_path / "pairs.pt")
     torch.save({"weight": torch.ones(2)}, tmp_path / "weights.pt")
-    with older_names_lent("import torch\ntorch.load('pairs.pt')", pickles=True) as asked:
+    asked: list[str] = []
+    with pickles_loaded(asked):
         assert torch.load(tmp_path / "weights.pt")["weight"].sum() == 2 and not asked
         assert torch.load(tmp_path / "pairs.pt").classes == 3
         assert asked == ["torch.load of more than weights"]
-        with (tmp_path / "pairs.pt").open("rb") as file:
-            assert torch.load(file).classes == 3
+        with (tmp_path / "both.pt").open("wb") as file:
+            file.write(b"some other bytes")
+            torch.save(argparse.Namespace(classes=4), file, _use_new_zipfile_serialization=False)
+        with (tmp_path / "both.pt").open("rb") as file:
+            assert file.read(16) and torch.load(file).classes == 4, "from where the app is in the file"
         with pytest.raises(Exception, match="Weights only load failed"):
             torch.load(tmp_path / "pairs.pt", weights_only=True)
         library = ModuleType("library")
@@ -99,8 +105,23 @@ def test_an_apps_own_objects_are_loaded_in_a_sandbox_as_before_pytorch_2_6(tmp_p
         )
         with pytest.raises(Exception, match="Weights only load failed"):
             library.load(tmp_path / "pairs.pt")
-    with older_names_lent("import torch\ntorch.load('pairs.pt')"), pytest.raises(Exception, match="Weights only"):
+    with pytest.raises(Exception, match="Weights only"):
         torch.load(tmp_path / "pairs.pt")
+
+
+@pytest.mark.parametrize(("code", "inside"), [("import torch", "0"), ("import tensorflow", None)])
+def test_transformers_leaves_tensorflow_alone_in_apps_that_do_not_name_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, inside: str | None
+) -> None:
+    monkeypatch.delenv("USE_TF", raising=False)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "client.py").write_text(code)
+    with around(tmp_path / "app", tmp_path / "files", None):
+        assert os.environ.get("USE_TF") == inside
+    assert "USE_TF" not in os.environ
+    monkeypatch.setenv("USE_TF", "1")
+    with around(tmp_path / "app", tmp_path / "files", None):
+        assert os.environ["USE_TF"] == "1", "as its user says"
 
 
 def test_a_replaced_function_keeps_its_signature() -> None:

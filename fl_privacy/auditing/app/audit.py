@@ -21,7 +21,7 @@ from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, read_app, re
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
-from fl_privacy.auditing.app.lent import lent_in_words, older_in_words
+from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
 from fl_privacy.auditing.app.odd_files import Score
 from fl_privacy.auditing.app.scripts import named
 from fl_privacy.auditing.app.stand_in import Drawing
@@ -220,9 +220,9 @@ class AppAudit(AuditSession):
         with contextlib.ExitStack() as stack:
             stack.callback(self.leave)
             Score.asked.clear()
-            there = stack.enter_context(
-                around(app.folder, files, asked.mirror, inner, self.absent, sandboxed=asked.sandboxed)
-            )
+            there = stack.enter_context(around(app.folder, files, asked.mirror, inner, self.absent))
+            if asked.sandboxed:
+                stack.enter_context(pickles_loaded(there.lent))
             if self.absent:
                 self.notes.append(f"Not installed here, and left out until it is called: {', '.join(self.absent)}.")
             self.problems += [there.missing] if there.missing else []
@@ -287,7 +287,6 @@ class AppAudit(AuditSession):
             "The app's own audit(...) was skipped in this run; its training was not.": there.audits,
             f"It reports by {', '.join(there.silent)}, which was left out.": there.silent,
             lent_in_words(there.lent): there.lent,
-            older_in_words(there.older): there.older,
             backend: there.keras,
             f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.": there.devices,
         }

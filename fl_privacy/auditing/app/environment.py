@@ -57,8 +57,7 @@ class Around:
         data: names of data sets that the app loaded from the mirror.
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
-        lent, older: moved names of Flower, and of other libraries.
-        silent: packages that report elsewhere, which it goes without.
+        lent, silent: earlier names and options that it uses, and packages that report elsewhere, which it goes without.
         devices: devices that it names and this machine lacks.
         keras: ``True`` if its Keras runs on PyTorch.
     """
@@ -67,7 +66,6 @@ class Around:
     missing: str
     audits: list[bool]
     lent: list[str]
-    older: list[str]
     silent: list[str]
     devices: list[str]
     keras: bool
@@ -75,13 +73,7 @@ class Around:
 
 @contextmanager
 def around(
-    app: Path,
-    files: Path,
-    mirror: Path | None,
-    inner: Path | None = None,
-    absent: Collection[str] = (),
-    *,
-    sandboxed: bool = False,
+    app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
     """Let an app work in the folder ``files/inner``, with data sets from ``mirror``.
 
@@ -109,11 +101,12 @@ def around(
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
         stack.enter_context(lent.nothing_served(silent))
         keras = stack.enter_context(lent.keras_lent(code := lent.code_of(app)))
-        if "tensorflow" not in code and "keras" not in code:
-            os.environ.setdefault("USE_TF", "0")  # Transformers imports it otherwise, and fails by Keras 3
+        if "USE_TF" not in os.environ and not re.search("tensorflow|keras", code):
+            os.environ["USE_TF"] = "0"  # Transformers imports it otherwise, and fails by Keras 3
+            stack.callback(os.environ.pop, "USE_TF", None)
         stack.enter_context(sklearn_lent(code))
-        older = stack.enter_context(lent.older_names_lent(code, pickles=sandboxed))
-        yield Around(data, missing, audits, moved, older, silent, stack.enter_context(lent.cpu_lent()), keras)
+        stack.enter_context(lent.older_names_lent(code, moved))
+        yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
 
 
 @contextmanager

@@ -9,14 +9,13 @@ import pickle
 import re
 import sys
 import warnings
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import metadata
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FrameType, ModuleType
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 
 from fl_privacy.auditing.app.scripts import EARLIER
-from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
+from fl_privacy.auditing.instrument.keras_layers import keras_on_torch, owner_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
@@ -39,19 +38,11 @@ _COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartyp
 _MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages that name them, and shown of one
 
 
-def older_in_words(lent: list[str]) -> str:
-    """Say which names and options of earlier libraries an app was lent."""
-    return (
-        f"The app uses {', '.join(lent)}, which the versions installed here lack or have elsewhere: it was lent them"
-        " here, and would not run by itself."
-    )
-
-
 def lent_in_words(lent: list[str]) -> str:
-    """Return a sentence on Flower's earlier names that an app used, and that were provided."""
+    """Return a sentence on earlier names and options that an app used, and that were provided."""
     return (
-        f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} lacks or has elsewhere: it was lent"
-        " them here, and would not start by itself."
+        f"The app uses {', '.join(lent)}, which the versions installed here, such as Flower"
+        f" {metadata.version('flwr')}, lack or have elsewhere: it was lent them here, and would not run by itself."
     )
 
 
@@ -84,18 +75,23 @@ def moved_names_lent() -> Iterator[list[str]]:
         for kind in (common.GetParametersRes, common.FitRes, common.EvaluateRes):
             stack.enter_context(replaced(kind, "__init__", lend))
         for place in sorted(EARLIER["homes"]):
-            try:
-                module: Any = importlib.import_module(place)
-            except ModuleNotFoundError:
-                module = sys.modules[place] = ModuleType(place)
-                stack.callback(sys.modules.pop, place, None)
-                parent, _, leaf = place.rpartition(".")
-                owner = sys.modules[parent]
-                if not hasattr(owner, leaf):
-                    setattr(owner, leaf, module)
-                    stack.callback(delattr, owner, leaf)
+            module = _module(stack, place)
             _lends(stack, module, partial(_present, place, asked))
         yield asked
+
+
+def _module(stack: ExitStack, place: str) -> Any:
+    """Return a module or class; a module that is no more is made until the stack closes, with its packages."""
+    if not isinstance(found := attempt(partial(resolve_name, place)), Failure):
+        return found
+    made = sys.modules[place] = ModuleType(place)
+    made.__path__ = []
+    stack.callback(sys.modules.pop, place, None)
+    parent, _, leaf = place.rpartition(".")
+    if not hasattr(owner := _module(stack, parent), leaf):
+        setattr(owner, leaf, made)
+        stack.callback(delattr, owner, leaf)
+    return made
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
@@ -249,120 +245,95 @@ def keras_lent(code: str) -> Iterator[bool]:
 
 
 @contextmanager
-def older_names_lent(code: str, *, pickles: bool = False) -> Iterator[list[str]]:
+def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list[str]]:
     """Provide names and options in ``EARLIER`` that ``code`` has and the installed versions lack, until the block ends.
 
-    With ``pickles``, which run code, its ``torch.load`` takes more than weights, as before PyTorch 2.6. Yield a list of
-    what was used.
+    Yield a list of those used, which is ``asked`` if given.
     """
-    asked: list[str] = []
+    asked = [] if asked is None else asked
     with ExitStack() as stack:
         # as before pandas 3, columns of texts take other values
         if "pandas" in code and importlib.util.find_spec("pandas") is not None:
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")
                 stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
-        schedulers = torch.optim.lr_scheduler
-        for kind in vars(schedulers).values() if "verbose" in code else ():
-            if isinstance(kind, type) and issubclass(kind, schedulers.LRScheduler) and "__init__" in vars(kind):
-                lend = partial(_with_present_arguments, kind.__name__, {"verbose": ""}, asked)
-                stack.enter_context(replaced(kind, "__init__", lend))
-        if pickles:
-            stack.enter_context(replaced(torch, "load", partial(_loaded_whole, asked)))
-        for place, names in EARLIER["older"].items():
-            for home, name, stands in _homes(code, place, names):
-                _lend_older(stack, home, name, stands, asked)
-        for whole, options in EARLIER["arguments"].items():
-            place, _, name = whole.partition(".")
-            values = (value for each in options.values() if isinstance(each, Mapping) for value in each)
-            words = "|".join(re.escape(str(each)) for each in (*options, *values))
-            always = any(isinstance(each, list) for each in options.values())
-            for home, last, _ in (
-                _homes(code, place, {name: ""}) if always or re.search(rf"\b({words})\b", code) else ()
-            ):
-                _lend_options(stack, home, last, partial(_with_present_arguments, whole, options, asked))
+        for package, names in EARLIER["older"].items():
+            for home, name, whole in _homes(code, package, names):
+                _lend_name(stack, home, name, names[whole], asked)
+        for function, options in EARLIER["arguments"].items():
+            package, _, rest = function.partition(".")
+            for home, name, _ in _homes(code, package, [rest]):
+                owner: Any = attempt(partial(resolve_name, home))
+                found = getattr(owner, name, None)
+                owner, called = (found, "__init__") if isinstance(found, type) else (owner, name)
+                if found is not None:
+                    lend = partial(_with_present_arguments, function, options, asked)
+                    owner = owner_of(owner, called) if isinstance(owner, type) else owner
+                    stack.enter_context(replaced(owner, called, lend))
         yield asked
 
 
-def _homes(code: str, place: str, names: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield module or class, name and what stands for it, of the names in ``code`` of the package ``place``."""
+def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield module or class, name in it, and both as in ``names``, of the names of ``package`` that ``code`` has."""
+    if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
+        return
     used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
-    if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
-        return
-    for root in (place, f"{place}._tf_keras.keras") if place == "keras" else (place,):
-        for each in used if not isinstance(attempt(partial(resolve_name, root)), Failure) else ():
-            home, _, last = f"{root}.{each}".rpartition(".")
-            yield home, last, names[each]
+    for root, each in product([package, f"{package}._tf_keras.keras"][: 1 + (package == "keras")], used):
+        if not isinstance(attempt(partial(resolve_name, root)), Failure):
+            home, _, name = f"{root}.{each}".rpartition(".")
+            yield home, name, each
 
 
-def _lend_older(stack: ExitStack, home: str, name: str, stands: str, asked: list[str]) -> None:
+def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[str]) -> None:
     """Let a module or class have a ``name`` that it lacks."""
-    if isinstance(found := attempt(partial(resolve_name, stands)), Failure):  # of a package that can't be imported
+    found = attempt(partial(resolve_name, stands))
+    if isinstance(found, Failure):  # of a package that can't be imported, such as Keras without a backend
         return
-    owner: Any = attempt(partial(resolve_name, home))
-    if isinstance(owner, Failure):  # a module that is no more
-        owner = _made_module(stack, home)
+    owner = _module(stack, home)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         there = getattr(owner, name, None)
-    if there is not None and getattr(there, "__name__", "") != "LegacyOptimizerWarning":
-        return
-    if there is not None:
+    if getattr(there, "__name__", "") == "LegacyOptimizerWarning":  # which Keras 3 has instead
         stack.callback(setattr, owner, name, there)
         delattr(owner, name)
-    if isinstance(owner, ModuleType):
-        _lends(stack, owner, partial(_older, f"{home}.{name}", stands, asked))
+    elif there is not None:
         return
 
+    def used() -> Any:
+        if not is_installed(caller("importlib")):
+            asked.extend({f"{home}.{name}"} - {*asked})
+        return found
+
     def lent(*args: Any, **kwargs: Any) -> Any:
-        asked.extend({f"{home}.{name}"} - {*asked})
-        return found(*args, **kwargs)
+        return used()(*args, **kwargs)
 
-    setattr(owner, name, lent if callable(found) else found)
-    stack.callback(delattr, owner, name)
-
-
-def _lend_options(stack: ExitStack, home: str, name: str, lend: Callable[..., Any]) -> None:
-    owner: Any = attempt(partial(resolve_name, home))
-    if isinstance(kind := getattr(owner, name, None), type):
-        owner, name = kind, "__init__"
-    owner = next((kind for kind in getattr(owner, "__mro__", ()) if name in vars(kind)), owner)
-    if not isinstance(owner, Failure) and name in vars(owner):
-        stack.enter_context(replaced(owner, name, lend))
+    if isinstance(owner, ModuleType):
+        _lends(stack, owner, lambda wanted: used() if wanted == name else None)
+    else:
+        setattr(owner, name, lent if callable(found) else found)
+        stack.callback(delattr, owner, name)
 
 
-def _older(whole: str, stands: str, asked: list[str], name: str) -> Any:
-    if name != whole.rpartition(".")[2]:
-        return None
-    if not is_installed(caller("importlib")):
-        asked.extend({whole} - {*asked})
-    return resolve_name(stands)
+@contextmanager
+def pickles_loaded(asked: list[str]) -> Iterator[None]:
+    """Let an app's ``torch.load`` run the code in pickles, as before PyTorch 2.6; libraries' calls do not."""
 
+    def loaded(original: Any, *args: Any, **kwargs: Any) -> Any:
+        file = args[0] if args else kwargs.get("f")
+        place = file.tell() if hasattr(file, "tell") else 0
+        try:
+            return original(*args, **kwargs)
+        except pickle.UnpicklingError as error:
+            chosen = kwargs.get("weights_only") is not None or is_installed(caller(r"\btorch\b"))
+            if chosen or "weights_only" not in str(error):
+                raise
+            asked.extend({"torch.load of more than weights"} - {*asked})
+            if hasattr(file, "seek"):
+                file.seek(place)
+            return original(*args, **{**kwargs, "weights_only": False})
 
-def _made_module(stack: ExitStack, home: str) -> ModuleType:
-    """Make an empty module, and those around it that are missing, until the stack closes."""
-    made = sys.modules[home] = ModuleType(home)
-    made.__path__ = []
-    stack.callback(sys.modules.pop, home, None)
-    around, _, last = home.rpartition(".")
-    owner: Any = attempt(partial(resolve_name, around))
-    owner = _made_module(stack, around) if isinstance(owner, Failure) else owner
-    setattr(owner, last, made)
-    stack.callback(delattr, owner, last)
-    return made
-
-
-def _loaded_whole(asked: list[str], original: Any, *args: Any, **kwargs: Any) -> Any:
-    try:
-        return original(*args, **kwargs)
-    except pickle.UnpicklingError as error:
-        chosen = kwargs.get("weights_only") is not None or is_installed(caller(r"\btorch\b"))
-        if chosen or "weights_only" not in str(error):
-            raise
-        asked.extend({"torch.load of more than weights"} - {*asked})
-        for file in (each for each in (*args[:1], kwargs.get("f")) if hasattr(each, "seek")):
-            file.seek(0)
-        return original(*args, **{**kwargs, "weights_only": False})
+    with replaced(torch, "load", loaded):
+        yield
 
 
 def _with_present_arguments(
@@ -370,23 +341,20 @@ def _with_present_arguments(
 ) -> Any:
     """Call a function with options by their present names (text; "" leaves one out), values or defaults (a list)."""
     parameters = [*inspect.signature(original).parameters]
-    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    own = int(parameters[:1] == ["self"])
+    kwargs = {**dict(zip(parameters[own:], args[own:], strict=False)), **kwargs}
     for option, present in options.items():
-        value = given.get(option)
+        value = kwargs.get(option)
         if isinstance(present, list):
-            new = {option: resolve_name(present[0])} if option not in given else {}
+            new = {} if option in kwargs else {option: resolve_name(present[0])}
         elif isinstance(present, Mapping):
             new = {option: present[value]} if isinstance(value, str | bool) and value in present else {}
-        elif option in kwargs and option not in parameters:
-            new = {present: kwargs.pop(option)}
         else:
-            new = {}
-        if not new:
-            continue
-        asked.extend({f"{name}({option}=)"} - {*asked})
-        args = tuple(new.get(key, each) for key, each in zip(parameters, args, strict=False)) + args[len(parameters) :]
-        kwargs |= {key: each for key, each in new.items() if key and key not in parameters[: len(args)]}
-    return original(*args, **kwargs)
+            new = {present: kwargs.pop(option)} if option in kwargs and option not in parameters else {}
+        asked.extend({f"{name}({option}=)" for _ in new} - {*asked})
+        kwargs |= new
+    kwargs.pop("", None)
+    return original(*args[:own], *args[len(parameters) :], **kwargs)
 
 
 @contextmanager
@@ -416,10 +384,6 @@ def _by_generator(name: str, *places: str) -> Callable[..., Any]:
 
 fit_generator = _by_generator("fit", "steps_per_epoch", "epochs", "verbose")
 evaluate_generator, predict_generator = (_by_generator(name, "steps", "callbacks") for name in ("evaluate", "predict"))
-
-
-model_urls: Mapping[str, str] = defaultdict(str)
-"""Addresses of torchvision's weights by the names of networks, before they moved into classes; none is asked for."""
 
 
 def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) -> Any:

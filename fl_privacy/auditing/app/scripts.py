@@ -410,27 +410,23 @@ def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
 
 def _options(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """Yield the long name of each option of a parser, "" if it takes no value, and the call that adds it."""
-    for node in [*ast.walk(tree), *_of_functions(tree)]:
-        if isinstance(node, ast.Call) and (called(node) == "add_argument" or dotted(node.func) in _OF_CLICK):
+    for node in [*ast.walk(tree), *_of_fire(tree)]:
+        if isinstance(node, ast.Call) and _ADDS.search(dotted(node.func)):
             flags = [text for each in node.args if isinstance(text := constant(each), str)]
             takes = flags and all(each.arg not in {"action", "is_flag"} for each in node.keywords)
             yield next((each for each in flags if each.startswith("--")), flags[0]) if takes else "", node
 
 
-_OF_CLICK = {"click.option", "click.argument"}
+_ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
-def _of_functions(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an option for each argument without default of functions that Fire or Typer runs."""
-    run = {
-        dotted(node.args[0])
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and node.args and dotted(node.func) in {"fire.Fire", "Fire", "typer.run"}
-    }
+def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield an option for each argument without default of the functions that Fire runs."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
+    run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name in run:
-            given = node.args.args[: len(node.args.args) - len(node.args.defaults)]
-            for each in given:
+            for each in node.args.args[: len(node.args.args) - len(node.args.defaults)]:
                 kind = ast.unparse(each.annotation) if each.annotation else "str"
                 yield ast.parse(f"add_argument('--{each.arg}', required=True, type={kind})", mode="eval").body
 

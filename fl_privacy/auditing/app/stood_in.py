@@ -192,7 +192,7 @@ class Hooks:
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
         """Split drawn examples in the proportions of ``lengths``, which are those of the missing data."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
-        if whole and not all(lengths):  # more clients than drawn examples: those far behind get some again
+        if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
             return [torch.utils.data.Subset(dataset, part.tolist()) for part in ends % len(dataset)]
         if whole and sum(lengths) != len(dataset):
@@ -283,13 +283,13 @@ class Hooks:
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
         drawn = named.suffix.lower() in stand_in.DRAWN or tensors or self._twin(path) is not path
-        drawn = drawn or (named.suffix.lower() in odd_files.PICKLES and _is_missing(path) and _ends_without())
+        drawn = drawn or (named.suffix.lower() in odd_files.PICKLES and _is_missing(path) and bool(_ends_without()))
         return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Return ``True`` also for a missing folder of data, if the app would end without it."""
         wanted = _is_missing(path) and not Path(path).suffix and stand_in.OF_DATA.search(Path(path).name)
-        return original(path, *args, **kwargs) or (bool(wanted) and _ends_without())
+        return original(path, *args, **kwargs) or bool(wanted and _ends_without())
 
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         written = bool(set(mode) & set("wax"))
@@ -297,7 +297,7 @@ class Hooks:
         if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
             Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
         if not set(mode) & set("wax+") and _is_missing(file) and not _is_of_packages(Path(file)):
-            if Path(file).suffix.lower() in odd_files.PICKLES and _goes_on_without():
+            if Path(file).suffix.lower() in odd_files.PICKLES and _ends_without() is False:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
@@ -415,40 +415,29 @@ def _is_of_packages(path: Path) -> bool:
     return path.is_relative_to(sys.prefix) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
-def _ends_without() -> bool:
-    """Return ``True`` if the calling ``if`` or ``assert`` ends the app without the file that it looks for."""
-    line, nodes = _calling()
-    for node in nodes:
-        if isinstance(node, ast.If | ast.Assert) and node.test.lineno <= line <= (node.test.end_lineno or 0):
-            negated = "not " in ast.unparse(node.test)
-            if isinstance(node, ast.Assert):
-                return not negated
-            last = (node.body if negated else node.orelse)[-1:]
-            return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in last)
-    return False
-
-
-def _goes_on_without() -> bool:
-    """Return whether the app catches that a file is missing, and goes on."""
-    line, nodes = _calling()
-    for node in nodes:
-        if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
-            caught = (each for each in node.handlers if _MISSING.search(ast.unparse(each.type) if each.type else ""))
-            return any(not _LEAVES.search("\n".join(map(ast.unparse, each.body))) for each in caught)
-    return False
-
-
-_MISSING, _LEAVES = re.compile(r"\b(FileNotFoundError|OSError|IOError)\b"), re.compile(r"\braise\b|\bexit\(")
-
-
-def _calling() -> tuple[int, list[ast.AST]]:
-    """Return the line of the app's code that asks for a file, and the statements of its script."""
+def _ends_without() -> bool | None:
+    """Return whether the app ends without a file, by the ``if``, ``assert`` or ``try`` that asks for it, if any."""
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
-        return 0, []
-    lines = linecache.getlines(frame.f_code.co_filename)
+        return None
+    line, lines = frame.f_lineno, linecache.getlines(frame.f_code.co_filename)
     tree = attempt(lambda: ast.parse("".join(lines)))
-    return frame.f_lineno, [] if isinstance(tree, Failure) else [*ast.walk(tree)]
+    for node in () if isinstance(tree, Failure) else reversed([*ast.walk(tree)]):  # the innermost first
+        if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
+            caught = (each for each in node.handlers if each.type and _MISSING.search(ast.unparse(each.type)))
+            if (handler := next(caught, None)) is not None:
+                return _leaves(handler.body)
+        if isinstance(node, ast.If | ast.Assert) and node.test.lineno <= line <= (node.test.end_lineno or 0):
+            negated = "not " in ast.unparse(node.test)
+            return not negated if isinstance(node, ast.Assert) else _leaves(node.body if negated else node.orelse)
+    return None
+
+
+_MISSING = re.compile(r"\b(FileNotFoundError|OSError|IOError)\b")
+
+
+def _leaves(statements: list[ast.stmt]) -> bool:
+    return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in statements[-1:])
 
 
 def _begun(*args: Any, **kwargs: Any) -> NoWeights:
