@@ -88,7 +88,7 @@ _INSTALLED = re.compile(rf"<|({_NOT_OWN}|.*[/\\](site|dist)-packages)[/\\]")
 
 
 def in_one_line(error: BaseException) -> str:
-    """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the last line of the user's own code."""
+    """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the place in the user's own code."""
     first, *rest = (re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or "without a word").splitlines()  # of colors
     text = " ".join([first, *(each.strip()[:200] for each in rest[:1] if first.endswith(":"))])  # as PyTorch lists keys
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]

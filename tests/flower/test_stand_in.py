@@ -594,14 +594,6 @@ def test_as_many_examples_are_drawn_as_many_clients_divide(tmp_path: Path) -> No
         assert len(partitioner.load_partition(99)) >= 10
 
 
-def test_columns_that_rows_are_asked_for_are_drawn_next_to_pictures_and_texts(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    code = "def label(row):\n    row['both'] = row['Male'] + row['image'].width\n    return row['both']\n"
-    drawn = drawing_of(code, tmp_path).hub("flwrlabs/celeba", None, "train")
-    assert {"Male", "image"} < {*drawn.column_names} and "both" not in drawn.column_names
-    assert float(drawn[0]["Male"]) >= 0 and drawn[0]["image"].width == 32
-
-
 def test_rows_of_the_hub_have_more_columns_than_the_code_names(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     code = "rows = part['Concentration_Class']\nx = part.values[:, 4:-2]\n"

@@ -203,8 +203,8 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
                 raise UserError(f"{path} is expected to hold one app, but holds {len(inner)}: name one of {names}.")
             if not inner and any(each.starts for each in parsed(place).values()):
                 raise UserError(
-                    f"{path} has code that starts Flower, but no script that does so when it is run, as if it waits for"
-                    " a button: write a script that calls it, and name it by --script."
+                    f"{path} has code that starts Flower, but no script that does so when it is run; it may wait for a"
+                    " button: write a script that calls it, and name it by --script."
                 )
             return _read(inner[0] if inner else place, path)
         return _read(place, path)

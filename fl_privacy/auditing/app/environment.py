@@ -100,7 +100,7 @@ def around(
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
         stack.enter_context(lent.nothing_served(silent))
-        keras = stack.enter_context(lent.keras_lent(code := lent.code_of(app)))
+        keras = lent.keras_lent(code := lent.code_of(app))
         if "USE_TF" not in os.environ and not re.search("tensorflow|keras", code):
             os.environ["USE_TF"] = "0"  # Transformers imports it otherwise, and fails by Keras 3
             stack.callback(os.environ.pop, "USE_TF", None)

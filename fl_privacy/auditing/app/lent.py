@@ -51,11 +51,6 @@ def moved_names_lent() -> Iterator[list[str]]:
     """Provide the names of ``EARLIER``, where missing, until the block ends; list those used, as ``module.name``."""
     asked: list[str] = []
     with ExitStack() as stack:
-        if importlib.util.find_spec("flwr_datasets") is not None:
-            sets: Any = importlib.import_module("flwr_datasets").FederatedDataset
-            if not hasattr(sets, "load_full"):  # as before version 0.3
-                sets.load_full = sets.load_split
-                stack.callback(delattr, sets, "load_full")
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
         servers = importlib.import_module("flwr.server.server")
         for owner, names in (
@@ -219,9 +214,8 @@ _OF_TENSORFLOW = re.compile(
 )
 
 
-@contextmanager
-def keras_lent(code: str) -> Iterator[bool]:
-    """Run the app's Keras on PyTorch, whose steps are observed; yield ``True`` if it runs there.
+def keras_lent(code: str) -> bool:
+    """Run the app's Keras on PyTorch, whose steps are observed; return ``True`` if it runs there.
 
     An app that differentiates by TensorFlow itself, or names a backend, keeps its own.
     """
@@ -231,17 +225,7 @@ def keras_lent(code: str) -> Iterator[bool]:
         if not torch.cuda.is_available():
             sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # its LLVM and TensorFlow's exclude each other
         importlib.import_module("keras")
-    keras = keras_on_torch() if wanted else None
-
-    def made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:  # with options as before Keras 3
-        kwargs.pop("decay", None)
-        original(optimizer, *args, **{"learning_rate" if key == "lr" else key: v for key, v in kwargs.items()})
-
-    with ExitStack() as stack:
-        for kind in vars(keras.optimizers).values() if keras is not None else ():
-            if isinstance(kind, type) and "__init__" in vars(kind):
-                stack.enter_context(replaced(kind, "__init__", made))
-        yield keras is not None
+    return wanted and keras_on_torch() is not None
 
 
 @contextmanager

@@ -31,8 +31,6 @@ TEXT = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"date|time", re.IGNORECASE)
-ROW = re.compile(r"(row|example|item|sample|record|entry|instance)s?$", re.IGNORECASE)
-"""Name of a variable that holds a row of a data set, by columns."""
 
 _TEXT = """
 the patient was seen on monday with pain in left knee after a fall at home and no fever since two days doctor
@@ -194,7 +192,7 @@ class Drawing:
         self.shares, self._pretrained = 0, set[str]()
         self.class_names = list[str]()
         self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
-        self._removed, self._of_rows, self._made = set[str](), set[str](), set[str]()
+        self._removed = set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
         self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
         self.values: dict[str, list[str]] = {}
@@ -229,7 +227,10 @@ class Drawing:
     def _look(self, node: ast.AST, named: list[int], features: list[int], layers: list[list[Any]]) -> None:
         pairs: list[tuple[str, object]] = []
         if isinstance(node, ast.Subscript):
-            self._look_at_key(node)
+            self.names += _names(self._value(node.slice))
+            part = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
+            first = constant(part.lower) if isinstance(part, ast.Slice) else None
+            self._least = max(self._least, first if isinstance(first, int) and first < MOST_ROWS else 0)
         elif isinstance(node, ast.Assign):
             pairs = [(dotted(target).rpartition(".")[2], self._value(node.value)) for target in node.targets]
             for key, value in pairs:
@@ -260,17 +261,6 @@ class Drawing:
                 features += value if len(value) == 1 else []
             elif (isinstance(value, list) and re.search(r"col|feature", key, re.IGNORECASE)) or _LABELED.search(key):
                 self.names += _names(value)
-
-    def _look_at_key(self, node: ast.Subscript) -> None:
-        names = _names(self._value(node.slice))
-        self.names += names
-        if isinstance(node.ctx, ast.Store):
-            self._made |= {*names}
-        elif isinstance(node.value, ast.Name) and ROW.match(node.value.id):
-            self._of_rows |= {*names}
-        part = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
-        first = constant(part.lower) if isinstance(part, ast.Slice) else None
-        self._least = max(self._least, first if isinstance(first, int) and first < MOST_ROWS else 0)
 
     def _look_at_call(self, node: ast.Call, layers: list[list[Any]]) -> list[tuple[str, object]]:
         pairs = [(each.arg or "", self._value(each.value)) for each in node.keywords]
@@ -338,8 +328,6 @@ class Drawing:
         parts = {"train": max(TRAIN, min(self.shares * OF_SHARE, MOST_DRAWN)), "test": TEST}
         made = {part: hf.Dataset.from_dict(*self._columns(hf, known, number)) for part, number in parts.items()}
         for part, number in parts.items():
-            for each in sorted(self._of_rows - self._made - {*made[part].column_names}):
-                made[part] = made[part].add_column(each, [*self._column(each, number, 2, self.rng(f"{each} {number}"))])
             for each in self._ids - {*made[part].column_names}:
                 made[part] = made[part].add_column(each, [str(n // 40) for n in range(number)])
             for each in self._removed - {*made[part].column_names}:

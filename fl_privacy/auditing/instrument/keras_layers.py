@@ -16,9 +16,7 @@ _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "leaky_relu": lambda: nn.LeakyReLU(0.2), "relu6": nn.ReLU6, "hard_sigmoid": nn.Hardsigmoid,
     "hard_silu": nn.Hardswish, "hard_swish": nn.Hardswish,
 }  # fmt: skip
-_KERNELS: Mapping[str, tuple[int, ...]] = {
-    "Dense": (1, 0), "Conv1D": (2, 1, 0), "Conv2D": (3, 2, 0, 1), "DepthwiseConv2D": (2, 3, 0, 1),
-}  # fmt: skip
+_KERNELS: Mapping[str, tuple[int, ...]] = {"Dense": (1, 0), "Conv2D": (3, 2, 0, 1), "DepthwiseConv2D": (2, 3, 0, 1)}
 """Layer -> order of its kernel's axes in PyTorch."""
 
 
@@ -103,8 +101,7 @@ class FromKeras(nn.Module):
             sources = (len(self.layers),)
             for name, variable in weights.items():
                 value = variable.value.detach().clone()
-                kernel = name == "weight" and variable.name == "kernel"
-                order = _KERNELS.get(type(layer).__name__, ()) if kernel else ()
+                order = _KERNELS[type(layer).__name__] if name == "weight" and variable.name == "kernel" else ()
                 held = getattr(made, name)
                 with torch.no_grad():
                     held.copy_(value.permute(order) if order else value)
@@ -143,11 +140,8 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     made = _made(layer, kind, shape) if usual else None
     if made is None:
         raise UserError(f"its Keras layer {kind} is not known here")
-    if isinstance(made, _Recurrent):
-        weights = {"weight": layer.cell.kernel, "recurrent": layer.cell.recurrent_kernel, "bias": layer.cell.bias}
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
-    activation = None if isinstance(made, _Recurrent) else getattr(layer, "activation", None)
-    name = getattr(activation, "__name__", "linear")
+    name = getattr(getattr(layer, "activation", None), "__name__", "linear")
     if name != "softmax" and name not in _ACTIVATIONS:
         raise UserError(f"its Keras activation {name} is not known here")
     if name != "linear":
@@ -155,7 +149,7 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
 
 
 def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
-    made: nn.Module | None = _PLAIN[kind](layer) if kind in _PLAIN else _made_over_time(layer, kind, shape)
+    made: nn.Module | None = _PLAIN[kind](layer) if kind in _PLAIN else None
     match kind:
         case "Dense" if len(shape) <= 3:
             made = nn.Linear(shape[-1], layer.units, bias=layer.use_bias)
@@ -164,8 +158,6 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
             filters, groups = (shape[-1], shape[-1]) if kind[0] == "D" else (layer.filters, layer.groups)
             sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, groups
             made = nn.Conv2d(shape[-1], filters, *sizes, bias=layer.use_bias)
-        case "Reshape" if len(shape) == 2 and tuple(layer.target_shape) == (shape[-1], 1):
-            made = nn.Unflatten(1, (shape[-1], 1))
         case "BatchNormalization" if len(shape) in (2, 4) and layer.axis in (-1, len(shape) - 1):
             norm = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
             made = norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
@@ -189,86 +181,6 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
         case "Softmax" if layer.axis in (-1, len(shape) - 1):
             made = nn.Softmax(1 if len(shape) == 4 else -1)
     return made
-
-
-def _made_over_time(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
-    """Return what a layer of series (B, T, F) is, or ``None``."""
-    made: nn.Module | None = None
-    match kind:
-        case "Conv1D" if layer.padding in ("valid", "same") and (layer.padding == "valid" or max(layer.strides) == 1):
-            told: Any = layer.kernel_size, layer.strides, layer.padding, layer.dilation_rate, layer.groups
-            made = _Conv1d(shape[-1], layer.filters, *told, bias=layer.use_bias)
-        case "MaxPooling1D" | "AveragePooling1D" if layer.padding == "valid":
-            over: Any = nn.MaxPool1d if kind[0] == "M" else nn.AvgPool1d
-            made = _OverTime(over(tuple(layer.pool_size), tuple(layer.strides)))
-        case "GlobalAveragePooling1D" | "GlobalMaxPooling1D" if not layer.keepdims:
-            most: Any = nn.AdaptiveAvgPool1d if "Average" in kind else nn.AdaptiveMaxPool1d
-            made = nn.Sequential(_OverTime(most(1)), nn.Flatten())
-        case "SimpleRNN" | "LSTM" | "GRU" if _is_plain(layer):
-            made = _Recurrent(kind, layer)
-    return made
-
-
-def _is_plain(layer: Any) -> bool:
-    """Return whether a recurrent layer gives one output, from an empty state, by activations known here."""
-    options = ("return_state", "stateful", "dropout", "recurrent_dropout")
-    names = (
-        getattr(getattr(layer, name, None), "__name__", "linear") for name in ("activation", "recurrent_activation")
-    )
-    known = all(name in _ACTIVATIONS for name in names) and getattr(layer, "reset_after", True)
-    return bool(known) and not any(getattr(layer, name, False) for name in options)
-
-
-class _OverTime(nn.Sequential):
-    """Layers without weights, whose channels come first, on series (B, T, F)."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs.transpose(1, 2)).transpose(1, 2)
-
-
-class _Conv1d(nn.Conv1d):
-    """A convolution over time of series (B, T, F)."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs.transpose(1, 2)).transpose(1, 2)
-
-
-class _Recurrent(nn.Module):
-    """Keras' ``SimpleRNN``, ``LSTM`` or ``GRU`` on series (B, T, F), step by step, so that it can be derived twice."""
-
-    def __init__(self, kind: str, layer: Any) -> None:
-        super().__init__()
-        cell, names = layer.cell, ("activation", "recurrent_activation")
-        self.kind, self.units, self.whole, self.backwards = (
-            kind,
-            layer.units,
-            layer.return_sequences,
-            layer.go_backwards,
-        )
-        self.out, self.gate = (_ACTIVATIONS[getattr(getattr(layer, n, None), "__name__", "linear")]() for n in names)
-        for name, value in {"weight": cell.kernel, "recurrent": cell.recurrent_kernel, "bias": cell.bias}.items():
-            self.register_parameter(name, None if value is None else nn.Parameter(torch.zeros(value.value.shape)))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the last output (B, U), or all of them (B, T, U)."""
-        state = carry = inputs.new_zeros(len(inputs), self.units)
-        empty, outputs = inputs.new_zeros(self.weight.shape[-1]), list[Tensor]()
-        first, second = (empty, empty) if self.bias is None else (*self.bias.reshape(-1, len(empty)), empty)[:2]
-        steps = inputs.unbind(1)
-        for step in steps[::-1] if self.backwards else steps:
-            entering, inner = step @ self.weight + first, state @ self.recurrent + second
-            if self.kind == "GRU":
-                (update, reset, new), (update_in, reset_in, new_in) = entering.chunk(3, -1), inner.chunk(3, -1)
-                kept = self.gate(update + update_in)
-                state = kept * state + (1 - kept) * self.out(new + self.gate(reset + reset_in) * new_in)
-            elif self.kind == "LSTM":
-                enter, keep, new, leave = (entering + inner).chunk(4, -1)
-                carry = self.gate(keep) * carry + self.gate(enter) * self.out(new)
-                state = self.gate(leave) * self.out(carry)
-            else:
-                state = self.out(entering + inner)
-            outputs.append(state)
-        return torch.stack(outputs, 1) if self.whole else state
 
 
 class _Flatten(nn.Flatten):
