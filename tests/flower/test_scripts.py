@@ -684,3 +684,17 @@ def test_code_that_no_script_calls_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="code that starts Flower, but no script that does so when it is run"):
         read_app(project(tmp_path, server=server, client=client))
+
+
+def test_calls_of_clients_without_a_group_are_answered_as_before_flower_1_12() -> None:
+    servers, asked = importlib.import_module("flwr.server.server"), list[Any]()
+
+    class Proxy:
+        def fit(self, ins: Any, timeout: float | None, group_id: int | None) -> Any:
+            asked.append((ins, timeout, group_id))
+            return common.FitRes(common.Status(common.Code.OK, ""), PARAMETERS, 3, {})
+
+    with moved_names_lent():
+        servers.fit_clients([(Proxy(), "ins")], 1, 0.5)
+        servers.fit_clients([(Proxy(), "ins")], max_workers=1, timeout=None, group_id=2)
+    assert asked == [("ins", 0.5, None), ("ins", None, 2)]

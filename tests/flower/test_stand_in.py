@@ -608,3 +608,11 @@ def test_files_that_a_package_lacks_are_not_drawn(tmp_path: Path) -> None:
     with stood_in(drawing), pytest.raises(FileNotFoundError):
         Path("/elsewhere/lib/site-packages/peft-0.6.2.dist-info/entry_points.txt").read_text()
     assert not drawing.asked
+
+
+def test_a_part_that_an_app_leaves_empty_stays_so(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    with stood_in(drawing):
+        drawing.note("somebody's set", "drawn examples")
+        assert [len(part) for part in torch.utils.data.random_split(range(600), [600, 0])] == [600, 0]
+        assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000, 0])] == [600, 0]

@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import metadata
 from importlib.abc import Loader
@@ -53,12 +53,13 @@ def moved_names_lent() -> Iterator[list[str]]:
     with ExitStack() as stack:
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
         servers = importlib.import_module("flwr.server.server")
+        grouped = partial(_with_present_arguments, "", {"group_id": ["builtins.None"]}, [])
         for owner, names in (
             (proxy, ("get_properties", "get_parameters", "fit", "evaluate")),
             (servers, ("fit_clients", "evaluate_clients")),
         ):
             for name in names:
-                stack.enter_context(replaced(owner, name, _grouped))
+                stack.enter_context(replaced(owner, name, grouped))
         for kind in vars(importlib.import_module("flwr.server.strategy")).values():
             if "__init__" in getattr(kind, "__dict__", ()):
                 stack.enter_context(replaced(kind, "__init__", _with_present_options))
@@ -103,11 +104,6 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
     module.__getattr__ = lend
     stack.callback(*((setattr, module, "__getattr__", before) if before else (delattr, module, "__getattr__")))
-
-
-def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
-    named = "group_id" in inspect.signature(original).bind_partial(*args, **kwargs).arguments
-    return original(*args, **(kwargs if named else {**kwargs, "group_id": None}))
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
@@ -298,12 +294,11 @@ def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[
         stack.callback(delattr, owner, name)
 
 
-@contextmanager
-def pickles_loaded(asked: list[str]) -> Iterator[None]:
+def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
     """Let an app's ``torch.load`` run the code in pickles, as before PyTorch 2.6; libraries' calls do not."""
 
     def loaded(original: Any, *args: Any, **kwargs: Any) -> Any:
-        file = args[0] if args else kwargs.get("f")
+        file: Any = args[0] if args else kwargs.get("f")
         place = file.tell() if hasattr(file, "tell") else 0
         try:
             return original(*args, **kwargs)
@@ -316,8 +311,7 @@ def pickles_loaded(asked: list[str]) -> Iterator[None]:
                 file.seek(place)
             return original(*args, **{**kwargs, "weights_only": False})
 
-    with replaced(torch, "load", loaded):
-        yield
+    return replaced(torch, "load", loaded)
 
 
 def _with_present_arguments(
