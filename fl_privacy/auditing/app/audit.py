@@ -275,10 +275,7 @@ class AppAudit(AuditSession):
             f"{name} acts on the parameters that clients train, and the attacker knows it. Other arrays and figures"
             " leave as they are."
         )
-        backend = (
-            "Keras ran on PyTorch, where its steps can be attacked; the environment variable KERAS_BACKEND=tensorflow"
-            " keeps it on TensorFlow."
-        )
+        backend = "Keras ran on PyTorch, whose steps can be attacked; KERAS_BACKEND=tensorflow keeps it on TensorFlow."
         metrics = ", ".join(sorted(Score.asked))
         said = {
             f"Accuracy, precision, recall and F1 (macro averages) stand for the hub's {metrics}.": metrics,

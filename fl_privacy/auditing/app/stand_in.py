@@ -14,11 +14,9 @@ from scipy.ndimage import zoom
 
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 
-TRAIN, TEST, MOST_ROWS = 600, 200, 10_000
-"""Numbers of drawn training and test examples, and largest row index in code for which more rows are drawn."""
-
-OF_SHARE, MOST_DRAWN = 20, 20_000
-"""Number of examples that are drawn for each of many clients, and largest number for all of them."""
+TRAIN, TEST, MOST_ROWS, OF_SHARE, MOST_DRAWN = 600, 200, 10_000, 20, 20_000
+"""Numbers of drawn training and test examples, largest row index in code for which more rows are drawn, number for each
+of many clients, and largest number for all of them."""
 
 LABEL = re.compile(
     r"^(label|target|class|outcome|diagnosis|y|species|category|attack|fraud|churn|income|survived|default|result"
