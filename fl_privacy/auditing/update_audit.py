@@ -373,7 +373,7 @@ def _classes(shares: Tensor | None) -> str:
 
 
 def _nearest(guess: Reconstruction, truth: SiteExamples, number: int, seed: int) -> Batch:
-    """Return the ``number`` examples nearest to the guesses, each once; random ones without a guess."""
+    """Return the ``number`` true examples nearest to the guesses, each once, or random ones if the attack failed."""
     size = len(truth.inputs)
     labels = torch.zeros(size).long() if truth.labels is None else truth.labels
     order = torch.randperm(size, generator=derive_generator(seed, "truth")).tolist()

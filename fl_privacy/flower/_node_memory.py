@@ -202,7 +202,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in ``context.state``, lost when the node restarts; with ``once``, a second answer is refused."""
+    """Client state in ``context.state``, lost when the node restarts; ``once`` refuses to answer a round twice."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records

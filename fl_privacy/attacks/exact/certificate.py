@@ -268,8 +268,8 @@ Times = Callable[[int], list[int] | None]
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
     """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note.
 
-    The output layer's gradient sums the loss's slopes over distinct examples: n p - c under cross entropy, for n
-    occurrences, c of them by class. A batch of unknown size may be larger than its rank.
+    The output layer's gradient sums the loss's gradients by the outputs: n p - c for each distinct example under cross
+    entropy, with n occurrences and counts c by class. A batch of unknown size may be larger than its rank.
     """
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples

@@ -63,7 +63,7 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Sums log probabilities (V, A) by method over rounds; ``seen`` (V,) marks observed victims."""
+    """Sums each method's log probabilities (V victims, A attributes) over rounds; ``seen`` marks observed victims."""
 
     settings: AttributeInference
     total: dict[str, Tensor] = field(repr=False)

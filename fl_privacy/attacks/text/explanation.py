@@ -145,7 +145,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Return ``batch`` with a class for each of neighboring ``copies``, from their summed labels, or ``None``."""
+    """Return ``batch`` with classes, by the summed labels of each text's ``copies``; ``None`` if a sum is not whole."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

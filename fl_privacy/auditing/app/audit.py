@@ -266,7 +266,7 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Note how the run differs from the app's own."""
+        """Add notes on how this run differs from the app's own: changes ``there``, and ``rounds`` beyond a limit."""
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (

@@ -193,7 +193,7 @@ def copied_files(app: Path, into: Path) -> str:
 def rounds_held(rounds: int | None) -> Iterator[dict[str, Any]]:
     """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says.
 
-    Yield the arguments with which the last of these was started, itself as ``self``.
+    Yield a mapping that gets the arguments of the last start; ``self`` is the strategy or server.
     """
     taken: dict[str, Any] = {}
 
@@ -219,7 +219,7 @@ _REPORTED: Mapping[str, Sequence[str]] = {
 
 @contextmanager
 def figures_noted(figures: dict[str, float]) -> Iterator[None]:
-    """Collect the last figures that Flower's strategies and servers report, by name and origin."""
+    """Collect in ``figures`` the last numbers that Flower's strategies and servers report, by name and origin."""
 
     def noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)

@@ -173,7 +173,7 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 
 
 class Drawing:
-    """Draws data that an app loads, by the columns and numbers of classes in its code; ``folder`` is for its files.
+    """Draws random data in place of those that an app loads, by its code's columns and numbers of classes.
 
     Attributes:
         asked: requested data -> drawn data in their place.
@@ -417,7 +417,7 @@ class Drawing:
         return Table(drawn).iloc[order].reset_index(drop=True)
 
     def array(self, name: str, path: object) -> np.ndarray:
-        """Draw an array by its name: labels, or inputs of the network, such as pictures, windows or rows."""
+        """Draw random values for an array by its name: labels, or inputs such as pictures, windows or rows."""
         number, classes = TEST if re.search("test|val", name) else TRAIN, self.classes or 10
         rng = self.rng(f"{path} {name}")
         if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):

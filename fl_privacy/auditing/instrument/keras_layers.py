@@ -73,21 +73,21 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``, which the source ``entry`` enters, and return the source of its outputs."""
+        """Add the layers of ``network``, whose input is source ``entry``; return the source that is its output."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):
             raise UserError(f"the app's own code calls the layers of its Keras network {type(network).__name__}")
         if len(layers) + 1 < len(network.layers) or len(getattr(network, "outputs", None) or ()) > 1:
-            raise UserError("its Keras network has several inputs or outputs")
+            raise UserError("one input and one output are expected, but the app's Keras network has several")
         for layer in layers:
             nodes = () if sequential else layer._inbound_nodes
             if not sequential and len(nodes) != 1:
-                raise UserError("a layer of its Keras network is used several times")
+                raise UserError(f"the app's Keras network is expected to use {layer.name} once, but does several times")
             parents = [each.operation for node in nodes for each in node.parent_nodes]
             before = [entry if type(each).__name__ == "InputLayer" else places.get(id(each), -1) for each in parents]
             if -1 in before:
-                raise UserError("an operation between the layers of its Keras network is not known here")
+                raise UserError("only layers are expected, but the app's Keras network has other operations, too")
             before = before or [last]
             last = self._add(layer, before[0]) if hasattr(layer, "layers") else self._add_layer(layer, tuple(before))
             places[id(layer)] = last
