@@ -114,7 +114,7 @@ class FittedUploads:
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
         given = next((one.sent for one in rounds if one.sent is not None), None)
         if given is not None and len(trees.read_model(pairs[-1][1]).trees) > len(given.trees):
-            raise UserError("Replies are whole models, in turn: another site is given what the server is, as above.")
+            raise UserError("Clients reply one after another with whole models: a site sees the server's, as above.")
         divided = trees.divide_among_sites(rounds, len(others)) if rounds else ()
         uploaded = {
             c: [{t.digest for t in trees.read_model(reply).trees} for _, reply in self.exchanges[c]] for c in others
@@ -128,7 +128,7 @@ class FittedUploads:
             whose[owner] = list(one)
         if not whose:
             raise UserError(
-                "Only one round ran, and a site first sees others' trees in the second; --rounds gives more."
+                "A site first sees others' trees in the second round, but only one ran; run more by --rounds."
             )
         answer = _trees(self, list(whose)[:clients], whose.__getitem__, seed=seed, seconds=seconds, name="site")
         note = f"Of {total} new trees of {len(others)} other sites, {right} are divided to the site of its first tree"
@@ -219,8 +219,8 @@ def _reconstructed(rounds: Sequence[trees.Exchange], fit: Sequence[Fitted], seed
     different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
     if stated * rounds[0].reply.features * different > MOST_CELLS:
         raise UserError(
-            f"Rows are searched for where rows times features times trees are at most {MOST_CELLS}, but here are"
-            f" {stated} rows and {different} trees; fl_privacy.attacks.trees.reconstruct_rows does it in longer time"
+            f"Rows times features times trees are expected to be at most {MOST_CELLS}, but there are"
+            f" {stated} rows and {different} trees; call fl_privacy.attacks.trees.reconstruct_rows, which takes longer"
         )
     positives = round(float(np.mean(1 / (1 + np.exp(-own[0].base_margin)))) * stated) if own else 0
     return trees.reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)

@@ -130,7 +130,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Return examples of client ``place`` and as many of others with the same classes, which then reveal nothing."""
+    """Return examples of client ``place``, and of others with the same classes, which then reveal no membership."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}
@@ -168,9 +168,9 @@ def losses_from(seen: Watched | None) -> _Losses:
         if place is not None:
             places[number] = place
         elif value.numel() > 1:
-            raise NotAttackedError("what enters the network is made of the batch before PyTorch's hooks see it")
+            raise NotAttackedError("the network's inputs are computed from the batch before PyTorch's hooks see them")
     if not places:
-        raise NotAttackedError("the loader's batches are not what enters the network")
+        raise NotAttackedError("the network's inputs are expected to be the loader's batches, but differ from them")
     parts = tuple(cleaned(part) for part in program.parts)
     model = nn.ModuleDict({"parts": nn.ModuleList(parts)})
     names = names_in(seen, program, model)

@@ -275,7 +275,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
             " embedding, which are not uploaded"
         )
     if not variables or not batch:
-        raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
+        raise NotAttackedError("the network's inputs are not numbers that an attack can search for")
     return program, variables, batch
 
 

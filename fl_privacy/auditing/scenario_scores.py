@@ -77,7 +77,7 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions and, as a control, guesses from other uploads; for a single upload, ``other``."""
+    """Count reconstructions and, as a control, guesses at other uploads; a single upload's control is ``other``."""
     counts, shown = counted(found, truths)
 
     def reads(guess: Reconstruction, truth: Batch) -> bool:

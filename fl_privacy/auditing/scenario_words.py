@@ -286,7 +286,7 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:
-    """Return the tokens of every text, public like a template's, and -1 (no token); of few texts only -1."""
+    """Return the tokens that occur in every text, public like a template's, and -1; for few texts only -1."""
     rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
     return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
 

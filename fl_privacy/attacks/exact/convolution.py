@@ -380,7 +380,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return how much (V, O, P, Q) the squared residual falls if that gate alone changes."""
+    """Return by how much (V, O, P, Q) the squared residual falls if each gate alone changes."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

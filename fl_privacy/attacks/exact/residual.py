@@ -314,7 +314,7 @@ class _Step:
     """Solves for the values at a cut of the network from those at the next cut.
 
     Attributes:
-        outputs, slopes: (V, C, H, W) at ``at``.
+        outputs, slopes: values (V, C, H, W) at the node ``at``, and the loss's gradient by them.
     """
 
     network: Residual

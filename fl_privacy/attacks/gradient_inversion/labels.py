@@ -25,7 +25,7 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Differentiable outputs (B, K) of the output layer (``leaf``) and of the network."""
+    """Outputs (B, K) of the output layer (``leaf``) and, differentiable by these, of the network."""
 
     leaf: Tensor
     outputs: Tensor
@@ -48,7 +48,7 @@ class Head:
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Solve for labels (B,) or (B, K) with the slopes (gradients by outputs, (B, K)); add the unexplained share.
+    """Solve for labels (B,) or (B, K) that give ``slopes`` (B, K), gradients by outputs; add the share unexplained.
 
     Classes follow from the direction of slopes, since class weights and clipping change only their lengths. Rows of
     targets solve linear equations, since usual losses are linear in targets.

@@ -192,7 +192,7 @@ def filmed_rows(observations: Iterable[Observation]) -> list[int]:
 
 @torch.no_grad()
 def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
-    """Return, by filmed row, its snapshots in order, the final result last."""
+    """Return each filmed row's snapshots in order, the final result last."""
     films = {}
     for row, snapshots in minimum.snapshots.items():
         number = minimum.history[:, row].isfinite().cumsum(0)

@@ -89,7 +89,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Look up names that ``module`` lacks by ``find``, until the stack closes."""
+    """Let ``find`` provide names that ``module`` lacks (``None``: it can't either), until the stack closes."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -110,7 +110,7 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record of ``values``; objects that no record can hold become JSON, and are kept in ``objects``."""
+    """Make a config record; objects that none can hold become JSON, are kept in ``objects`` and noted in ``asked``."""
     told = dict(values)
     for key, value in told.items():
         if not isinstance(value, int | float | str | bytes):

@@ -173,7 +173,7 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 
 
 class Drawing:
-    """Draws random data in place of those that an app loads, by its code's columns and numbers of classes.
+    """Makes up random data that an app loads, by the columns and classes in its code; ``folder`` is for files.
 
     Attributes:
         asked: requested data -> drawn data in their place.
