@@ -396,7 +396,7 @@ def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find a GaussianNB's moments by shape and order; the integer classes are no counts."""
+    """Find a GaussianNB's moments by shape and order, or ``None``; the integer classes are no counts."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

@@ -107,7 +107,7 @@ def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
 
 
 def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
-    """Return the vocabulary's embedding with its name, and the tokens (N, L)."""
+    """Return the vocabulary's embedding with its name, and the tokens (N, L); ``None`` without texts."""
     tables, whole = _tables(seen), _texts_in({} if seen.program is None else seen.program.constants)
     if not tables or not whole:
         return None
@@ -268,7 +268,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, -1 for padding."""
+    """Return the tokens (N, L) of a batch, -1 for padding; ``None`` without any."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text

@@ -28,7 +28,7 @@ from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
 logger: logging.Logger = logging.getLogger(__name__)
-Found = Mapping[int, Reconstruction]  # reconstructions by position
+Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; ``None`` if the stage does not apply
 
 
 @dataclass

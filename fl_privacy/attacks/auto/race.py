@@ -384,7 +384,7 @@ class Race:
         return replace(problem, constraints=known)
 
     def _known_features(self, prepared: Prepared, jobs: Sequence[Attempt], zero: Tensor) -> KnownFeatures | None:
-        """Return known features, with weights in units of ``zero`` (V,), for the attempts that match them."""
+        """Return known features, weighted in units of ``zero`` (V,), for attempts that match them, or ``None``."""
         own = [self._features[attempt.position] if attempt.held else None for attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:

@@ -240,7 +240,7 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Turn p and p - y (B, K) into labels (B,) or (B, K); classes need only a multiple of p - y."""
+    """Turn p and p - y (B, K), if any, into labels (B,) or (B, K); classes need only a multiple of p - y."""
     if found is None:
         return None
     probabilities, errors = found

@@ -22,7 +22,7 @@ _NOISE = 2.0  # silent outputs of a ReLU are below this multiple of the depth of
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution without groups, with zero padding, of inputs of ``shape`` (C, H, W)."""
+    """A convolution without groups, with zero padding, from ``shape`` (C, H, W) to outputs (O, P, Q)."""
 
     module: nn.Conv2d
     shape: tuple[int, ...]
@@ -260,7 +260,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of ||``taps`` (K, O, R) X - Y ``shifts`` (K, P, N)||^2, minimized over Y."""
+    """Return the matrix (R N, R N) of ||``taps`` (K, O, R) X - Y ``shifts`` (K, P, N)||^2 in X, minimized over Y."""
     count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
     often = shifts.square().sum((0, 2)).clamp_min(1)
     products = torch.einsum("kor,los->klrs", taps, taps).reshape(count * count, -1)

@@ -205,7 +205,7 @@ def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tenso
 
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return each input's softmax over the classes (N, K, ...), and the output layer's mean input (F,)."""
+    """Return the softmax over classes (N, K) for ``inputs``, and the mean input (F,) of the output ``layer``."""
     owner = layer.rpartition(".")[0]
     with entering({owner: model.get_submodule(owner)}) as calls:
         logits = model(inputs)
@@ -274,7 +274,7 @@ def policy_for(observation: Observation) -> LabelPolicy:
 
 
 def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
-    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
+    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs, or ``None``.
 
     A weight computed from other parameters, as by a spectral norm, has a name without a gradient.
     """
@@ -291,7 +291,7 @@ def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
     """Return the names of weight (1, F) and bias (1,) of a last linear layer with one output, as before a sigmoid.
 
-    Its output is the second of two logits, of which the first is 0.
+    Its output is the second of two logits, of which the first is 0. ``None`` for other last layers.
     """
     last = next((module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear)), None)
     return output_layer(model, 1) if num_classes == 2 and last is not None and last.out_features == 1 else None

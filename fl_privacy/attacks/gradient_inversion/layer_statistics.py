@@ -168,7 +168,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of a weight's gradient, kept as ``deltas`` (V, O, P) times transposed ``inputs`` (V, D, P)."""
+    """Statistics of a weight's gradient (V, O, D), kept as factors ``deltas`` (V, O, P) and ``inputs`` (V, D, P)."""
 
     deltas: Tensor
     inputs: Tensor

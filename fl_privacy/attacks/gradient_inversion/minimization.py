@@ -156,7 +156,7 @@ def search(
 def judged(
     problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
-    """Return losses (A, P) of ``candidates`` (A, P, N) for ``victims`` (A,), ``capacity`` at a time."""
+    """Return losses (A, P) of P ``candidates`` (A, P, N) for each of A ``victims``, ``capacity`` at a time."""
     losses, owners = [], victims.repeat_interleave(candidates.shape[1])
     for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():

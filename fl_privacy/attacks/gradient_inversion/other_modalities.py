@@ -246,7 +246,7 @@ class Pooled:
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
     """Return the median of attempts, their rows reordered to match the best attempt (TabLeak, section 4.1).
 
-    ``attempts`` (R, B, F) have ``losses`` (R,); only rows of equal ``labels`` (R, B) are exchanged.
+    R ``attempts`` (R, B, F) have ``losses`` (R,); only rows of equal ``labels`` (R, B) are exchanged.
     """
     order = losses.argsort()
     attempts = attempts[order]

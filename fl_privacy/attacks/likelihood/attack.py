@@ -328,7 +328,7 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return the victims' labels (V, A, B) in up to ``number`` attempts, and the number of worthwhile attempts."""
+    """Return labels (V, A, B) in A attempts, up to ``number``, and the number of worthwhile attempts."""
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
     known = torch.stack(found) if len(found) == len(victims) else None

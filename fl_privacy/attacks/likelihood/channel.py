@@ -344,7 +344,7 @@ def _of_slices(effect: effects.SlicedNoise, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_perturbation(effect: effects.AdversarialPerturbation, setting: Setting) -> Step | None:
-    """Treat a perturbation against classifiers as normal noise of the same norm."""
+    """Treat a perturbation against classifiers as normal noise of the same norm; ``None`` if that is unknown."""
     if effect.budget is None:
         return None
     count = sum(value.shape[1] for value in setting.observed.values())

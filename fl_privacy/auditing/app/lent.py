@@ -377,7 +377,7 @@ def _is_codeless(spec: ModuleSpec | None) -> bool:
 
 
 def caller(passed: str) -> FrameType | None:
-    """Return the nearest calling frame outside of this package, and of files that match ``passed``."""
+    """Return the nearest calling frame outside of this package and of files that match ``passed``, or ``None``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and re.search(f"{_OURS}|{passed}", frame.f_code.co_filename):
         frame = frame.f_back
