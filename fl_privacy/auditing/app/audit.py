@@ -59,7 +59,7 @@ class AppAuditRequest:
         run_config: overrides, as in ``flwr run --run-config``.
         node_config: config of every node; ``{partition}`` becomes its own.
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
-        stand_in: draw examples where the app's data are missing.
+        stand_in: ``True`` makes up random examples if the app's data are missing.
         seconds: time after which no further attack begins.
         defense: name and settings of a defense for a second run, see ``defense_called``.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
@@ -339,7 +339,7 @@ class AppAudit(AuditSession):
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
-        """Return the error ``why`` with drawn data or package versions that may be its cause."""
+        """Return the error ``why`` with the made-up data or package versions that may be its cause."""
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
         others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()

@@ -176,7 +176,7 @@ class Drawing:
     """Makes up random data that an app loads, by the columns and classes in its code; ``folder`` is for files.
 
     Attributes:
-        asked: requested data -> drawn data in their place.
+        asked: requested data -> made-up data in their place, in words.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
@@ -300,7 +300,7 @@ class Drawing:
         return [each for each in self.asked if each not in self._pretrained]
 
     def in_words(self) -> str:
-        """Describe the drawn data in sentences; "" if there are none."""
+        """Describe the made-up data in sentences; "" if there are none."""
         if not self.asked:
             return ""
         told = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
