@@ -77,7 +77,7 @@ class FromKeras(nn.Module):
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):
-            raise UserError(f"the app's own code calls the layers of its Keras network {type(network).__name__}")
+            raise UserError(f"Keras is expected to call the layers of {type(network).__name__}, but the app does")
         if len(layers) + 1 < len(network.layers) or len(getattr(network, "outputs", None) or ()) > 1:
             raise UserError("one input and one output are expected, but the app's Keras network has several")
         for layer in layers:
