@@ -110,10 +110,9 @@ def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
 
 
 def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknown: np.ndarray, uploads: str) -> Answer:
-    """Return the answer from the falls in loss of members (``inside``) and of others (``outside``).
+    """Return the answer, with TPR at 1 % and 0.1 % FPR, by falls in loss of members (``inside``) and ``outside``.
 
-    The control takes their negative losses before training (``known``, ``unknown``). A note has the true positive rate
-    at 1 % and 0.1 % FPR, or why it is not measured (Carlini et al. 2022).
+    The control takes losses before training, negated (``known``, ``unknown``). See Carlini et al. 2022 for the rates.
     """
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
         raise NotAttackedError("the loss of an example is not finite")
