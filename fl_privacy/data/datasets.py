@@ -274,14 +274,14 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Replace classes by those of ``task`` and keep the old ones as attribute; ``UserError`` unless each has one."""
+    """Replace classes by those of ``task``, and keep the old ones as attributes; ``UserError`` for a wrong ``task``."""
     listed = [str(own) for group in task.values() for own in group]
     wrong = [n for n in examples.class_names if listed.count(n) != 1]
     wrong += [n for n in listed if n not in examples.class_names]
     if wrong or len(task) < 2:
         raise UserError(
-            "data.task is expected to be two lists or more that have each class once, but"
-            f" {(wrong or ['it'])[0]} is not so; the classes are {', '.join(examples.class_names[:20])}."
+            "data.task is expected to be at least two lists that contain each class once, but got"
+            f" {f'{wrong[0]} not once' if wrong else 'fewer lists'}; divide {', '.join(examples.class_names[:20])}."
         )
     place = {str(own): number for number, group in enumerate(task.values()) for own in group}
     labels = torch.tensor([place[name] for name in examples.class_names])[examples.labels]

@@ -72,7 +72,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Draw a quarter of ``draws``, or as many as memory allows, on each neighbor, and keep them."""
+    """Return a quarter of ``draws`` releases, or as many as memory allows, on each neighbor."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}

@@ -68,7 +68,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Slopes(torch.autograd.Function):
-    """Function (output gradients, inputs, weight) -> gradients by inputs and weight; empty if not wanted."""
+    """Convolution's backward pass, batched by ``vmap``; gradients that are not wanted are empty."""
 
     @staticmethod
     def forward(deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ class _Slopes(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing, since the slopes are not differentiated again."""
+        """Save nothing, since these gradients are not differentiated again."""
 
     @staticmethod
     def vmap(  # noqa: PLR0917

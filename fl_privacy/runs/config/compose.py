@@ -43,7 +43,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and section of ``override``; ``None`` if it may affect other sections."""
+    """Return group, option and section of ``group=option``; ``None`` if it may affect other sections."""
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"

@@ -100,7 +100,7 @@ def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> 
 def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
     if is_dataclass(annotation) or annotation is Options:
         if not isinstance(value, Mapping):
-            raise UserError(f"{name} is expected to be a section of settings, but is none; leave it as it is.")
+            raise UserError(f"{name} is expected to be a section, but got {value!r:.40}; set {name}.KEY=VALUE.")
         for key, within in declared.metadata.get("limits", {}).items():
             expect_within(f"{name}.{key}", value.get(key), within)
         if names := declared.metadata.get("names"):

@@ -99,7 +99,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 
 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
-    """Return, as reply of an app that failed, the received arrays plus noise, so that the failure stays hidden.
+    """Return the reply in place of a failed app's: the received arrays plus noise, which hides the failure.
 
     ``None`` if the policy has no noise, or lets an app choose other values.
     """
