@@ -137,7 +137,7 @@ class Sorted:
 
     Attributes:
         usable: usable replies by client, in ascending order.
-        weights: counted examples of each.
+        weights: counted examples of each usable reply.
         usual: norms of change for comparison in the next round, by kind.
     """
 

@@ -342,7 +342,7 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return a bound on the probability that independent uploads have chances as small as these.
 
-    It is 1 + log2(number) times the least, over k, probability that k chances are as small as the k-th smallest.
+    It is 1 + log2(number) times the least probability, over k, of k chances at most as large as the k-th smallest.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -82,7 +82,7 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
     name = type(model).__name__
     if not isinstance(model, text_model.TextModel):
         raise UserError(
-            f"Model {name} is expected to be a TextModel of fl_privacy.models, but is none; derive it from that."
+            f"Texts expect a model derived from fl_privacy.models.TextModel, but got {name}; derive it from that."
         )
     tokens = torch.zeros(2, length, dtype=torch.long, device=model.words.weight.device)
     try:

@@ -109,7 +109,7 @@ class KnownImages:
     def replay(self, observation: Observation) -> Replay:
         """Raise ``UserError``: training of third-party clients can't be repeated."""
         raise UserError(
-            f"{observation.id} is of a client that is not this package's, whose training can't be repeated."
+            f"A replay expects a client of this package, but {observation.id} is of a third party; attack it alone."
         )
 
     def _images(self, client: int | None) -> Images:

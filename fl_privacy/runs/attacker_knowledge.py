@@ -30,7 +30,7 @@ class AttackerKnowledge:
         labels: labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
         public: images of the same domain with classes.
         defense: public description, for the adaptive attacker.
-        defenses: client -> its own description, perhaps empty.
+        defenses: client -> description of this client's defense, perhaps empty.
         lengths: lengths of texts; ``None`` if not known.
         remembers: ``True`` to give the last result on the same examples (attack.start=previous).
     """
