@@ -197,7 +197,7 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
             raise UserError(f"{where} has no training {kind.training}{suggest(kind.training, raw['trainings'])}")
     for training in raw["evaluators"]:
         if training not in raw["trainings"]:
-            raise UserError(f"evaluators of the track {name} has no training {training}{suggest(training, raw['trainings'])}")
+            raise UserError(f"evaluators of the track {name} got {training}{suggest(training, raw['trainings'])}")
     whole(f"version of the track {name}", raw["version"], at_least=1, example=1)
     whole(f"early of the track {name}", raw["early"], at_least=1, example=3)
     for key in ("trainings", "uploads", "accuracy_loss"):
