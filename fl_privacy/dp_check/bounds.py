@@ -62,7 +62,7 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws above T thresholds: ``hits`` of ``of_hits`` on one neighbor, ``misses`` on the other."""
+    """Numbers (T,) of draws not below T thresholds: ``hits`` of ``of_hits`` on one neighbor, ``misses`` on the other."""
 
     hits: Floats
     of_hits: int
@@ -71,7 +71,7 @@ class GuessCounts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
-    """Count the statistics ``first`` (N,) and ``second`` (M,) of two neighbors above each threshold (T,)."""
+    """Count the statistics ``first`` (N,) and ``second`` (M,) of two neighbors at or above each threshold (T,)."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     hits, misses = (
         (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)

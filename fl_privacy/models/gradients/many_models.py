@@ -176,7 +176,7 @@ def models_at_once(model: nn.Module, batch_size: int) -> int:
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Return the examples (M, B) of each local step of M clients with ``subsets`` (M, N), in random orders."""
+    """Return the indices (M, B) of each local step of M clients with ``subsets`` (M, N), in random orders."""
     clients, number = subsets.shape
     slices = choose_method.step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))

@@ -234,7 +234,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the one key with several values (``defense.rate`` for ``defense.rate=0,1``); ``UserError`` for several."""
+    """Return the key with several values (``defense.rate`` for ``defense.rate=0,1``), if any; ``UserError`` for two."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")

@@ -342,7 +342,7 @@ class Approvals:
         return None
 
     def decision(self, run: str) -> dict[str, Any]:
-        """Return the decision on a run, empty without one; ``RefusedError`` if it was revoked."""
+        """Return the decision on a run, empty without one; ``RefusedError`` if revoked, ``UserError`` if damaged."""
         place = self.place(run, "decision")
         try:
             found = _own(place)
