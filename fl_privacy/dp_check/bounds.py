@@ -62,7 +62,7 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws not below T thresholds: ``hits`` of ``of_hits`` on one neighbor, ``misses`` on the other."""
+    """Numbers (T,) of draws from T thresholds up: ``hits`` of ``of_hits`` on one neighbor, ``misses`` on the other."""
 
     hits: Floats
     of_hits: int
