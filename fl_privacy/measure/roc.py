@@ -229,7 +229,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Return log((least share of hits - delta) / largest share of misses); hits are ``above`` or below."""
+    """Return log((least share of hits - delta) / largest share of misses), at least 0; hits are ``above`` or below."""
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2
