@@ -223,7 +223,7 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Split off the same fifth of each class; return the rest and the fifth."""
+    """Split off a fifth of each class, always the same one; return the rest and the fifth."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"

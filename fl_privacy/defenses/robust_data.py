@@ -82,8 +82,8 @@ def descend(
 ) -> Iterator[Tensor]:
     """Yield the iterates, in [0, 1], of gradient descent from ``start`` on UM / unit - beta PM (Eq. 2).
 
-    The step down UM is at most Polyak's, UM / ||gradient||^2. ``start`` is
-    (B, C, H, W) in [0, 1], or (B, L, d) for texts; ``privacy`` is the PM of each example, ``unit`` (1,) or (B,).
+    The step along UM's gradient is at most Polyak's, UM / ||gradient||^2. ``start`` is (B, C, H, W) in [0, 1], or
+    (B, L, d) for texts; ``privacy`` returns the PM of each example; ``unit`` is (1,) or (B,).
     """
     images = start
     for _ in counted("refining images", range(iterations)):

@@ -219,7 +219,7 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if victims were among them.
+    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if many victims are in them.
 
     Args:
         image: (C, H, W).

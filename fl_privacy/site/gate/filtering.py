@@ -78,7 +78,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
     """Return the part of the app's reply that may leave, with noise if the policy requires it.
 
     Names and order are those of the policy or of the received message. ``RefusedError`` for content that the policy
-    does not name, or if some received arrays are missing.
+    neither names nor ``drops``, or if some received arrays are missing.
     """
     reply = policy.reply(kind)
     if reply is None:
