@@ -83,8 +83,8 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
     """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
 
-    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta. Both rates have Clopper-Pearson
-    bounds, each with half of the error.
+    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold. Each of
+    these four rates has a Clopper-Pearson bound with a quarter of the error.
 
     Args:
         counts: counts at T thresholds that were chosen without these draws.

@@ -41,7 +41,7 @@ class Tracer:
     """Measures how often the reconstruction nearest to an image comes from another owner.
 
     If all images are of one client, they are divided in order among ``participants``. The attacked images and random
-    others of the same clients are looked up, ``queries`` in all.
+    others of the same clients are looked up, at most ``queries`` in all.
     """
 
     participants: int = PARTICIPANTS
