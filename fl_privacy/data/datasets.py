@@ -39,7 +39,7 @@ def cached(
 ) -> tuple[Examples, Examples]:
     """Return the result of ``make``, cached by ``key`` in ``folder`` or the user's cache.
 
-    The folder is created readable by its owner only. A warning is given if it cannot be written.
+    The folder is created readable by its owner only. If it can't be written, a warning names it.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
     file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
@@ -279,9 +279,11 @@ def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
     wrong = [n for n in examples.class_names if listed.count(n) != 1]
     wrong += [n for n in listed if n not in examples.class_names]
     if wrong or len(task) < 2:
+        got = f"{wrong[0]} {listed.count(wrong[0])} times" if wrong else "fewer lists"
         raise UserError(
             "data.task is expected to be at least two lists that contain each class once, but got"
-            f" {f'{wrong[0]} not once' if wrong else 'fewer lists'}; divide {', '.join(examples.class_names[:20])}."
+            f" {got if set(listed) <= set(examples.class_names) else f'an unknown class among {listed[:20]}'}; divide"
+            f" {', '.join(examples.class_names[:20])}."
         )
     place = {str(own): number for number, group in enumerate(task.values()) for own in group}
     labels = torch.tensor([place[name] for name in examples.class_names])[examples.labels]
