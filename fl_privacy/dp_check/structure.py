@@ -387,7 +387,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 
 
 def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
-    """Return the direction (d,) of largest shift relative to noise; ``None`` if ``known`` is about as good."""
+    """Return the direction (d,) of largest shift relative to noise; ``None`` unless clearly better than ``known``."""
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()
     varying = ~held.constant
