@@ -132,7 +132,7 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` examples (``None``: ``MOST_PUBLIC``, evenly spaced); ``UserError`` if too few."""
+    """Return the first ``count`` examples, if any (``None``: ``MOST_PUBLIC``, spread); ``UserError`` if too few."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

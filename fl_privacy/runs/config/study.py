@@ -265,7 +265,7 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
 
 
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return a mapping with keys and types of ``sections``, its lists as tuples."""
+    """Return a mapping with its lists as tuples; ``UserError`` unless keys and types are those of ``sections``."""
     if not isinstance(raw, Mapping):
         raise UserError(f"{what} is expected to be a mapping, but got {raw!r}; write KEY: VALUE lines.")
     for key in raw:
