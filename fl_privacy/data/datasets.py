@@ -276,14 +276,12 @@ def load_with_attribute(
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
     """Replace classes by those of ``task``, and keep the old ones as attributes; ``UserError`` for a wrong ``task``."""
     listed = [str(own) for group in task.values() for own in group]
-    wrong = [n for n in examples.class_names if listed.count(n) != 1]
-    wrong += [n for n in listed if n not in examples.class_names]
+    wrong = [f"{n} {listed.count(n)} times" for n in examples.class_names if listed.count(n) != 1]
+    wrong += [f"{n}, which is no class" for n in listed if n not in examples.class_names]
     if wrong or len(task) < 2:
-        got = f"{wrong[0]} {listed.count(wrong[0])} times" if wrong else "fewer lists"
         raise UserError(
             "data.task is expected to be at least two lists that contain each class once, but got"
-            f" {got if set(listed) <= set(examples.class_names) else f'an unknown class among {listed[:20]}'}; divide"
-            f" {', '.join(examples.class_names[:20])}."
+            f" {(wrong or ['fewer lists'])[0]}; divide {', '.join(examples.class_names[:20])}."
         )
     place = {str(own): number for number, group in enumerate(task.values()) for own in group}
     labels = torch.tensor([place[name] for name in examples.class_names])[examples.labels]

@@ -32,8 +32,7 @@ Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> (B,), differenti
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
     """Return each element's weight in the utility metric (Eq. 3): |g theta| tau^i in layer i.
 
-    ``target`` holds the gradients g, (*shape) or (B, *shape), ``depths`` i, by name; ``decay`` is tau; ``by`` may
-    leave out g or theta.
+    ``target`` are gradients g, (*shape) or (B, *shape), ``depths`` i; ``decay`` is tau; ``by`` may omit g or theta.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
