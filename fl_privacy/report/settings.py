@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from fl_privacy.files import shipped
 from fl_privacy.measure import FEW, Statistic
 from fl_privacy.report.words import MISSING, percent, ratio, seconds, size
 from fl_privacy.runs.config.settings import groups, is_within
@@ -130,7 +128,7 @@ class Figure:
         return statistic.n if statistic else 0
 
 
-MEANINGS: Mapping[str, str] = yaml.safe_load(Path(__file__).with_name("meanings.yaml").read_text("utf-8"))
+MEANINGS: Mapping[str, str] = shipped(__file__, "meanings.yaml")
 
 FIGURES = (
     Figure("update_distortion", "signal_to_distortion", "‖B‖/‖E‖", ratio),
