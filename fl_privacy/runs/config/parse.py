@@ -13,26 +13,11 @@ from typing import Any, TypeVar
 
 from fl_privacy.checks import fits, in_words, meant_by, one_of
 from fl_privacy.errors import UserError
-from fl_privacy.files import CONFIG_DIR
+from fl_privacy.files import CONFIG_DIR, shipped
 
 T = TypeVar("T")
 
-LATER: Mapping[str, Any] = {
-    "bpki.prior": None,
-    "defense.widths": None,
-    "defense.layers": None,
-    "defense.samples": None,
-    "attack.into_range": "clamp",
-    "federation.server_optimizer": "sgd",
-    "federation.server_momentum": 0.9,
-    "federation.server_beta2": 0.99,
-    "federation.server_tau": 1e-3,
-    "federation.server_noise": 0.0,
-    "threat_model.observer": "server",
-    "threat_model.colluding_sites": 1,
-    "threat_model.knows_numbers": True,
-    "threat_model.differences": False,
-}
+LATER: Mapping[str, Any] = shipped(__file__, "later.json")
 """Settings that were added later, at the value that older files imply; it does not change hashes."""
 
 
