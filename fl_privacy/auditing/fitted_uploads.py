@@ -16,6 +16,7 @@ from fl_privacy.auditing.scenario_problem import reason_of
 from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN, TimeSpent
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import shipped
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail, chance_of_upload, combined
@@ -28,27 +29,8 @@ MOST_CELLS, SWEEPS, VICTIMS = 3_000_000, 8, 20
 DRAWN, MANY_ROWS = (9, 2), 500
 """Number of random guesses, whose best is the chance level, for a client with few and with over ``MANY_ROWS`` rows."""
 
-SCENARIOS = {
-    "trees": Scenario(
-        name="trees", title="Rows behind the client's trees, all rounds together", source="trees that clients upload"
-    ),
-    "site": Scenario(
-        name="site",
-        title="Rows behind other sites' trees, as another site sees them",
-        source="trees of other sites in the models that a site is given",
-    ),
-    "logistic": Scenario(
-        name="logistic",
-        title="One row of the fitted model, by an attacker that knows the client's others",
-        uploads="the fitted model; a worst case, as the attacker has all the client's rows but one",
-        source="fitted models that clients upload, each time knowing all other rows of the client",
-    ),
-    "sums": Scenario(
-        name="sums",
-        title="Rows that came or went between two rounds, or are alone in their class",
-        uploads="means and variances by class",
-        source="means and variances that clients upload",
-    ),
+SCENARIOS: Mapping[str, Scenario] = {
+    name: Scenario(name=name, **fields) for name, fields in shipped(__file__, "scenarios.yaml")["fitted"].items()
 }
 """Attack scenarios on fitted models by name."""
 
