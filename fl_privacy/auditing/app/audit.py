@@ -36,7 +36,7 @@ from fl_privacy.defenses import Defense
 from fl_privacy.effects import settings_in_words
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import make_out_folder
+from fl_privacy.files import make_out_folder, shipped
 from fl_privacy.files.foreign import expanded, files_digest
 from fl_privacy.flower.opacus_watch import watched_opacus
 from fl_privacy.measure.answer import Answer
@@ -420,7 +420,7 @@ class AppAudit(AuditSession):
 def remedies(problems: Iterable[str]) -> list[str]:
     """Return a sentence with the remedy for each kind of ``problems`` that the sandbox may cause."""
     text = "\n".join(problems)
-    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){words}", text)]
+    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){'|'.join(words)}", text)]
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:
@@ -433,29 +433,8 @@ def with_remedies(problems: Iterable[str]) -> list[str]:
     return found
 
 
-_OF_THE_SANDBOX: Mapping[str, str] = {
-    "The sandbox has no network: name a folder of data by --mirror DIR, and of what was downloaded by --reads DIR.": (
-        r"ConnectionError|Connection(Refused|Reset)|connection (refused|reset|aborted|error)|name resolution|offline|"
-        r"\b(cannot|can't|could not|couldn't) (connect|reach)|failed to (connect|establish|resolve|fetch|download)|"
-        r"network is unreachable|getaddrinfo|gaierror|Name or service|URLError|URL fetch|HTTPError|HTTPS?Connection|"
-        r"Max ?Retries|(Connect|Read)Timeout|LocalEntryNotFound|HubHTTP|on the Hub|huggingface\.co|\bsocket\."
-    ),
-    "The sandbox shows the app its own folder, --mirror, caches of data and --reads DIR, and no other file.": (
-        r"FileNotFound|No such file|is no directory|not found.{0,30}\b(file|folder|directory)\b|"
-        r"\b(files?|folders?|director\w+|path|data ?sets?|data)\b.{0,100}\b(not found|(does not|doesn't) exist)"
-    ),
-    "The sandbox lets the app write its temporary folder alone, and neither mount nor call what is outside.": (
-        r"^(?!.*(socketserver|base_events)\.py, line).*(PermissionError|Permission denied|not permitted|read-only)"
-    ),
-    "The sandbox opens no port, so that nothing is served there.": (
-        r"(PermissionError|Permission denied|not permitted).*(socketserver|base_events)\.py, line"
-    ),
-    "The sandbox limits memory, files and processes: say --limits 'memory_mib=16384 processes=256' for more.": (
-        r"MemoryError|allocate|out of memory|No space left|Resource temporarily|Too many open|File too large|"
-        r"new thread|BlockingIOError|bus error"
-    ),
-}
-"""Remedy in a sandbox -> pattern of the words of errors that need it."""
+_OF_THE_SANDBOX: Mapping[str, Sequence[str]] = shipped(__file__, "remedies.yaml")
+"""Remedy in a sandbox -> patterns of the words of errors that need it."""
 
 
 def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
