@@ -21,7 +21,7 @@ from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.roc import balanced_accuracy_bound
 from fl_privacy.report.bars import bars_of, bars_of_questions, paired
-from fl_privacy.report.headline import Headline, capital, headline_of, read_in_words
+from fl_privacy.report.headline import VERDICTS, Headline, capital, headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.page import render, writable
 from fl_privacy.report.run_page import what_was_done
@@ -236,26 +236,8 @@ def _meaning(verdict: Verdict, kind: str) -> str:
             f"{kind.capitalize()}s were reconstructed, and the attacker can prove that {verdict.proven} of them are"
             f" what the model was given, though the originals are not known here. {care}"
         )
-    return {
-        Ground.READ: f"Whoever runs the server can reconstruct clients' {kind}s from their"
-        f" uploads{told and ', and infer '}{told}. {care}",
-        Ground.TOLD: f"Whoever runs the server can infer {told} from clients' uploads, better than by guessing.",
-        Ground.REHEARSED: "No client's upload was attacked, so nothing is known about what clients leak. An undefended"
-        f" upload of one {kind}, which the server made itself, leaks it.",
-        Ground.BOUNDED: f"Differential privacy limits what any attacker, tried here or not, can learn about one {kind},"
-        " if clients draw their noise as stated.",
-        Ground.NOTHING: "Nothing was attacked, so nothing is known about what the uploads leak.",
-        Ground.UNTOLD: "The attacks inferred no more than chance here. A stronger attack may; this is no clearance.",
-        Ground.OLDER: "An older version judged this run by a measure that empty pictures pass and recognizable ones"
-        " fail. Run it again before you rely on it.",
-        Ground.NO_TRUTH: f"The attack guessed {kind}s, but most originals are not known here, so nothing says how close"
-        " the guesses are. The owner of the originals can judge by the pictures on the run's own page.",
-        Ground.FAILED: f"The attack ended without a result. Another one may reconstruct {kind}s: no clearance.",
-        Ground.BY_CHANCE: f"The attack identified no more {kind}s than guessing would. This describes the attack, not a"
-        " protection: a stronger one may reconstruct them.",
-        Ground.UNREAD: f"The attack reconstructed no {kind}. This describes the attack, not a protection: a stronger"
-        " one may succeed, and no guarantee bounds it.",
-    }[verdict.ground]
+    inferred = f", and infer {told}" if told else ""
+    return VERDICTS[verdict.ground]["meaning"].format(kind=kind, told=told, inferred=inferred, care=care)
 
 
 def _facts(run: Run, verdict: Verdict, kind: str) -> list[tuple[str, str, str]]:

@@ -329,7 +329,8 @@ def bound_in_words(bound: Recognized) -> str:
 
 PAGE = "report.html"  # page in a run's folder
 
-_TO_DO: Mapping[str, str] = shipped(__file__, "to_do.yaml")
+VERDICTS: Mapping[str, Mapping[str, str]] = shipped(__file__, "verdicts.yaml")
+"""Reason for a verdict -> its ``meaning`` for decision makers and the next step, ``to_do``."""
 
 _NO_RESULT = (Ground.FAILED, Ground.OLDER, Ground.NO_TRUTH, Ground.NOTHING)
 
@@ -351,7 +352,7 @@ def to_do(verdict: Verdict) -> str:
         if verdict.facts.undefended:
             return f"Defend the clients: {measure} shows which defense prevents this at what cost."
         return f"This defense does not prevent it: make it stronger, or choose another by {measure}."
-    return _TO_DO.get(verdict.ground, "The page names the evidence.")
+    return VERDICTS[verdict.ground]["to_do"]
 
 
 def answers_of(run_dirs: Sequence[Path]) -> str:
@@ -363,7 +364,7 @@ def answers_of(run_dirs: Sequence[Path]) -> str:
     leaks = [(verdict, run) for verdict, run in judged if verdict.tone == LEAK]
     if not leaks:
         known = sum(verdict.ground not in _NO_RESULT for verdict, _ in judged)
-        none = f"None of {known} runs with a result reconstructed an example. {_TO_DO[Ground.UNREAD]}"
+        none = f"None of {known} runs with a result reconstructed an example. {VERDICTS[Ground.UNREAD]['to_do']}"
         return none if known else f"None of {len(runs)} runs has a result: this says nothing about privacy."
     most, run = max(leaks, key=lambda pair: (pair[0].ground is Ground.READ, pair[0].counts.share or 0.0))
     text = headline_of(most).text
