@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import write_whole
+from fl_privacy.files import shipped, write_whole
 from fl_privacy.files.foreign import expanded, expect_file_name, files_digest, open_regular, read_text
 from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.intervals import LEAST_SPLIT
@@ -42,17 +42,7 @@ if TYPE_CHECKING:
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")  # prefixes of threat model sentences on untested attacks
 
-_UNTRIED = (
-    "Attacks that are not in this package, or that take longer; a stronger one may be published tomorrow.",
-    "Other ways to the data: the finished model, logs, checkpoints, traffic and its timing.",
-)
-
-_OTHER_SERVERS = "Servers that break the protocol: with crafted or inconsistent models, or with clients of their own."
-
-_AGAIN = (
-    "These results hold for this model, these data, this way of training and this number of examples in an upload: test"
-    " again when one of them changes."
-)
+_SENTENCES: Mapping[str, Any] = shipped(__file__, "brief.yaml")
 
 
 LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
@@ -120,7 +110,7 @@ def render_audit_brief(folder: Path) -> str:
             why.setdefault(f"{one.reason[:LONGEST_REASON]}{'…' * (len(one.reason) > LONGEST_REASON)}", []).append(title)
     untested = [f"{'; '.join(dict.fromkeys(titles))}: {reason}." for reason, titles in why.items()]
     untested += [
-        _OTHER_SERVERS,
+        _SENTENCES["other_servers"],
         f"Rounds after the first{f' {rounds}' * (rounds > 1)}, other data, and another number of clients.",
     ]
     lede = record.lede or f"{record.app}, run without a change."
@@ -139,7 +129,7 @@ def render_audit_brief(folder: Path) -> str:
         meaning=_audit_meaning(record, attacked, kind),
         attacked=f"{lede} Attack: {known.get('Attack', 'not recorded')}.",
         assumptions=_who(record, kind),
-        untested=[*untested, *_UNTRIED],
+        untested=[*untested, *_SENTENCES["untried"]],
         risks=_audit_risks(record, attacked, kind),
         glossary=[],
         record=RECORD,
@@ -183,7 +173,7 @@ def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -
     epsilons = ", ".join(f"{name} {max(values):.3g}" for name, values in record.stated.items() if values)
     guarantee = f"Clients state differential privacy ({epsilons}), which this page does not check"
     lines.append(f"{guarantee}." if epsilons else "There is no guarantee: all figures are observations.")
-    return [*(f"{line.rstrip('.')}." for line in lines), _AGAIN]
+    return [*(f"{line.rstrip('.')}." for line in lines), _SENTENCES["again"]]
 
 
 def render_brief(run: Run) -> str:
@@ -286,7 +276,7 @@ def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
     servers = [line.removeprefix(NOT_TESTED[0]).strip() for line in run.threat_model if line.startswith(NOT_TESTED[0])]
     lines += [capital(line) for line in servers if line]
     if not servers:
-        lines.append(_OTHER_SERVERS)
+        lines.append(_SENTENCES["other_servers"])
     if found and run.defenses and run.summary.adaptive is None:
         lines.append("An attacker that knows the defense (threat_model=adaptive).")
     if not found:
@@ -299,7 +289,7 @@ def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
     asked = {finding.about for finding in verdict.asked}
     if open_questions := [words for about, words in TOLD.items() if about not in asked]:
         lines.append(f"What else the uploads reveal: {', '.join(open_questions)}.")
-    return [*lines, *_UNTRIED]
+    return [*lines, *_SENTENCES["untried"]]
 
 
 def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
@@ -313,7 +303,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
             lines.append(f"The best reconstruction has {title_within(name)} {metric(max(measured), name)}.")
     lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
     if (privacy := run.summary.privacy) is None or privacy.epsilon is None:
-        return [*lines, "There is no guarantee: without an epsilon, all figures are observations.", _AGAIN]
+        return [*lines, "There is no guarantee: without an epsilon, all figures are observations.", _SENTENCES["again"]]
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"
     right = percent(balanced_accuracy_bound(epsilon=privacy.epsilon, delta=privacy.delta))
     bounds = (
@@ -321,7 +311,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
         " data were there are right."
     )
     nothing = f"There is no meaningful guarantee: {spent} allows an attacker to learn everything."
-    return [*lines, nothing if privacy.promises_little else bounds, _AGAIN]
+    return [*lines, nothing if privacy.promises_little else bounds, _SENTENCES["again"]]
 
 
 LARGEST_BRIEF, MOST_SHOWN, LONGEST_LINE = 1 << 20, 20, 200  # bytes, shown differences of a file, letters of a line
