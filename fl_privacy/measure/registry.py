@@ -99,14 +99,6 @@ class Metric:
         return f"{self.digits(value)} {self.unit}".rstrip()
 
 
-def _in(module: str, name: str) -> MetricFunction:
-    def function(guesses: Tensor, truths: Tensor) -> Tensor:
-        found: Tensor = getattr(import_module(f"fl_privacy.measure.{module}"), name)(guesses, truths)
-        return found
-
-    return function
-
-
 _DIGITS: dict[str, Callable[[float], str]] = {
     "decimals": decimals,
     "decibel": decibel,
@@ -117,14 +109,21 @@ _DIGITS: dict[str, Callable[[float], str]] = {
 
 def _metric(
     *,
-    function: str | None = None,
+    function: str = "",
     range: Sequence[float] = (0.0, math.inf),
     threshold: dict[str, Any] | None = None,
     digits: str = "decimals",
     **fields: Any,
 ) -> Metric:
+    """Build a metric from its entry in ``metrics.json``; ``function`` is ``module:name``, imported on first use."""
+
+    def values(guesses: Tensor, truths: Tensor) -> Tensor:
+        module, name = function.split(":")
+        found: Tensor = getattr(import_module(f"fl_privacy.measure.{module}"), name)(guesses, truths)
+        return found
+
     return Metric(
-        function=_in(*function.split(":")) if function else None,
+        function=values if function else None,
         range=(range[0], range[1]),
         threshold=Threshold(**threshold) if threshold else None,
         digits=_DIGITS[digits],
