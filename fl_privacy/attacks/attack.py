@@ -118,7 +118,7 @@ def seconds_left() -> float:
 
 
 def timely(items: Iterable[T]) -> Iterator[T]:
-    """Yield ``items`` until the time limit, at least the first item."""
+    """Yield ``items`` until the time limit of the context, but at least the first."""
     for number, item in enumerate(items):
         if number and not seconds_left():
             limit = _limit.get()

@@ -63,7 +63,7 @@ class ClaimedApp:
 
     @property
     def mods(self) -> list[Mod]:
-        """Return the mods of its clients' training, the outermost first; also those of the training function alone."""
+        """Return the mods around training, the outermost first, with those of the training function alone."""
         answers = getattr(self.client, "_registered_funcs", {})
         answer, found = next((each for name, each in answers.items() if name.startswith("train")), None), list[Mod]()
         while inspect.isfunction(answer) and "_mod" in (inner := inspect.getclosurevars(answer).nonlocals):

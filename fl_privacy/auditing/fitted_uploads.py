@@ -16,6 +16,7 @@ from fl_privacy.auditing.scenario_problem import reason_of
 from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN, TimeSpent
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import shipped
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail, chance_of_upload, combined
@@ -28,27 +29,8 @@ MOST_CELLS, SWEEPS, VICTIMS = 3_000_000, 8, 20
 DRAWN, MANY_ROWS = (9, 2), 500
 """Number of random guesses, whose best is the chance level, for a client with few and with over ``MANY_ROWS`` rows."""
 
-SCENARIOS = {
-    "trees": Scenario(
-        name="trees", title="Rows behind the client's trees, all rounds together", source="trees that clients upload"
-    ),
-    "site": Scenario(
-        name="site",
-        title="Rows behind other sites' trees, as another site sees them",
-        source="trees of other sites in the models that a site is given",
-    ),
-    "logistic": Scenario(
-        name="logistic",
-        title="One row of the fitted model, by an attacker that knows the client's others",
-        uploads="the fitted model; a worst case, as the attacker has all the client's rows but one",
-        source="fitted models that clients upload, each time knowing all other rows of the client",
-    ),
-    "sums": Scenario(
-        name="sums",
-        title="Rows that came or went between two rounds, or are alone in their class",
-        uploads="means and variances by class",
-        source="means and variances that clients upload",
-    ),
+SCENARIOS: Mapping[str, Scenario] = {
+    name: Scenario(name=name, **fields) for name, fields in shipped(__file__, "scenarios.yaml")["fitted"].items()
 }
 """Attack scenarios on fitted models by name."""
 
@@ -114,7 +96,7 @@ class FittedUploads:
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
         given = next((one.sent for one in rounds if one.sent is not None), None)
         if given is not None and len(trees.read_model(pairs[-1][1]).trees) > len(given.trees):
-            raise UserError("Replies are whole models, in turn: another site is given what the server is, as above.")
+            raise UserError("Clients reply one after another with whole models: a site sees the server's, as above.")
         divided = trees.divide_among_sites(rounds, len(others)) if rounds else ()
         uploaded = {
             c: [{t.digest for t in trees.read_model(reply).trees} for _, reply in self.exchanges[c]] for c in others
@@ -128,7 +110,7 @@ class FittedUploads:
             whose[owner] = list(one)
         if not whose:
             raise UserError(
-                "Only one round ran, and a site first sees others' trees in the second; --rounds gives more."
+                "A site first sees others' trees in the second round, but only one ran; run more by --rounds."
             )
         answer = _trees(self, list(whose)[:clients], whose.__getitem__, seed=seed, seconds=seconds, name="site")
         note = f"Of {total} new trees of {len(others)} other sites, {right} are divided to the site of its first tree"
@@ -219,8 +201,8 @@ def _reconstructed(rounds: Sequence[trees.Exchange], fit: Sequence[Fitted], seed
     different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
     if stated * rounds[0].reply.features * different > MOST_CELLS:
         raise UserError(
-            f"Rows are searched for where rows times features times trees are at most {MOST_CELLS}, but here are"
-            f" {stated} rows and {different} trees; fl_privacy.attacks.trees.reconstruct_rows does it in longer time"
+            f"Rows times features times trees are expected to be at most {MOST_CELLS}, but there are"
+            f" {stated} rows and {different} trees; call fl_privacy.attacks.trees.reconstruct_rows, which takes longer"
         )
     positives = round(float(np.mean(1 / (1 + np.exp(-own[0].base_margin)))) * stated) if own else 0
     return trees.reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)
@@ -396,7 +378,7 @@ def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find a GaussianNB's moments by shape and order; the integer classes are no counts."""
+    """Find a GaussianNB's moments by shape and order, or ``None``; the integer classes are no counts."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

@@ -110,9 +110,9 @@ def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
 
 
 def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknown: np.ndarray, uploads: str) -> Answer:
-    """Return the answer from decreases in loss of members and others; the control uses negative losses before.
+    """Return the answer, with TPR at 1 % and 0.1 % FPR, by falls in loss of members (``inside``) and ``outside``.
 
-    A note says the true positive rate at 1 % and 0.1 % FPR, or why it is not measured (Carlini et al. 2022).
+    The control takes losses before training, negated (``known``, ``unknown``). See Carlini et al. 2022 for the rates.
     """
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
         raise NotAttackedError("the loss of an example is not finite")
@@ -129,7 +129,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Choose examples of a client and of others with the same classes, so that classes reveal no membership."""
+    """Return examples of client ``place``, and of others with the same classes, which then reveal no membership."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}
@@ -154,10 +154,10 @@ def after_upload(client: WatchedReply) -> dict[str, Tensor]:
 def losses_from(seen: Watched | None) -> _Losses:
     """Build the app's loss of an example; ``NotAttackedError`` if none was recorded."""
     if seen is None:
-        raise NotAttackedError("no step on a single example was seen, by which losses are found")
+        raise NotAttackedError("a training step on one example is needed to compute losses, but none was seen")
     program = seen.program
     if program is None or not seen.batches:
-        raise NotAttackedError("its examples do not come from a DataLoader, or no loss was seen")
+        raise NotAttackedError("a loss on examples from a DataLoader is needed, but none was seen; use a DataLoader")
     batch = [t for t in tensors_in(seen.batches[0]) if t.dim()]
     places: dict[int, int] = {}
     for number, value in program.constants.items():
@@ -167,9 +167,9 @@ def losses_from(seen: Watched | None) -> _Losses:
         if place is not None:
             places[number] = place
         elif value.numel() > 1:
-            raise NotAttackedError("what enters the network is made of the batch before PyTorch's hooks see it")
+            raise NotAttackedError("the network's inputs are computed from the batch before PyTorch's hooks see them")
     if not places:
-        raise NotAttackedError("the loader's batches are not what enters the network")
+        raise NotAttackedError("the network's inputs are expected to be the loader's batches, but differ from them")
     parts = tuple(cleaned(part) for part in program.parts)
     model = nn.ModuleDict({"parts": nn.ModuleList(parts)})
     names = names_in(seen, program, model)

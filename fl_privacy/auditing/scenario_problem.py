@@ -119,7 +119,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of an upload of these tensors, by their observed names."""
+        """Build observation ``number``: an upload of ``tensors``, by observed names, after the training ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -143,7 +143,7 @@ class StepProblem:
         )
 
     def observed_reply(self, number: int, reply: WatchedReply, *, uploaded: bool) -> Observation:
-        """Build the observation of what a reply uploads, or of its first gradient."""
+        """Build observation ``number``, of what a ``reply`` uploads or of its first gradient."""
         seen = reply.watched
         if not uploaded:
             return self.observed(number, seen.gradients, gradient_plan(seen))
@@ -275,7 +275,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
             " embedding, which are not uploaded"
         )
     if not variables or not batch:
-        raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
+        raise NotAttackedError("the network's inputs are not numbers that an attack can search for")
     return program, variables, batch
 
 

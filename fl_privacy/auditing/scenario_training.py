@@ -30,7 +30,7 @@ def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return the loaded examples (N, ...), scaled to [0, 1] like the problem's, if they enter the network unchanged."""
+    """Return the loaded examples (N, ...), scaled to [0, 1]; ``None`` unless they enter the network unchanged."""
     model, whole = problem.model, problem.whole or bool(problem.model.beside)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]
     if whole or len(alike) != 1:
@@ -41,7 +41,7 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's real upload with ``number`` guesses, and say what the attacker assumes."""
+    """Build the observation of a client's real upload, for ``number`` guesses; add a sentence on what is assumed."""
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):

@@ -107,7 +107,7 @@ def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
 
 
 def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
-    """Return the vocabulary's embedding with its name, and the tokens (N, L)."""
+    """Return the vocabulary's embedding with its name, and the tokens (N, L); ``None`` without texts."""
     tables, whole = _tables(seen), _texts_in({} if seen.program is None else seen.program.constants)
     if not tables or not whole:
         return None
@@ -268,7 +268,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, -1 for padding."""
+    """Return the tokens (N, L) of a batch, -1 for padding; ``None`` without any."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text
@@ -286,7 +286,7 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:
-    """Return the tokens that every text has, which are public like a template's; only -1 for few texts."""
+    """Return the tokens that occur in every text, public like a template's, and -1; for few texts only -1."""
     rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
     return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from fl_privacy.auditing.server_step import PLAIN_MEAN
 from fl_privacy.effects import Description
 from fl_privacy.federation import ServerPlan
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import shipped
 from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words_told
 from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
@@ -65,15 +66,7 @@ APART = "its examples do not come from a DataLoader, so one can't be singled out
 CALL, PRODUCT = 1e-5, 5e-11
 """Seconds of a standard processor for each PyTorch call and each operation of a matrix product."""
 
-SCENARIOS = {
-    "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
-    "gradient": "One example: the gradient, before anything leaves",
-    "one": "One example in one step, as it is uploaded",
-    "site": "Seen by another site: one example of each other client, one step",
-    "batch": "The app's own batch in one step, as it is uploaded",
-    "all": "All its examples in all its steps, as it is uploaded",
-    "later": "One example in one step in the last round, as it is uploaded",
-}
+SCENARIOS: Mapping[str, str] = shipped(__file__, "scenarios.yaml")["network"]
 """Name -> title, the worst case first."""
 
 Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]

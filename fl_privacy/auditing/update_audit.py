@@ -242,7 +242,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return the number of exact guesses and the share of repeated examples; ``None`` if an exact one is unique."""
+        """Return the number of exactly guessed examples and the share of repeated ones; ``None`` if one is unique."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])
@@ -373,7 +373,7 @@ def _classes(shares: Tensor | None) -> str:
 
 
 def _nearest(guess: Reconstruction, truth: SiteExamples, number: int, seed: int) -> Batch:
-    """Return the ``number`` examples nearest to the guesses, each once; random ones without a guess."""
+    """Return the ``number`` true examples nearest to the guesses, each once, or random ones if the attack failed."""
     size = len(truth.inputs)
     labels = torch.zeros(size).long() if truth.labels is None else truth.labels
     order = torch.randperm(size, generator=derive_generator(seed, "truth")).tolist()

@@ -3,18 +3,17 @@
 import difflib
 import functools
 import inspect
-import json
 import math
 import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from fl_privacy.errors import UserError
+from fl_privacy.files import shipped
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -68,7 +67,7 @@ def aliases() -> Mapping[str, Any]:
     ``options``: group -> option (or advice) -> aliases. ``settings``: setting -> aliases. ``elsewhere``: alias -> full
     name of the setting.
     """
-    return json.loads(Path(__file__).with_name("aliases.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    return shipped(__file__, "aliases.json")  # type: ignore[no-any-return]
 
 
 def number(

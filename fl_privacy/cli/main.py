@@ -183,7 +183,7 @@ def report(  # noqa: PLR0917
     if csv is not None or log is not None:
         if brief or share is not None or cap or with_originals or out is not None or (csv and log):
             name = "--csv" if csv is not None else "--log"
-            raise UserError(f"{name} is expected with RUN_DIR alone, but got another option; call report once more.")
+            raise UserError(f"{name} is expected with RUN_DIR alone, but got another option; use one at a time.")
         _write_figures(runs, csv, log)
         return
     if brief:

@@ -134,7 +134,7 @@ class Sandbox:
         held = apart.begin({"app": str(self.app), "asked": dict(self.asked)}, time.monotonic() + BEGUN_SECONDS)
         if not held.is_all:
             raise UserError(
-                "--sandbox is expected to find what keeps an app apart, but this system does not give it."
+                "--sandbox is expected to find the means to isolate an app, but this system lacks some."
                 f" {held.in_words()} Run the audit in a virtual machine, or in a container without network."
             )
         means = ", ".join(dict.fromkeys((*held.files, *held.processes)))

@@ -39,7 +39,7 @@ def cached(
 ) -> tuple[Examples, Examples]:
     """Return the result of ``make``, cached by ``key`` in ``folder`` or the user's cache.
 
-    The folder is created readable by its owner only. A warning is given if it cannot be written.
+    The folder is created readable by its owner only. If it can't be written, a warning names it.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
     file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
@@ -223,7 +223,7 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Split off the same fifth of each class; return the rest and the fifth."""
+    """Split off a fifth of each class, always the same one; return the rest and the fifth."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"
@@ -274,14 +274,14 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Replace classes by those of ``task`` and keep the old ones as attribute; ``UserError`` unless each has one."""
+    """Replace classes by those of ``task``, and keep the old ones as attributes; ``UserError`` for a wrong ``task``."""
     listed = [str(own) for group in task.values() for own in group]
-    wrong = [n for n in examples.class_names if listed.count(n) != 1]
-    wrong += [n for n in listed if n not in examples.class_names]
+    wrong = [f"{n} {listed.count(n)} times" for n in examples.class_names if listed.count(n) != 1]
+    wrong += [f"{n}, which is no class" for n in listed if n not in examples.class_names]
     if wrong or len(task) < 2:
         raise UserError(
-            "data.task is expected to be two lists or more that have each class once, but"
-            f" {(wrong or ['it'])[0]} is not so; the classes are {', '.join(examples.class_names[:20])}."
+            "data.task is expected to be at least two lists that contain each class once, but got"
+            f" {(wrong or ['fewer lists'])[0]}; divide {', '.join(examples.class_names[:20])}."
         )
     place = {str(own): number for number, group in enumerate(task.values()) for own in group}
     labels = torch.tensor([place[name] for name in examples.class_names])[examples.labels]

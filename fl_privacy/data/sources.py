@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 from fl_privacy.errors import UserError
+from fl_privacy.files import shipped
 from fl_privacy.files.foreign import expanded
 
 if TYPE_CHECKING:
@@ -104,19 +105,7 @@ class HubData:
         return _open(self.path, self.config)
 
 
-KNOWN: dict[str, HubData] = {
-    "celeba": HubData("flwrlabs/celeba"),
-    "cifar10": HubData("uoft-cs/cifar10"),
-    "cifar100": HubData("uoft-cs/cifar100"),
-    "cifar10_exact": HubData("uoft-cs/cifar10"),
-    "fashion_mnist": HubData("zalando-datasets/fashion_mnist"),
-    "femnist": HubData("flwrlabs/femnist"),
-    "imagenet": HubData("ILSVRC/imagenet-1k"),
-    "lfw": HubData("logasja/lfw", "default"),
-    "mnist": HubData("ylecun/mnist"),
-    "svhn": HubData("ufldl-stanford/svhn", "cropped_digits"),
-    "tiny_imagenet": HubData("zh-plus/tiny-imagenet"),
-}
+KNOWN: dict[str, HubData] = {name: HubData(*place) for name, place in shipped(__file__, "hub.json").items()}
 """Name in this package -> place on the hub."""
 
 OWNERS: Mapping[str, str] = {"celeba": "celeb_id", "femnist": "writer_id"}

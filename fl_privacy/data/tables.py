@@ -223,7 +223,7 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
     for setting, given in asked.items():
         if unknown := [each for each in given if each and each not in columns]:
             raise UserError(
-                f"{setting} is expected to name columns of table {name}, but {unknown[0]!r} is none; it has"
+                f"{setting} is expected to name columns of table {name}, but got {unknown[0]!r}; name one of"
                 f" {', '.join(columns[:40])}."
             )
     for frame in frames[1:]:
@@ -280,7 +280,7 @@ def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
     numbers = torch.tensor(values.to_numpy(dtype=np.float64, na_value=math.nan).copy())
     known = numbers[numbers.isfinite()]
     if not len(known):
-        raise UserError(f"Column {name} is expected to have a number, but has none; put it into data.leave_out.")
+        raise UserError(f"Column {name} is expected to have a number, but got none; add it to data.leave_out.")
     numbers = torch.where(numbers.isfinite(), numbers, known.median())
     std = float(numbers.std())
     powers, rounding = [10**digits for digits in range(6)], 1e-6 * known.abs().clamp_min(1e-6)

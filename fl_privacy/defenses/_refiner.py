@@ -119,7 +119,7 @@ def refiner(
     Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
     weighted distance of the gradients (Eq. 4), PM the noise ratio by the evaluation network. The uploaded gradient is
     projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient descent with its
-    step size reaches its noise ratio. As printed, UM's slope is three to eight orders of magnitude below PM's (LeNet).
+    step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below PM's (LeNet).
 
     Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of
     the true images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings,

@@ -123,9 +123,8 @@ def noise_multiplier_for(
 def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
     """Return epsilon after ``steps`` Gaussian releases, each of which uses a given example at random.
 
-    With probability ``share`` a release of sensitivity 1 depends on the example. Since exp((a - 1)
-    D_a) is jointly convex, its Renyi divergence of order a is at most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a -
-    1).
+    With probability ``share`` a release of sensitivity 1 depends on the example. Since exp((a - 1) D_a) is jointly
+    convex, its Renyi divergence D_a of order a is at most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a - 1).
 
     Args:
         noise_multiplier: noise multiplier s, above 0.
@@ -310,7 +309,7 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Return ``True`` if a part of ``defense`` clips and adds noise, so that users expect a guarantee.
+    """Return ``True`` if users expect a guarantee: a part clips and adds noise, or releases data privately.
 
     The client of such a defense must not send other values, such as an exact loss, which no guarantee covers.
     """

@@ -32,7 +32,7 @@ Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> (B,), differenti
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
     """Return each element's weight in the utility metric (Eq. 3): |g theta| tau^i in layer i.
 
-    ``target`` holds the gradients g, (*shape) or (B, *shape), ``depths`` i, by name; ``decay`` is tau.
+    ``target`` are gradients g, (*shape) or (B, *shape), ``depths`` i; ``decay`` is tau; ``by`` may omit g or theta.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
@@ -82,8 +82,8 @@ def descend(
 ) -> Iterator[Tensor]:
     """Yield the iterates, in [0, 1], of gradient descent from ``start`` on UM / unit - beta PM (Eq. 2).
 
-    The step down UM is at most Polyak's, UM / ||slope||^2. ``start`` is
-    (B, C, H, W) in [0, 1], or (B, L, d) for texts; ``privacy`` is the PM of each example, ``unit`` (1,) or (B,).
+    The step along UM's gradient is at most Polyak's, UM / ||gradient||^2. ``start`` is (B, C, H, W) in [0, 1], or
+    (B, L, d) for texts; ``privacy`` returns the PM of each example; ``unit`` is (1,) or (B,).
     """
     images = start
     for _ in counted("refining images", range(iterations)):

@@ -62,7 +62,7 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws above T thresholds: ``hits`` of ``of_hits`` on one neighbor, ``misses`` on the other."""
+    """Numbers (T,) of draws from T thresholds up: ``hits`` of ``of_hits`` on one neighbor, ``misses`` on the other."""
 
     hits: Floats
     of_hits: int
@@ -71,7 +71,7 @@ class GuessCounts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
-    """Count the statistics ``first`` (N,) and ``second`` (M,) of two neighbors above each threshold (T,)."""
+    """Count the statistics ``first`` (N,) and ``second`` (M,) of two neighbors at or above each threshold (T,)."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     hits, misses = (
         (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)
@@ -83,8 +83,8 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
     """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
 
-    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta. Both rates have Clopper-Pearson
-    bounds, each with half of the error.
+    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold. Each of
+    these four rates has a Clopper-Pearson bound with a quarter of the error.
 
     Args:
         counts: counts at T thresholds that were chosen without these draws.

@@ -152,7 +152,7 @@ class Pilot:
     def separation(self, directions: Sequence[Tensor]) -> float:
         """Return the largest distance of the neighbors along ``directions`` (d,), in standard deviations.
 
-        Without directions it is that of all values together; infinite without noise.
+        Without directions it is that of all values together. Infinite if a value without noise differs.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -234,7 +234,7 @@ class Statistics:
     Attributes:
         directions: unit vectors (P, d) onto which draws are projected.
         update: release (d,) of the first neighbor without clipping and noise, if known.
-        lines: arrays within which the angle to ``update`` is computed, too.
+        lines: slices of arrays, in each of which the angle to ``update`` is also computed.
     """
 
     names: Sequence[str]
@@ -274,7 +274,7 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Return statistics in the directions of ``known`` and its arrays, else of the pilot's mean shift, and ``also``."""
+    """Return statistics along ``known`` as a whole and by array, or else the pilot's mean shift, and along ``also``."""
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}
     if known is not None:

@@ -72,7 +72,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Draw a quarter of ``draws``, or as many as memory allows, on each neighbor, and keep them."""
+    """Return a quarter of ``draws`` releases, or as many as memory allows, on each neighbor."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -387,7 +387,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 
 
 def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
-    """Return the direction (d,) of largest shift relative to noise; ``None`` if ``known`` is about as good."""
+    """Return the direction (d,) of largest shift relative to noise; ``None`` unless clearly better than ``known``."""
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()
     varying = ~held.constant

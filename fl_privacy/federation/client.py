@@ -63,7 +63,7 @@ def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> l
 
 
 def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
-    """Augment ``batch`` by ``plan``, with separate draws for each image."""
+    """Augment each image of ``batch`` independently by ``plan``; ``UserError`` for texts or rows."""
     images = batch.inputs
     if not (kind := modality_of_inputs(images)).pixels:
         raise UserError(

@@ -137,7 +137,7 @@ class Sorted:
 
     Attributes:
         usable: usable replies by client, in ascending order.
-        weights: counted examples of each.
+        weights: counted examples of each usable reply.
         usual: norms of change for comparison in the next round, by kind.
     """
 
@@ -239,7 +239,7 @@ def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
 
 
 def _counts(name: str, tensor: Tensor) -> bool:
-    """Return ``True`` for a counter, known by its name, as some strategies turn it into a fraction."""
+    """Recognize a counter by its name, since some strategies turn its value into a fraction."""
     return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT
 
 

@@ -68,10 +68,10 @@ class Server:
         state: global model; replaced, never changed in place.
         tamper: change of the model sent to a client, if any.
         tampered: rounds with tampering; ``None`` is all.
-        learns: ``True`` if the model also moves in those rounds.
+        learns: ``True`` if the model also moves in tampered rounds.
         heard: callback with the mean reply of each tampered round, or of each round if there is no ``tamper``.
         personal: ``True`` if clients train a private part on the new model at the end of a round.
-        tested: rounds after which these clients also test their models.
+        tested: rounds after which clients with a private part also test their models.
     """
 
     state: ModelState

@@ -1,8 +1,10 @@
-"""Atomic writing of files, private files and folders, and the cache folder."""
+"""Tables of the package, atomic writing of files, private files and folders, and the cache folder."""
 
+import json
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
 
@@ -20,6 +22,16 @@ CONFIG_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent
 
 CACHE_VARIABLE = "FL_PRIVACY_CACHE"
 """Environment variable with the cache folder; if unset, the user's default."""
+
+
+def shipped(module: str, name: str) -> Any:
+    """Return the content of the JSON or YAML file ``name``, which is in the folder of the file ``module``."""
+    text = Path(module).with_name(name).read_text("utf-8")
+    if name.endswith(".json"):
+        return json.loads(text)
+    import yaml  # noqa: PLC0415  (the core goes without)
+
+    return yaml.safe_load(text)
 
 
 def write_whole(path: Path, content: bytes | str) -> None:

@@ -123,7 +123,7 @@ def state_folder(context: Context) -> Path:
 
 
 def state_key(context: Context) -> bytes | None:
-    """Return the key in the file that node config or FL_PRIVACY_KEY names; ``UserError`` if shared or unreadable."""
+    """Return the key in the file named by node config or FL_PRIVACY_KEY, if any; ``UserError`` as in ``read_key``."""
     named = context.node_config.get(KEY) or os.environ.get(KEY_VARIABLE)
     return read_key(expanded(str(named))) if named else None
 
@@ -202,7 +202,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in ``context.state``, lost when the node restarts; with ``once``, a second answer is refused."""
+    """Client state in ``context.state``, lost when the node restarts; ``once`` refuses to answer a round twice."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records

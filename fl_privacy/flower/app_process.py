@@ -136,7 +136,7 @@ class Cell:
             self.close()
             if isinstance(error, RefusedError):
                 raise
-            raise RefusedError("app", f"it replied what is no message: {type(error).__name__}: {error}") from error
+            raise RefusedError("app", f"its reply is no message: {type(error).__name__}: {error}") from error
         context.state = kept
         if self.bundle is not None:
             self.close()

@@ -44,10 +44,10 @@ _ARRAYS = "arrays"
 def local_dp_mod(
     *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
 ) -> Defense:
-    """Build the defense ``fl_privacy.defenses.local_dp``, computed by Flower's ``LocalDpMod`` with equal distribution.
+    """Build the defense ``fl_privacy.defenses.local_dp``, with its arguments, on Flower's ``LocalDpMod``.
 
-    NumPy's global stream, from which the mod draws, is seeded for each update and restored afterwards. Arguments are
-    those of ``local_dp``.
+    Uploads have the same distribution. NumPy's global stream, from which the mod draws, is seeded for each update and
+    restored afterwards.
     """
     ours = local_dp(round_epsilon=round_epsilon, delta=delta, clip_norm=clip_norm, sensitivity=sensitivity)
     mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)

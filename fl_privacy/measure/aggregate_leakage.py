@@ -102,8 +102,8 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
     """Measure how well losses distinguish a client's training examples from others (Yeom et al. 2018).
 
-    ``inside`` (P,) and ``outside`` (N,) are decreases of the loss of its own and of other examples, of the same classes
-    if known; ``before`` are negative losses of both under the model sent, the control; ``made`` describes the uploads.
+    ``inside`` (P,) and ``outside`` (N,) are loss decreases of the client's and of other examples, of the same classes
+    if known. ``before``, the control, are negative losses of both under the sent model; ``made`` describes the uploads.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from fl_privacy.files import shipped
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.measure.rule import above_chance
@@ -22,32 +23,7 @@ class Question:
 
 
 QUESTIONS: Mapping[QuestionName, Question] = {
-    "examples": Question(title="Which examples a client trained on", scenarios=6),
-    "classes": Question(
-        title="Which client has more of which class than others",
-        measure="correlation with the truth; 0 is guessing",
-        scenarios=3,
-    ),
-    "words": Question(
-        title="Which client has which words or categories",
-        measure="F1 of the inferred words or categories of a client's own; the control uses another client's upload",
-        scenarios=3,
-    ),
-    "members": Question(
-        title="Which of two examples a client trained on",
-        measure="share of pairs ranked correctly (AUC); 0.5 is guessing",
-        scenarios=3,
-    ),
-    "participants": Question(
-        title="Which examples the final model was trained on",
-        measure="share of pairs ranked correctly (AUC); 0.5 is guessing",
-        scenarios=3,
-    ),
-    "continued": Question(
-        title="Which of clients' texts the final model completes word for word",
-        measure="share of the texts; the control is the first model",
-        scenarios=3,
-    ),
+    name: Question(**fields) for name, fields in shipped(__file__, "questions.json").items()
 }
 
 

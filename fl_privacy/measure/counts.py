@@ -145,7 +145,7 @@ def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
 
 
 def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.identified_by_chance``, the smaller of the chances of the largest lead and of all leads."""
+    """Return ``Counts.identified_by_chance``, the smaller chance of the largest lead or of all (Bonferroni)."""
     likely = [s for _, s in judged if s.outcome in ("identified", "recognizable") and s.compared.likeness is not None]
     if not likely:
         return None

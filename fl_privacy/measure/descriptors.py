@@ -224,7 +224,7 @@ _AGREE = 0.95  # least correlation of the channels' common part with their mean 
 
 
 def grays(image: Tensor) -> Tensor:
-    """Return gray versions (G, 1, H, W) of an image: the channels' mean and, if it differs, their first component."""
+    """Return gray versions (G, 1, H, W) of an image: the channels' mean, and first principal component if different."""
     mean = image.mean(1, keepdim=True)
     if image.shape[1] == 1:
         return mean

@@ -65,7 +65,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the public image most similar to ``original`` (C, H, W), and almost equal ones (K, C, H, W)."""
+        """Return the most similar public image other than ``original``, if any, and almost equal ones (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -168,7 +168,7 @@ class Look:
         return self.rivals[best.topk(min(number, len(best))).indices]
 
     def behind(self) -> Tensor:
-        """Return the number (B,) of rivals that are nearer to the guesses than each original."""
+        """Return the number (B,) of rivals that are at least as near to the guesses as each original."""
         own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
         return (best[None] >= own[:, None] - TIE).sum(1)
 
@@ -235,7 +235,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Fisher's z of correlations (W, R), standardized by the ``usual`` columns' mean and spread, and these."""
+    """Return Fisher's z of correlations (W, R), standardized by the ``usual`` columns, and their mean and spread."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -243,7 +243,7 @@ def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
-    """Return the largest partial correlation, given ``truth`` (D,), of ``shown`` (D,) and ``rivals`` (K, D)."""
+    """Return the largest partial correlation of ``shown`` (D,) with one of ``rivals`` (K, D), given ``truth`` (D,)."""
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()
     return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))

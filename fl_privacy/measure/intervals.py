@@ -226,7 +226,7 @@ class Coincidences:
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both from the number ``equal`` (N,) of other examples that equal each example."""
+        """Estimate ``of_two`` and ``of_usual`` from the number ``equal`` (N,) of other examples equal to each."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -280,7 +280,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Return the smaller one of two chances: by draws, and by the number of own examples among the ``best``."""
+    """Return the chance by two tests (Bonferroni): ``drawn``, and the number of the upload's examples in ``best``."""
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)
@@ -291,7 +291,7 @@ def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np
 
 
 def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
-    """Return, by class, the number of own examples and all indices; one class if others are too few."""
+    """Return, by class, the number of the upload's examples and all indices; one class if other examples are few."""
     kinds = np.unique(classes[:number])
     if any((classes[number:] == kind).sum() < LEAST_OF_CLASS for kind in kinds):
         return [(number, np.arange(len(classes)))]
@@ -306,7 +306,7 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability, by permutation, that the words ``guess`` fit as many other texts as well."""
+    """Return the probability, by permutation, that the words ``guess`` fit as many ``others`` as well as ``own``."""
     texts = [*own, *others]
     if not others or not own:
         return 1.0
@@ -342,7 +342,7 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return a bound on the probability that independent uploads have chances as small as these.
 
-    It is 1 + log2(number) times the least, over k, probability that k chances are as small as the k-th smallest.
+    It is 1 + log2(number) times the least probability, over k, of k chances at most as large as the k-th smallest.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

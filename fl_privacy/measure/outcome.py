@@ -116,7 +116,7 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return ``True`` if the original is nearer to the guess than all candidates, with a small foreign share."""
+        """Return ``True`` if the original is nearer to the guess than all candidates, by its lead or its likeness."""
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))

@@ -84,7 +84,7 @@ def _share_of(logit: float) -> float:
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:
-    """Return the TPR at ``fpr``, with the wider of bootstrap and exact intervals; ``None`` for too few negatives."""
+    """Return the TPR at ``fpr``; its interval spans the bootstrap and the exact one. ``None`` for too few negatives."""
     allowed = math.floor(fpr * len(found.negatives) + 1e-9)
     if allowed < 1:
         return None
@@ -105,7 +105,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
 
 
 def balanced_accuracy(found: Separation) -> Estimate:
-    """Return the mean of TPR and TNR, at the threshold for each half of the examples that is best on the other."""
+    """Return the mean of TPR and TNR; each half of the examples is judged at the best threshold of the other."""
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2
@@ -114,7 +114,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Return the share of right decisions, at the threshold for each half of the examples that is best on the other."""
+    """Return the share of right decisions; each half of the examples is judged at the best threshold of the other."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
@@ -128,7 +128,7 @@ def answer_success(right: int, number: int, *, majority: float) -> Estimate:
 
 
 def correlation(guessed: Scores, true: Scores, *, seed: int) -> Estimate:
-    """Return the mean correlation of two tables (N, K), with the bootstrap interval over rows."""
+    """Return the correlation over all values of two tables (N, K), with the bootstrap interval over rows."""
 
     def of(rows: NDArray[np.int64]) -> Scores:
         one, other = guessed[rows].reshape(len(rows), -1), true[rows].reshape(len(rows), -1)
@@ -229,7 +229,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Return log((least share of hits - delta) / largest share of misses); hits are ``above`` or below."""
+    """Return log((least share of hits - delta) / largest share of misses), at least 0; hits are ``above`` or below."""
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2

@@ -223,7 +223,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """Guess with the candidates that it is compared with, for any originals."""
+    """Guess and its candidates, to be compared with any originals."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]

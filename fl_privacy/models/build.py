@@ -82,7 +82,7 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
     name = type(model).__name__
     if not isinstance(model, text_model.TextModel):
         raise UserError(
-            f"Model {name} is expected to be a TextModel of fl_privacy.models, but is none; derive it from that."
+            f"Texts expect a model derived from fl_privacy.models.TextModel, but got {name}; derive it from that."
         )
     tokens = torch.zeros(2, length, dtype=torch.long, device=model.words.weight.device)
     try:
@@ -97,7 +97,7 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
 
 
 def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
-    """Return ``model`` with the ``schema`` of its rows, after ``check_model``."""
+    """Return ``model`` after ``check_model``, with ``schema`` for its rows unless it has one."""
     check_model(model, (schema.width,), num_classes, ROWS)
     if schema_of(model) is None:
         model.schema = schema  # type: ignore[assignment]

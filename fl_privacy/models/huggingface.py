@@ -119,7 +119,7 @@ def hugging_face(
         ) from error
     tokens = network.get_input_embeddings().num_embeddings
     if vocabulary_size > tokens:
-        raise UserError(f"{name} has {tokens} tokens, but the data {vocabulary_size}; set data.tokenizer={name}.")
+        raise UserError(f"{name} expects up to {tokens} tokens, but got {vocabulary_size}; set data.tokenizer={name}.")
     if peft is not None:
         adapters = _library("peft", "model.peft needs the package peft")
         given = {"peft_type": "LORA", "task_type": "CAUSAL_LM" if next_token else "FEATURE_EXTRACTION"} | dict(peft)

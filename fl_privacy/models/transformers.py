@@ -125,7 +125,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
         raise UserError(f"{place} is expected to hold a BERT, but can't be read: {reason}; name another.") from error
     if vocabulary_size != facts["vocab_size"]:
         raise UserError(
-            f"The model has {facts['vocab_size']} tokens, but the data {vocabulary_size};"
+            f"The model expects data with {facts['vocab_size']} tokens, but got {vocabulary_size};"
             f" set data.tokenizer={'minilm' if folder is None else folder}."
         )
     return model

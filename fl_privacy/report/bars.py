@@ -121,7 +121,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
 
 
 def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
-    """Return the reconstructions of ``step`` that are nearest to their originals, by their words or their values."""
+    """Return the ``MOST_BEST`` reconstructions of ``step`` nearest to their originals, by words or by values."""
 
     def distance(one: Shown) -> float:
         if in_words:

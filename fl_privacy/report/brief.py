@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import write_whole
+from fl_privacy.files import shipped, write_whole
 from fl_privacy.files.foreign import expanded, expect_file_name, files_digest, open_regular, read_text
 from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.roc import balanced_accuracy_bound
 from fl_privacy.report.bars import bars_of, bars_of_questions, paired
-from fl_privacy.report.headline import Headline, capital, headline_of, read_in_words
+from fl_privacy.report.headline import VERDICTS, Headline, capital, headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.page import render, writable
 from fl_privacy.report.run_page import what_was_done
@@ -42,17 +42,7 @@ if TYPE_CHECKING:
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")  # prefixes of threat model sentences on untested attacks
 
-_UNTRIED = (
-    "Attacks that are not in this package, or that take longer; a stronger one may be published tomorrow.",
-    "Other ways to the data: the finished model, logs, checkpoints, traffic and its timing.",
-)
-
-_OTHER_SERVERS = "Servers that break the protocol: with crafted or inconsistent models, or with clients of their own."
-
-_AGAIN = (
-    "These results hold for this model, these data, this way of training and this number of examples in an upload: test"
-    " again when one of them changes."
-)
+_SENTENCES: Mapping[str, Any] = shipped(__file__, "brief.yaml")
 
 
 LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
@@ -120,7 +110,7 @@ def render_audit_brief(folder: Path) -> str:
             why.setdefault(f"{one.reason[:LONGEST_REASON]}{'…' * (len(one.reason) > LONGEST_REASON)}", []).append(title)
     untested = [f"{'; '.join(dict.fromkeys(titles))}: {reason}." for reason, titles in why.items()]
     untested += [
-        _OTHER_SERVERS,
+        _SENTENCES["other_servers"],
         f"Rounds after the first{f' {rounds}' * (rounds > 1)}, other data, and another number of clients.",
     ]
     lede = record.lede or f"{record.app}, run without a change."
@@ -139,7 +129,7 @@ def render_audit_brief(folder: Path) -> str:
         meaning=_audit_meaning(record, attacked, kind),
         attacked=f"{lede} Attack: {known.get('Attack', 'not recorded')}.",
         assumptions=_who(record, kind),
-        untested=[*untested, *_UNTRIED],
+        untested=[*untested, *_SENTENCES["untried"]],
         risks=_audit_risks(record, attacked, kind),
         glossary=[],
         record=RECORD,
@@ -183,7 +173,7 @@ def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -
     epsilons = ", ".join(f"{name} {max(values):.3g}" for name, values in record.stated.items() if values)
     guarantee = f"Clients state differential privacy ({epsilons}), which this page does not check"
     lines.append(f"{guarantee}." if epsilons else "There is no guarantee: all figures are observations.")
-    return [*(f"{line.rstrip('.')}." for line in lines), _AGAIN]
+    return [*(f"{line.rstrip('.')}." for line in lines), _SENTENCES["again"]]
 
 
 def render_brief(run: Run) -> str:
@@ -236,26 +226,8 @@ def _meaning(verdict: Verdict, kind: str) -> str:
             f"{kind.capitalize()}s were reconstructed, and the attacker can prove that {verdict.proven} of them are"
             f" what the model was given, though the originals are not known here. {care}"
         )
-    return {
-        Ground.READ: f"Whoever runs the server can reconstruct clients' {kind}s from their"
-        f" uploads{told and ', and infer '}{told}. {care}",
-        Ground.TOLD: f"Whoever runs the server can infer {told} from clients' uploads, better than by guessing.",
-        Ground.REHEARSED: "No client's upload was attacked, so nothing is known about what clients leak. An undefended"
-        f" upload of one {kind}, which the server made itself, leaks it.",
-        Ground.BOUNDED: f"Differential privacy limits what any attacker, tried here or not, can learn about one {kind},"
-        " if clients draw their noise as stated.",
-        Ground.NOTHING: "Nothing was attacked, so nothing is known about what the uploads leak.",
-        Ground.UNTOLD: "The attacks inferred no more than chance here. A stronger attack may; this is no clearance.",
-        Ground.OLDER: "An older version judged this run by a measure that empty pictures pass and recognizable ones"
-        " fail. Run it again before you rely on it.",
-        Ground.NO_TRUTH: f"The attack guessed {kind}s, but most originals are not known here, so nothing says how close"
-        " the guesses are. The owner of the originals can judge by the pictures on the run's own page.",
-        Ground.FAILED: f"The attack ended without a result. Another one may reconstruct {kind}s: no clearance.",
-        Ground.BY_CHANCE: f"The attack identified no more {kind}s than guessing would. This describes the attack, not a"
-        " protection: a stronger one may reconstruct them.",
-        Ground.UNREAD: f"The attack reconstructed no {kind}. This describes the attack, not a protection: a stronger"
-        " one may succeed, and no guarantee bounds it.",
-    }[verdict.ground]
+    inferred = f", and infer {told}" if told else ""
+    return VERDICTS[verdict.ground]["meaning"].format(kind=kind, told=told, inferred=inferred, care=care)
 
 
 def _facts(run: Run, verdict: Verdict, kind: str) -> list[tuple[str, str, str]]:
@@ -304,7 +276,7 @@ def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
     servers = [line.removeprefix(NOT_TESTED[0]).strip() for line in run.threat_model if line.startswith(NOT_TESTED[0])]
     lines += [capital(line) for line in servers if line]
     if not servers:
-        lines.append(_OTHER_SERVERS)
+        lines.append(_SENTENCES["other_servers"])
     if found and run.defenses and run.summary.adaptive is None:
         lines.append("An attacker that knows the defense (threat_model=adaptive).")
     if not found:
@@ -317,7 +289,7 @@ def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
     asked = {finding.about for finding in verdict.asked}
     if open_questions := [words for about, words in TOLD.items() if about not in asked]:
         lines.append(f"What else the uploads reveal: {', '.join(open_questions)}.")
-    return [*lines, *_UNTRIED]
+    return [*lines, *_SENTENCES["untried"]]
 
 
 def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
@@ -331,7 +303,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
             lines.append(f"The best reconstruction has {title_within(name)} {metric(max(measured), name)}.")
     lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
     if (privacy := run.summary.privacy) is None or privacy.epsilon is None:
-        return [*lines, "There is no guarantee: without an epsilon, all figures are observations.", _AGAIN]
+        return [*lines, "There is no guarantee: without an epsilon, all figures are observations.", _SENTENCES["again"]]
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"
     right = percent(balanced_accuracy_bound(epsilon=privacy.epsilon, delta=privacy.delta))
     bounds = (
@@ -339,7 +311,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
         " data were there are right."
     )
     nothing = f"There is no meaningful guarantee: {spent} allows an attacker to learn everything."
-    return [*lines, nothing if privacy.promises_little else bounds, _AGAIN]
+    return [*lines, nothing if privacy.promises_little else bounds, _SENTENCES["again"]]
 
 
 LARGEST_BRIEF, MOST_SHOWN, LONGEST_LINE = 1 << 20, 20, 200  # bytes, shown differences of a file, letters of a line

@@ -73,7 +73,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return the percent of the undefended accuracy (PMM) of ``run``, recorded or by another of ``runs``."""
+    """Return ``run``'s percent of the undefended accuracy (PMM), recorded or computed from ``runs``, if known."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm

@@ -1,12 +1,13 @@
 """Put a verdict into words: the first line of a page, its basis, and the terminal's summary."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from fl_privacy.errors import visible
+from fl_privacy.files import shipped
 from fl_privacy.measure import FEW, Statistic
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.measure.roc import Finding
@@ -327,20 +328,9 @@ def bound_in_words(bound: Recognized) -> str:
 
 
 PAGE = "report.html"  # page in a run's folder
-_NO_PROOF = "This describes the attack and is no proof of protection: try attack=auto attack.budget=thorough."
 
-_TO_DO = {
-    Ground.BOUNDED: "Keep the noise as it is: with less noise nothing bounds what a better attack reconstructs.",
-    Ground.UNREAD: _NO_PROOF,
-    Ground.BY_CHANCE: _NO_PROOF,
-    Ground.TOLD: "Put noise on what clients upload (defense=dp_sgd), or upload less often.",
-    Ground.REHEARSED: "Add probe_mod to the clients, so that their own uploads are attacked.",
-    Ground.UNTOLD: "Attack examples as well: attack=auto.",
-    Ground.NOTHING: "Attack examples: attack=auto.",
-    Ground.OLDER: "Run it again.",
-    Ground.NO_TRUTH: "Give the audit the data that clients train on, to compare guesses with.",
-    Ground.FAILED: "The page says why; this says nothing about privacy.",
-}
+VERDICTS: Mapping[str, Mapping[str, str]] = shipped(__file__, "verdicts.yaml")
+"""Reason for a verdict -> its ``meaning`` for decision makers and the next step, ``to_do``."""
 
 _NO_RESULT = (Ground.FAILED, Ground.OLDER, Ground.NO_TRUTH, Ground.NOTHING)
 
@@ -362,7 +352,7 @@ def to_do(verdict: Verdict) -> str:
         if verdict.facts.undefended:
             return f"Defend the clients: {measure} shows which defense prevents this at what cost."
         return f"This defense does not prevent it: make it stronger, or choose another by {measure}."
-    return _TO_DO.get(verdict.ground, "The page names the evidence.")
+    return VERDICTS[verdict.ground]["to_do"]
 
 
 def answers_of(run_dirs: Sequence[Path]) -> str:
@@ -374,7 +364,7 @@ def answers_of(run_dirs: Sequence[Path]) -> str:
     leaks = [(verdict, run) for verdict, run in judged if verdict.tone == LEAK]
     if not leaks:
         known = sum(verdict.ground not in _NO_RESULT for verdict, _ in judged)
-        none = f"None of {known} runs with a result reconstructed an example. {_NO_PROOF}"
+        none = f"None of {known} runs with a result reconstructed an example. {VERDICTS[Ground.UNREAD]['to_do']}"
         return none if known else f"None of {len(runs)} runs has a result: this says nothing about privacy."
     most, run = max(leaks, key=lambda pair: (pair[0].ground is Ground.READ, pair[0].counts.share or 0.0))
     text = headline_of(most).text

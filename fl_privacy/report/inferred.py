@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup
 
-from fl_privacy.files import write_whole
+from fl_privacy.files import shipped, write_whole
 from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.measure.roc import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
@@ -30,48 +30,26 @@ SHOWN_FROM = 1e-3  # smallest FPR on a ROC curve's axis, unless there are more n
 
 @dataclass(frozen=True)
 class MeasureTitle:
-    """Title of a column, its meaning, and the formatter of its values."""
+    """Title of a column, its meaning, and the words for the strongest result."""
 
     title: str
     meaning: str
-    show: Callable[[float | None], str] = percent
+    decimal: bool = False  # ``False`` if values are shown in percent
+    plainly: str = "{title} is {value} ({interval})"
+
+    def show(self, value: float | None) -> str:
+        if self.decimal:
+            return MISSING if value is None else f"{value:z.3f}"
+        return percent(value)
 
 
-def _decimal(value: float | None) -> str:
-    return MISSING if value is None else f"{value:z.3f}"
+_TABLES = shipped(__file__, "inferred.yaml")
+MEASURES: dict[str, MeasureTitle] = {name: MeasureTitle(**fields) for name, fields in _TABLES["measures"].items()}
 
-
-MEASURES: dict[str, MeasureTitle] = {
-    "tpr_at_0.1_percent": MeasureTitle(
-        "TPR at 0.1 % FPR", "members found if one in a thousand others is mistaken for one; 0.1 % by chance"
-    ),
-    "tpr_at_1_percent": MeasureTitle(
-        "TPR at 1 % FPR", "members found if one in a hundred others is mistaken for one; 1 % by chance"
-    ),
-    "auc": MeasureTitle("AUC", "area under the ROC curve; 0.5 by chance", _decimal),
-    "balanced_accuracy": MeasureTitle(
-        "Balanced accuracy", "mean of TPR and TNR at a threshold chosen on other examples; 50 % by chance"
-    ),
-    "asr": MeasureTitle("ASR", "attack success rate: share of right answers, compared with the most frequent answer"),
-    "error": MeasureTitle(
-        "Mean error", "error of a client's share of a class, compared with guessing the mean over clients", _decimal
-    ),
-    "correlation": MeasureTitle("Correlation", "correlation of guessed and true shares; 0 by chance", _decimal),
-}
-
-HEADINGS = {
-    "membership": (
-        "Who took part",
-        "Did a client train on this example? For members the client is their own, for others one that has members of"
-        " their class.",
-    ),
-    "source": ("Whose it is", "One client has this example: which one?"),
-    "attribute": ("What they are like", "Which attribute, besides its class, does the example behind an update have?"),
-    "property": ("What a client has", "What share of a client's examples does each class have?"),
-}
+HEADINGS = {question: (entry["heading"], entry["text"]) for question, entry in _TABLES["questions"].items()}
 """Question -> heading and text."""
 
-AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR"}
+AXES = {question: entry["axis"] for question, entry in _TABLES["questions"].items() if "axis" in entry}
 """Question -> axis of its chart, shown next to PSNR in comparisons."""
 
 
@@ -118,17 +96,8 @@ def _in_words(finding: Finding, name: str, measure: Measure, *, among: int) -> s
     interval = f"95 % interval {shown.show(measure.low)} to {shown.show(measure.high)}"
     bound = f", and its epsilon allows {shown.show(measure.bound)}" if measure.bound is not None else ""
     clear = "" if is_above_chance(name, measure, among=among) else " It is no better than chance."
-    said = _PLAINLY.get(name, f"{shown.title} is {{value}} ({{interval}})").format(value=value, interval=interval)
+    said = shown.plainly.format(title=shown.title, value=value, interval=interval)
     return f"{finding.title}: {said}; guessing gets {chance}{bound}.{clear}"
-
-
-_PLAINLY = {
-    "tpr_at_0.1_percent": "{value} of the members are found ({interval}) if one in a thousand others is mistaken for"
-    " one",
-    "tpr_at_1_percent": "{value} of the members are found ({interval}) if one in a hundred others is mistaken for one",
-    "asr": "{value} of the answers are right ({interval})",
-}
-"""Measure -> its meaning in plain words."""
 
 
 def _view(about: str, every: Sequence[Finding]) -> InferredView:

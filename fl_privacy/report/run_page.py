@@ -201,7 +201,7 @@ class ShownVictims:
 
 
 def _audited(run: Run, verdict: Verdict) -> Any:
-    """Return the record of a strategy's audit; its module is imported here, since it loads PyTorch."""
+    """Return the record of a strategy's audit; imports are here, since they load PyTorch."""
     from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 

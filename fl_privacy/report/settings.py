@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from fl_privacy.files import shipped
 from fl_privacy.measure import FEW, Statistic
 from fl_privacy.report.words import MISSING, percent, ratio, seconds, size
 from fl_privacy.runs.config.settings import groups, is_within
@@ -105,10 +103,7 @@ class Figure:
     name: str
     title: str
     show: Callable[[float | None], str]
-
-    @property
-    def meaning(self) -> str:
-        return MEANINGS[self.name]
+    meaning: str
 
     def statistic(self, cost: HasCost) -> Statistic | None:
         return (cost.update_distortion if self.section == "update_distortion" else cost.upload).get(self.name)
@@ -130,22 +125,16 @@ class Figure:
         return statistic.n if statistic else 0
 
 
-MEANINGS: Mapping[str, str] = yaml.safe_load(Path(__file__).with_name("meanings.yaml").read_text("utf-8"))
+_FORMATS: Mapping[str, Callable[[float | None], str]] = {
+    **{"percent": percent, "ratio": ratio, "seconds": seconds, "size": size},
+    "cosine": lambda value: MISSING if value is None else f"{value:.3f}",
+    "joules": lambda value: MISSING if value is None else f"{value:.3g} J",
+    "yes or no": lambda value: MISSING if value is None else "yes" if value else "no",
+}
 
-FIGURES = (
-    Figure("update_distortion", "signal_to_distortion", "‖B‖/‖E‖", ratio),
-    Figure("update_distortion", "cosine", "Cosine", lambda value: MISSING if value is None else f"{value:.3f}"),
-    Figure("update_distortion", "zeros", "Zeros", percent),
-    Figure("update_distortion", "contraction", "‖B⁻¹E‖", ratio),
-    Figure("update_distortion", "error_bound", "Error bound", ratio),
-    Figure("update_distortion", "condition", "κ(B)", ratio),
-    Figure("update_distortion", "solvable", "Solvable", percent),
-    Figure("upload", "upload_bytes", "Upload", size),
-    Figure("upload", "defense_seconds", "Defense", seconds),
-    Figure("upload", "node_cpu_seconds", "On a node", seconds),
-    Figure("upload", "node_peak_bytes", "Memory there", size),
-    Figure("upload", "node_joules", "Energy there", lambda value: MISSING if value is None else f"{value:.3g} J"),
-    Figure("upload", "node_fits", "Fits", lambda value: MISSING if value is None else "yes" if value else "no"),
+FIGURES = tuple(
+    Figure(name=name, **fields | {"show": _FORMATS[fields["show"]]})
+    for name, fields in shipped(__file__, "figures.yaml").items()
 )
 
 

@@ -1,13 +1,12 @@
 """Explain technical words of pages in plain ones."""
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from markupsafe import Markup
 
+from fl_privacy.files import shipped
 from fl_privacy.measure import METRICS, Statistic, decimals
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
@@ -18,7 +17,7 @@ _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
     """List (title, meaning) of the terms in ``terms.json`` whose pattern occurs in ``texts``."""
-    said, terms = "\n".join(texts), json.loads(Path(__file__).with_name("terms.json").read_text(encoding="utf-8"))
+    said, terms = "\n".join(texts), shipped(__file__, "terms.json")
     return [(title, term["meaning"]) for title, term in terms.items() if re.search(term["pattern"], said)]
 
 

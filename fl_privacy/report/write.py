@@ -77,7 +77,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write a sweep's page, ``trade_off.json`` and ``trade_off_cap.json``; ``UserError`` if it can't be written."""
+    """Write and return a sweep's page, with its figures in two JSON files; ``UserError`` if it can't be written."""
     rows = read_study(entries)
     with writable(page, "another place with out=FOLDER"):
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))

@@ -85,7 +85,7 @@ def look_from_site(
 def seen_next_to(
     observations: Sequence[Observation], sites: int, rule: ServerPlan
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
-    """Return observations that one of ``sites`` sites computes of the others' uploads, with these uploads' ids.
+    """Return the others' mean uploads, as one of ``sites`` sites computes them, with the ids of the averaged ones.
 
     Each group of ``sites`` uploads stands in for a round; its last upload is the site's own. The server steps by
     ``rule``. Uploads of several steps are omitted if there are more than two sites, and those of later rounds if the

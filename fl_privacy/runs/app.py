@@ -74,7 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` whose models normalize images as their clients state, not by ``own``."""
+    """Return ``observations`` whose models normalize images as ``stated`` by client; ``own`` if it states none."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -208,7 +208,7 @@ def worth_attacking(
 ) -> tuple[Sequence[Observation], list[str]]:
     """Return the observations to attack, and sentences on the others.
 
-    Probes are chosen if there are any, else training updates of few images and steps. ``every`` chooses all.
+    Probes are chosen if there are any, else training updates of few images and steps; by ``every``, all but huge ones.
     """
     if every:
         sizes = {o.id: (o.upload.num_examples * math.prod(o.input_shape), _steps(o)) for o in observations}
@@ -257,7 +257,7 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 def describe_app(
     observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Return sentences on the threat model and the clients, then those ``found`` on single updates."""
+    """Return sentences on the threat model and the clients, then the sentences ``found`` about single updates."""
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",

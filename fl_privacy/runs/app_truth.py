@@ -63,7 +63,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Return a probe's randomly transformed images, drawn again with its seed; ``None`` if none match."""
+        """Repeat a probe's random transforms with its seed; ``None`` unless the fingerprints are ``wanted``."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -109,7 +109,7 @@ class KnownImages:
     def replay(self, observation: Observation) -> Replay:
         """Raise ``UserError``: training of third-party clients can't be repeated."""
         raise UserError(
-            f"{observation.id} is of a client that is not this package's, whose training can't be repeated."
+            f"A replay expects a client of this package, but {observation.id} is of a third party; attack it alone."
         )
 
     def _images(self, client: int | None) -> Images:

@@ -40,8 +40,8 @@ PARTICIPANTS = 10  # participants among whom the images of a single client are d
 class Tracer:
     """Measures how often the reconstruction nearest to an image comes from another owner.
 
-    If all images are of one client, they are divided in order among ``participants``. The images looked up are those
-    attacked, and random others of the same clients up to ``queries``.
+    If all images are of one client, they are divided in order among ``participants``. The attacked images and random
+    others of the same clients are looked up, at most ``queries`` in all.
     """
 
     participants: int = PARTICIPANTS

@@ -30,7 +30,7 @@ class AttackerKnowledge:
         labels: labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
         public: images of the same domain with classes.
         defense: public description, for the adaptive attacker.
-        defenses: client -> its own description, perhaps empty.
+        defenses: client -> description of this client's defense, perhaps empty.
         lengths: lengths of texts; ``None`` if not known.
         remembers: ``True`` to give the last result on the same examples (attack.start=previous).
     """
@@ -132,7 +132,7 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` examples (``None``: ``MOST_PUBLIC``, evenly spaced); ``UserError`` if too few."""
+    """Return the first ``count`` examples, if any (``None``: ``MOST_PUBLIC``, spread); ``UserError`` if too few."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

@@ -88,7 +88,7 @@ def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Gu
 
 
 def rounds_taken_part(setup: Setup) -> Sequence[int]:
-    """Return for each round how many rounds the busiest client has taken part in."""
+    """Return, for each round, the largest number of rounds in which a client has taken part so far."""
     turns = len(setup.clients) if setup.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, setup.rounds + 1)]
 

@@ -68,8 +68,8 @@ def hand_over(
 ) -> tuple[Audit, Callable[[], Iterator[Observation]]]:
     """Make ``server`` send crafted models in the rounds of ``audit``, if it is malicious.
 
-    Return the replies to intercept, and a function to call after each round: if the mean of replies suffices, it yields
-    the mean as the reply of each client attacked since the last call.
+    Return the replies to intercept, and a function to call after each round. If the attack needs only the mean of the
+    replies, the function yields it once for each attacked client, scaled to its number of examples.
     """
     of_means: list[Observation] = []
 
@@ -109,7 +109,7 @@ def hand_over(
 def _decay(
     plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
 ) -> Mapping[int, Mapping[str, Tensor]]:
-    """Return the part of the mean that is weight decay alone, by client and name; empty without decay."""
+    """Return each client's weight decay in the mean update, by client and parameter; empty for gradients."""
     if not plan.weight_decay or plan.shares == "gradient":
         return {}
     total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()

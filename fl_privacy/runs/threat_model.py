@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,35 +14,13 @@ from fl_privacy.attacks.malicious import ServerAttack, ThreatLevel
 from fl_privacy.effects import Description, Mixed, mixing
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
+from fl_privacy.files import shipped
 from fl_privacy.models import TextModel, has_batch_norm
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import LocalPlan
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
-_SHARED = {
-    "gradient": "the gradient of one batch",
-    "delta": "the change of its weights after local training",
-    "weights": "its weights after local training",
-}
-
-_MODES = {"train": "training mode", "eval": "evaluation mode"}
-
-_SECURE = {
-    "secagg": "The server sees the sum of the updates, numbers of examples, training losses and whole-number buffers;"
-    " SecAgg+ hides each update. A server that breaks the protocol and asks for both kinds of key shares unmasks them.",
-    "ckks": "The server sees ciphertexts, numbers of examples and the largest value in each tensor; the clients share"
-    " the secret key: one of them that colludes with the server reveals every update.",
-}
-
-_GUARDED = (
-    " They look at each model before they train on it and refuse what looks crafted (guard=on); a server that knows the"
-    " guard can stay within it."
-)
-
-_SCHEMA = (
-    "The attacker knows the table's schema, which all clients share: names, kinds and categories of the columns, mean,"
-    " deviation, least and largest value of numbers."
-)
+_WORDS: Mapping[str, Any] = shipped(__file__, "threat_model.yaml")
 
 
 def describe_threats(setup: Setup) -> list[str]:
@@ -51,7 +30,7 @@ def describe_threats(setup: Setup) -> list[str]:
     parts = [(part.name, ", ".join(f"{k}={v}" for k, v in part.settings.items())) for part in setup.defense.parts]
     named = " and ".join(f"{name} ({settings})" if settings else name for name, settings in parts)
     defended = f"Clients defend themselves with {named}." if parts else "Clients do not defend themselves."
-    defended += _GUARDED * ("_target_" in setup.config.guard)
+    defended += f" {_WORDS['guarded']}" * ("_target_" in setup.config.guard)
     observer = _sites(setup) if setup.config.sites else _server(server)
     others = setup.config.federation.clients - len(setup.config.sites) if setup.config.sites else 0
     if noise := setup.server.plan.noise:
@@ -59,20 +38,24 @@ def describe_threats(setup: Setup) -> list[str]:
         observer.append(f"The server adds noise of standard deviation {noise:g} to the mean, {protects}.")
     if secure_aggregation != "none" and not setup.config.sites:
         known = knowledge.describe(modality_of(model)) if server is None and secure_aggregation == "secagg" else []
-        return [*observer, _SECURE[secure_aggregation], *known, defended]
-    lines = [*observer, f"Each client uploads {_SHARED[plan.shares]}.", *_attacked(audit, others if others > 1 else 0)]
+        return [*observer, _WORDS["secure_aggregation"][secure_aggregation], *known, defended]
+    lines = [
+        *observer,
+        f"Each client uploads {_WORDS['shared'][plan.shares]}.",
+        *_attacked(audit, others if others > 1 else 0),
+    ]
     if plan.augments:
         like = "also" if plan.augment_probes else "not"
         left = f", those of the extra batches are {like}" if audit.uploads == "probe" else ""
         done = " and ".join(["cropped"] * bool(plan.crop_padding) + ["flipped"] * plan.flip)
         lines.append(f"Training images are {done} at random{left}.")
     if has_batch_norm(model):
-        mode, same = _MODES[plan.probe_batch_norm], plan.batch_norm == plan.probe_batch_norm
+        mode, same = _WORDS["modes"][plan.probe_batch_norm], plan.batch_norm == plan.probe_batch_norm
         of_probes = (
             f"; that of the attacked batches is in {mode}{' as well' * same}" if audit.uploads == "probe" else ""
         )
         lines.append(
-            f"Batch norm of training is in {_MODES[plan.batch_norm]} and its running statistics are"
+            f"Batch norm of training is in {_WORDS['modes'][plan.batch_norm]} and its running statistics are"
             f" {plan.buffers}{of_probes}."
         )
     if plan.frozen:
@@ -106,7 +89,7 @@ def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:
 
 _OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
     TEXTS: _embeddings,
-    ROWS: lambda model, plan: [_SCHEMA],
+    ROWS: lambda model, plan: [_WORDS["schema"]],
 }
 """Modality -> function that describes how its models leak, in sentences."""
 
@@ -219,7 +202,7 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if victims were among them.
+    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if many victims are in them.
 
     Args:
         image: (C, H, W).

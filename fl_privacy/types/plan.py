@@ -107,7 +107,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the untrained parameters of ``names``; ``UserError`` if a pattern matches none, or none is trained."""
+        """Return the ``names`` that are not trained; ``UserError`` if a pattern matches none, or all are frozen."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)

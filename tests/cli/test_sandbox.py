@@ -200,7 +200,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             Sandbox(app, {"lie": lie}, tmp_path / "out", given).audit(heard.append)
         except UserError as error:
             said = str(error)
-            if "expected to find what keeps an app apart" in said:
+            if "expected to find the means to isolate an app" in said:
                 pytest.skip(said)
             return said, heard
         raise AssertionError("it was believed")

@@ -1,6 +1,7 @@
 """Options are composed once; what is set afterwards is of one composition alone."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,23 @@ from omegaconf import OmegaConf
 
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import compose as composition, compose_run, options
+from fl_privacy.runs.config.parse import read_section
+
+
+@dataclass
+class Inner:
+    number: int
+
+
+@dataclass
+class Outer:
+    inner: Inner
+
+
+def test_a_value_in_place_of_a_section_is_named() -> None:
+    assert read_section(Outer, {"inner": {"number": 3}}) == Outer(Inner(3))
+    with pytest.raises(UserError, match=r"^inner is expected to be a section, but got 3; set inner\.KEY=VALUE\.$"):
+        read_section(Outer, {"inner": 3})
 
 
 @pytest.mark.parametrize("few", [0, 10**9])

@@ -232,11 +232,11 @@ def test_a_coarse_task_keeps_the_class_as_attribute() -> None:
     assert found.labels.tolist() == [0, 1, 1, 1] and found.class_names == ("vowel", "other")
     assert found.attributes.tolist() == [0, 1, 2, 1] and found.attribute_names == ("a", "b", "c")
     assert found.subset(torch.tensor([2])).attributes.tolist() == [2]
-    for wrong in (
-        {"x": ["a", "b"], "y": ["b", "c"]},
-        {"x": ["a"], "y": ["b"]},
-        {"x": ["a", "b", "c"]},
-        {"x": ["a", "b"], "y": ["c", "d"]},
+    for wrong, got in (
+        ({"x": ["a", "b"], "y": ["b", "c"]}, "b 2 times"),
+        ({"x": ["a"], "y": ["b"]}, "c 0 times"),
+        ({"x": ["a", "b", "c"]}, "fewer lists"),
+        ({"x": ["a", "b"], "y": ["c", "d"]}, "d, which is no class"),
     ):
-        with pytest.raises(UserError, match=r"data.task"):
+        with pytest.raises(UserError, match=f"data.task is expected .* but got {got}; divide a, b, c"):
             coarse(examples, wrong)

@@ -147,7 +147,7 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds for zero columns of ``weight`` (the known share of least norm), as after Soteria."""
+    """Return infinite bounds for zero columns of ``weight``, or the share ``dropped`` of least norm (Soteria)."""
     if weight not in update:
         return {}
     t = update[weight]

@@ -28,7 +28,7 @@ from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
 logger: logging.Logger = logging.getLogger(__name__)
-Found = Mapping[int, Reconstruction]  # reconstructions by position
+Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; ``None`` if the stage does not apply
 
 
 @dataclass
@@ -37,7 +37,7 @@ class StageState:
 
     Attributes:
         starts: images from which descents may start, with the attacks that found them.
-        features: features that a later fully connected layer leaks exactly.
+        features: exact inputs of a hidden fully connected layer.
     """
 
     group: Group
@@ -144,7 +144,7 @@ def solve(state: StageState, report: Report) -> Found | None:
 
 
 def solve_features(state: StageState, report: Report) -> Found | None:
-    """Store features that a later fully connected layer leaks exactly, for the descents."""
+    """Store exact inputs of a hidden fully connected layer in ``state``, for the descents; return no images."""
     if state.group.first.knowledge.bounds is not None:
         return None
     path = first_hidden_layer(state.group.first)
@@ -203,7 +203,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Store the likeliest images under the defense, for comparison with the descents' images."""
+    """Store the likeliest images under the defense in ``state``, to compare with the descents'; return no images."""
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
         return None

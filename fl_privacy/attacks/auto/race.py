@@ -153,9 +153,9 @@ class Attempt:
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """Return the attempt with the result in the ``row`` of ``judged``, if that is better.
+        """Return the attempt with the result in the ``row`` of ``judged`` if that is better, else unchanged.
 
-        Given images are replaced only if the widest tensor's mismatch falls by more than the margin.
+        An earlier attack's images are replaced only if the widest tensor's mismatch falls by more than the margin.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
@@ -166,7 +166,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; given images precede attempts that fit the widest tensor worse."""
+    """Sort attempts, best first; earlier attacks' images precede attempts that fit the widest tensor worse."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -384,7 +384,7 @@ class Race:
         return replace(problem, constraints=known)
 
     def _known_features(self, prepared: Prepared, jobs: Sequence[Attempt], zero: Tensor) -> KnownFeatures | None:
-        """Return known features, with weights in units of ``zero`` (V,), for the attempts that match them."""
+        """Return known features, weighted in units of ``zero`` (V,), for attempts that match them, or ``None``."""
         own = [self._features[attempt.position] if attempt.held else None for attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:

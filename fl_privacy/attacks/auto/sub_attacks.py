@@ -51,7 +51,7 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 
 @dataclass(frozen=True)
 class Rung:
-    """A round of successive halving: attempts with equal evaluations, in ``stages`` of decreasing total variation."""
+    """A round of successive halving: ``evaluations`` for each attempt, in ``stages`` of decreasing total variation."""
 
     attempts: int
     evaluations: int
@@ -65,7 +65,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the largest budget whose rungs cost at most ``evaluations``, given attempts included."""
+    """Return the largest budget whose rungs, with ``beside`` more attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)
@@ -136,7 +136,7 @@ _MOVES = 20  # steps in an iteration of L-BFGS
 
 @dataclass(frozen=True, kw_only=True)
 class GrayStart:
-    """Start from pixels within ``spread`` around gray (0.5), which ends with less loss than noise."""
+    """Start from pixels within ``spread`` of gray (0.5); descents end with less loss than from noise."""
 
     spread: float = 0.2
 

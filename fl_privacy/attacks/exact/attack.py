@@ -155,7 +155,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Return the two inputs (2, N), center plus and minus spread, with signs from the gradients (M, N), (M,)."""
+    """Return the two inputs (2, N), center plus and minus spread, signs from gradients; ``None`` without a spread."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]

@@ -240,7 +240,7 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Turn p and p - y (B, K) into labels (B,) or (B, K); classes need only a multiple of p - y."""
+    """Turn p and p - y (B, K), if any, into labels (B,) or (B, K); classes need only a multiple of p - y."""
     if found is None:
         return None
     probabilities, errors = found
@@ -268,8 +268,8 @@ Times = Callable[[int], list[int] | None]
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
     """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note.
 
-    The output layer's gradient sums the loss's slopes over distinct examples: n p - c under cross entropy, for n
-    occurrences, c of them by class. A batch of unknown size may be larger than its rank.
+    The output layer's gradient sums the loss's gradients by the outputs: n p - c for each distinct example under cross
+    entropy, with n occurrences and counts c by class. A batch of unknown size may be larger than its rank.
     """
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples

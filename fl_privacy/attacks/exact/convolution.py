@@ -22,7 +22,7 @@ _NOISE = 2.0  # silent outputs of a ReLU are below this multiple of the depth of
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution without groups, with zero padding, of inputs of ``shape`` (C, H, W)."""
+    """A convolution without groups, with zero padding, from ``shape`` (C, H, W) to outputs (O, P, Q)."""
 
     module: nn.Conv2d
     shape: tuple[int, ...]
@@ -163,7 +163,7 @@ def _multiplies(layer: Convolution) -> bool:
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
     """Solve ``normal(x) = right`` (V, ...) for the x of least norm, preconditioned by a positive ``diagonal``.
 
-    ``normal`` is symmetric and not negative.
+    ``normal`` is symmetric and positive semidefinite.
     """
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
@@ -223,7 +223,7 @@ class BlindInputs:
 
 
 def can_be_blind(layer: Convolution) -> bool:
-    """Return ``True`` if a layer's numbers of channels and positions allow a solution without its slopes."""
+    """Return ``True`` if the layer's shape lets its weight's gradient alone determine its inputs."""
     places = layer.shape[1] * layer.shape[2]
     taps = layer.module.kernel_size[0] * layer.module.kernel_size[1]
     return layer.shape[0] >= places and places * places <= MOST_UNKNOWNS and 4 <= taps <= 25
@@ -231,7 +231,7 @@ def can_be_blind(layer: Convolution) -> bool:
 
 @torch.no_grad()
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
-    """Solve ``gradient = slopes * inputs`` for one image's inputs; ``None`` if the rank is too low.
+    """Solve ``gradient = slopes * inputs``, slopes unknown, for one image's inputs; ``None`` if the rank is too low.
 
     ``gradient`` (O, C, kernel) is that of the weight, in float64.
     """
@@ -260,7 +260,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of ||``taps`` (K, O, R) X - Y ``shifts`` (K, P, N)||^2, minimized over Y."""
+    """Return the matrix (R N, R N) of ||``taps`` (K, O, R) X - Y ``shifts`` (K, P, N)||^2 in X, minimized over Y."""
     count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
     often = shifts.square().sum((0, 2)).clamp_min(1)
     products = torch.einsum("kor,los->klrs", taps, taps).reshape(count * count, -1)
@@ -291,7 +291,7 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Slopes (V, C, H, W) of the loss: ``full`` before a ReLU, which passes only the ``open`` ones (or all)."""
+    """The loss's gradient (V, C, H, W) by a layer's outputs: ``full``, or zero where a ReLU is not ``open``."""
 
     full: Tensor
     open: Tensor | None = None
@@ -380,7 +380,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return by how much changing each gate (V, O, P, Q) reduces the squared residual."""
+    """Return by how much (V, O, P, Q) the squared residual falls if each gate alone changes."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

@@ -180,7 +180,7 @@ _ONE_HOT = 0.01  # largest distance of targets from those of one class
 
 @dataclass(frozen=True, eq=False)
 class HiddenFeatures:
-    """A victim's inputs ``values`` (B, N), float64, of a hidden layer, and ``labels`` (B,), in any order."""
+    """A hidden layer's inputs ``values`` (B, N), float64, for a victim's examples, with ``labels``, in any order."""
 
     path: str
     values: Tensor
@@ -215,8 +215,8 @@ def first_hidden_layer(observation: Observation) -> str | None:
 def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """Reconstruct the inputs of the layer at ``path`` by :mod:`fl_privacy.attacks.exact.spear`; ``None`` if uncertain.
 
-    One image is left to :class:`fl_privacy.attacks.ModelInversion`: if descents also match its features, a quotient of
-    gradients (Gu et al. 2021, Lemma 1), quality falls (LeNet with tanh, 600 evaluations: 47 instead of 54 dB).
+    One image is left to :class:`fl_privacy.attacks.ModelInversion`. Its features are a quotient of gradients (Gu et al.
+    2021, Lemma 1), but descents that also match them are worse (LeNet with tanh, 600 evaluations: 47, not 54 dB).
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples

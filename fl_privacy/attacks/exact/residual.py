@@ -314,7 +314,7 @@ class _Step:
     """Solves for the values at a cut of the network from those at the next cut.
 
     Attributes:
-        outputs, slopes: (V, C, H, W) at ``at``.
+        outputs, slopes: values (V, C, H, W) at the node ``at``, and the loss's gradient by them.
     """
 
     network: Residual
@@ -396,7 +396,7 @@ class _Step:
         return _heard(self.network, self.before, found)
 
     def _shown(self) -> Shown | None:
-        """Return the values that a shortcut reveals: the block's outputs minus the other branch's."""
+        """Return values that a shortcut reveals, the block's outputs minus the other branch's; ``None`` without one."""
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(_input_of(self.at)) != "add":
             return None

@@ -62,7 +62,7 @@ def minimize_in_stages(
 ) -> Solutions:
     """Minimize ``problem`` from ``variables`` (V, N), stage by stage.
 
-    With a generator, each victim keeps the stage with the least loss without the penalty on latents.
+    With several stages, each victim keeps the one with the least loss, not counting the image source's penalty.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -99,7 +99,7 @@ def minimize_in_stages(
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
     """Attack every victim until an attempt is accepted or the restarts are used up.
 
-    Only the first attempt below ``accept`` counts, so that the batching of attempts has no effect.
+    The first attempt below ``accept`` is the result, however many attempts ran at once.
     """
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together

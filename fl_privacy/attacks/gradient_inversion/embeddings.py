@@ -81,7 +81,7 @@ class WordEmbeddings(ImageSource):
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """Return the texts' given lengths (B,), or that of a single text from the positions' gradient."""
+    """Return texts' given lengths (B,), or a single text's by the positions' gradient; ``None`` if unknown."""
     told, model = observation.knowledge.lengths, observation.model
     if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return told

@@ -59,7 +59,7 @@ Smoothing = tuple[float, float]
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Measure each observation's smoothing weights, ``at_once`` at a time; ``None`` without measurable noise."""
+    """Measure each observation's smoothing weights, ``at_once`` at a time; ``None`` if one's noise is unknown."""
     ratios = [noise_over_gradient(observation) for observation in observations]
     told = [ratio for ratio in ratios if ratio is not None]
     if len(told) < len(ratios):
@@ -111,7 +111,7 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
 
 
 def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, layer_statistics.Target]:
-    """Return the gradients plus ``noise`` of ``loud`` (V,) times their norm."""
+    """Return the gradients plus ``noise``, scaled to ``loud`` (V,) times the gradients' norm."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
     factors = {name: each.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}
@@ -198,7 +198,7 @@ _LEAST_NOISE = 0.01  # least median size of evident noise in a text's update, as
 
 
 def noise_of_words(observation: Observation) -> Description:
-    """Infer noise from the rows of absent words."""
+    """Infer a defense's noise from the embedding rows of words that the batch lacks."""
     update, name = observation.update(), str(getattr(observation.model, "word_weight", ""))
     plan = observation.plan  # Adam makes full steps of a decay
     full = plan.shares != "gradient" and plan.optimizer == "adam" and plan.weight_decay

@@ -225,7 +225,7 @@ def victims_at_once(
 ) -> int:
     """Return the number of victims to attack at once, from a trial with ``variables`` (1, N).
 
-    Free memory counts only if it is too small, since chunks change the last bits.
+    The number depends on free memory only if that is short, since chunks change the last bits of results.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
@@ -287,9 +287,9 @@ Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
 
 
 def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor]]:
-    """Capture the kernels of ``run`` in a CUDA graph, after warm-up runs on a separate stream.
+    """Capture ``run`` in a CUDA graph; return a function that replays it, and the tensors of its results.
 
-    A ``run`` that waits for the GPU raises ``RuntimeError``.
+    Warm-up runs come first, on a separate stream. A ``run`` that waits for the GPU raises ``RuntimeError``.
     """
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())

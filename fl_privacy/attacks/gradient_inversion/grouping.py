@@ -132,7 +132,7 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """A victim's last and ``earlier`` updates, with the caller's positions of the last and of all."""
+    """A victim's last update (``observation``) and ``earlier`` ones; positions are those in the caller's list."""
 
     position: int
     observation: Observation
@@ -155,7 +155,7 @@ class Victim:
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
     """Make a victim of each observation, or of all observations known to hold the same examples.
 
-    Only attackers that know the defense join rounds.
+    Observations are joined only if the attacker knows the defense.
     """
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
@@ -221,7 +221,7 @@ class Groups:
     After an unforeseen error (:data:`UNFORESEEN`), a group is attacked again, one victim at a time.
 
     Args:
-        progress: callback, a thousand parts for each victim.
+        progress: callback for the work done, in thousandths of a victim.
         rounds: updates of the same examples are attacked together (``joined``), by the last one (``last``), or each
             alone (``apart``).
         wrong: reason why an observation can't be attacked, or ``None``.

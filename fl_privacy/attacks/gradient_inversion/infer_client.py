@@ -382,7 +382,7 @@ def _compared(observation: Observation) -> str:
 
 @torch.no_grad()
 def _two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tensor] | None:
-    """Return outputs (2, K) for the same images under different random numbers, or ``None``."""
+    """Return the outputs (2, K) of two passes over the same images, randomly seeded; ``None`` if one fails."""
     like = next(iter(observation.assumed().parameters.values()))
     model = frozen_copy(observation.model, observation.assumed(), plan, device=like.device, dtype=torch.float32)
     images = torch.rand((2, *observation.input_shape), generator=torch.Generator().manual_seed(0)).to(like.device)

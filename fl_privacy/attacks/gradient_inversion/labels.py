@@ -25,7 +25,7 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Differentiable outputs (B, K) of the output layer (``leaf``) and of the network."""
+    """Outputs (B, K) of the output layer (``leaf``) and, differentiable by these, of the network."""
 
     leaf: Tensor
     outputs: Tensor
@@ -48,10 +48,10 @@ class Head:
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Solve for labels (B,) or (B, K) that give ``slopes`` (B, K); also return the unexplained share.
+    """Solve for labels (B,) or (B, K) that give ``slopes`` (B, K), gradients by outputs; add the share unexplained.
 
-    Classes follow from the direction of slopes, which class weights and clipping do not change. Rows solve linear
-    equations, since usual losses are linear in targets.
+    Classes follow from the direction of slopes, since class weights and clipping change only their lengths. Rows of
+    targets solve linear equations, since usual losses are linear in targets.
     """
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":
@@ -85,7 +85,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SingleExample:
-    """One example's head and slopes (1, K), from the output layer's gradient."""
+    """One example's output layer, and the loss's gradient (1, K) by its outputs, the ``slopes``."""
 
     head: Head
     slopes: Tensor
@@ -96,7 +96,7 @@ class SingleExample:
     ) -> "SingleExample | None":
         """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example.
 
-        Weight and bias have the gradients s h^T and s, which give the features h.
+        For slopes s and features h, the gradients of weight and bias are s h^T and s.
         """
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
@@ -117,7 +117,7 @@ def counted_labels(
 ) -> Tensor:
     """Return sorted labels (B,) whose summed slopes (gradients by the logits) point along ``evidence`` (K,).
 
-    Slopes of a class are those of noise images; labels are added, then changed, one by one. Only directions count,
+    A class's slopes are measured on noise images. Labels are added, then changed, one by one. Only directions count,
     since class weights change lengths.
     """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
@@ -136,7 +136,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return each class's mean gradient (K, K) by the outputs, on noise images, in a common unit."""
+    """Return each class's mean gradient (K, K) by the outputs, on noise images, relative to the first class's norm."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -205,7 +205,7 @@ def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tenso
 
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return the softmax (..., K) of each input, and the output layer's mean input (F,)."""
+    """Return the softmax over classes (N, K) for ``inputs``, and the mean input (F,) of the output ``layer``."""
     owner = layer.rpartition(".")[0]
     with entering({owner: model.get_submodule(owner)}) as calls:
         logits = model(inputs)
@@ -221,7 +221,7 @@ def choose_labels(
 ) -> tuple[Tensor | None, str]:
     """Choose labels (B,) or (B, K), or ``None`` to optimize them, and name their source.
 
-    If there are none, raise ``NotAttackableError`` with the reason.
+    Raise ``NotAttackableError``, with the reason, if neither is possible.
     """
     told, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
@@ -274,7 +274,7 @@ def policy_for(observation: Observation) -> LabelPolicy:
 
 
 def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
-    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
+    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs, or ``None``.
 
     A weight computed from other parameters, as by a spectral norm, has a name without a gradient.
     """
@@ -291,7 +291,7 @@ def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
     """Return the names of weight (1, F) and bias (1,) of a last linear layer with one output, as before a sigmoid.
 
-    Its output is the second of two logits, of which the first is 0.
+    Its output is the second of two logits, of which the first is 0. ``None`` for other last layers.
     """
     last = next((module for module in reversed(list(model.modules())) if isinstance(module, nn.Linear)), None)
     return output_layer(model, 1) if num_classes == 2 and last is not None and last.out_features == 1 else None

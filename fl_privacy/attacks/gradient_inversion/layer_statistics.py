@@ -168,7 +168,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of a weight's gradient, kept as ``deltas`` (V, O, P) times transposed ``inputs`` (V, D, P)."""
+    """Statistics of a weight's gradient (V, O, D), kept as factors ``deltas`` (V, O, P) and ``inputs`` (V, D, P)."""
 
     deltas: Tensor
     inputs: Tensor
@@ -203,7 +203,7 @@ class Products:
 
     @cached_property
     def _split(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return coordinates (V, r, P) of ``deltas`` in the left factors and their rest, then those of ``inputs``."""
+        """Return the coordinates (V, r, P) of ``deltas`` along the left factors and the rest; then of ``inputs``."""
         return *_parts(self.deltas, self.factors.left), *_parts(self.inputs, self.factors.right)
 
     @cached_property

@@ -36,8 +36,8 @@ class Minimum:
 class DescentState:
     """State of a descent; finished victims stay until :meth:`select` removes them.
 
-    ``best`` (V, N) has the lowest loss so far, ``rescued_at`` (V,) is that loss when a victim last returned to it, and
-    ``over`` (V,) marks finished victims.
+    ``best`` (V, N) has the lowest loss so far. ``rescued_at`` (V,) is the lowest loss when a victim last returned to
+    ``best``, and ``over`` (V,) marks finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -82,7 +82,7 @@ class DescentState:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark victims ``over`` (V,), store each ``iteration`` (V,), and return the number of remaining victims."""
+        """Mark the victims in ``over`` (V,) as finished, store ``iteration`` (V,), and count the unfinished victims."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -156,7 +156,7 @@ def search(
 def judged(
     problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
-    """Return losses (A, P) of ``candidates`` (A, P, N) for ``victims`` (A,), ``capacity`` at a time."""
+    """Return losses (A, P) of P ``candidates`` (A, P, N) for each of A ``victims``, ``capacity`` at a time."""
     losses, owners = [], victims.repeat_interleave(candidates.shape[1])
     for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():
@@ -165,9 +165,9 @@ def judged(
 
 
 class Minimizable(Protocol):
-    """A loss of variables (V, N), the first ``pixels`` of which are images or embeddings of texts.
+    """A problem in variables (V, N) that can be minimized.
 
-    ``attempts`` neighboring rows are attempts at the same victim.
+    The first ``pixels`` columns are images or embeddings of texts; ``attempts`` neighboring rows belong to one victim.
     """
 
     @property
@@ -192,7 +192,7 @@ def filmed_rows(observations: Iterable[Observation]) -> list[int]:
 
 @torch.no_grad()
 def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
-    """Return the snapshots of each filmed row and its final result, in order."""
+    """Return each filmed row's snapshots in order, the final result last."""
     films = {}
     for row, snapshots in minimum.snapshots.items():
         number = minimum.history[:, row].isfinite().cumsum(0)

@@ -60,8 +60,8 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
     """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
-    With d_i the loss's gradient by the layer's output for row x_i, a category's column sums d_i over its rows, and the
-    bias's gradient over all rows. In an untrained network a class's d_i are alike, so that the sum shows their number.
+    Let d_i be the loss's gradient by the layer's output for row x_i. A category's column sums d_i over its rows, the
+    bias's gradient over all rows. In an untrained network a class's d_i are alike, so that sums show numbers of rows.
     ``counts`` (K,) are the known rows of each class.
     """
     path = first_linear(observation.model, schema.width)
@@ -198,7 +198,7 @@ class TableRows(ImageSource):
         return self.rows(variables.reshape(-1, *shape), held)
 
     def rows(self, free: Tensor, held: Tensor) -> Tensor:
-        """Turn free variables (V, B, F) into rows; ``held`` (V, F) limits their categories."""
+        """Turn free variables (V, B, F) into rows; ``held`` (V, F) is 0 for absent categories."""
         schema = self.schema
         places, there = (each.to(free.device) for each in schema.groups)
         found = free
@@ -246,7 +246,7 @@ class Pooled:
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
     """Return the median of attempts, their rows reordered to match the best attempt (TabLeak, section 4.1).
 
-    ``attempts`` (R, B, F) have ``losses`` (R,); only rows of equal ``labels`` (R, B) are exchanged.
+    R ``attempts`` (R, B, F) have ``losses`` (R,); only rows of equal ``labels`` (R, B) are exchanged.
     """
     order = losses.argsort()
     attempts = attempts[order]
@@ -330,7 +330,7 @@ def search_of(model: object) -> Search:
 
 
 def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
-    """Pad next-token labels (B, L) to ``longest`` tokens; other labels are unchanged."""
+    """Pad next-token labels (B, L) to ``longest`` tokens; return other labels unchanged."""
     if labels is None or labels.dim() != 2 or labels.is_floating_point():
         return labels
     return F.pad(labels, (0, longest - labels.shape[1]), value=-100)

@@ -215,7 +215,7 @@ class Problem:
         return pixels if variables.shape[1] == self.pixels else torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
-        """Return the problem with other ``targets`` (one mapping a round), without clipping."""
+        """Return the problem with other ``targets``, one mapping for each round; gradients are not clipped."""
         pairs = zip(self.rounds, targets, strict=True)
         return replace(self, rounds=[RoundUpdates(one.gradients, own, {}, None) for one, own in pairs])
 

@@ -62,7 +62,7 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VictimContext:
-    """Arguments of a start: a victim whose guess has ``shape`` (B, C, H, W); ``generator`` is on the CPU.
+    """Arguments of a start function: a victim whose guess has ``shape`` (B, C, H, W); ``generator`` is on the CPU.
 
     ``labels`` (B,) are known or inferred; ``None`` if they are optimized.
     """

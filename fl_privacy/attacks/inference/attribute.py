@@ -63,7 +63,7 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Sums log probabilities (V, A) by method over rounds; ``seen`` (V,) marks observed victims."""
+    """Sums each method's log probabilities (V, A) of A attribute values over rounds; ``seen`` (V,): observed."""
 
     settings: AttributeInference
     total: dict[str, Tensor] = field(repr=False)
@@ -110,7 +110,7 @@ class AttributeWatch:
         return known, read.public_attributes[: len(known)].to(read.device)
 
     def answers(self) -> dict[str, Tensor]:
-        """Return scores (V, A) of each method, higher for likelier attributes; NaN for unseen victims."""
+        """Return each method's scores (V, A) of A attribute values, higher for likelier; NaN for unseen victims."""
         return {name: torch.where(self.seen[:, None], total, torch.nan) for name, total in self.total.items()}
 
     def titles(self) -> dict[str, tuple[str, str]]:

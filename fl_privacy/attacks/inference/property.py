@@ -130,7 +130,7 @@ class _Shadows:
 
 
 def _regressed(features: Tensor, shares: Tensor, seen: Tensor) -> Tensor:
-    """Predict shares (N, K) of ``seen`` (N, F) by ridge regression from ``features`` (S, F) to ``shares`` (S, K)."""
+    """Predict shares (N, K) from ``seen`` (N, F) by ridge regression, fitted to features (S, F), shares (S, K)."""
     features, shares, seen = features.double(), shares.double(), seen.double()
     mean, spread = features.mean(0), features.std(0).clamp(min=1e-12)
     inputs, asked = (features - mean) / spread, (seen - mean) / spread

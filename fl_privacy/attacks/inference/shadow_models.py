@@ -102,7 +102,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Averages evidence over rounds; methods ``of_tokens`` need a model that predicts next tokens."""
+    """Averages membership evidence over rounds; ``of_tokens``: needs a model that predicts next tokens."""
 
     title: ClassVar[str]
     source: ClassVar[str]

@@ -263,7 +263,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, its posterior, and its row in the posterior."""
+    """A reconstruction, the posterior of its group, and its row there."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None
@@ -271,7 +271,7 @@ class WithPosterior:
 
 
 def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
-    """Build the likelihood of all updates of ``victims``; updates of one sent model share gradients."""
+    """Build the likelihood of all updates of ``victims``; guesses' gradients are computed once for each sent model."""
     states: list[tuple[Guesser, list[Channel]]] = []
     sent: list[Observation] = []
     like = next(prepared.observer.parameters())
@@ -328,7 +328,7 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of up to ``number`` attempts, and how many are worthwhile."""
+    """Return labels (V, A, B) in A attempts, up to ``number``, and the number of worthwhile attempts."""
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
     known = torch.stack(found) if len(found) == len(victims) else None

@@ -309,7 +309,7 @@ class Turn:
     """One turn of S attempts at an image: solve for the map given the image, then for the image given the map.
 
     Attributes:
-        put_out, known: (O, P) scaled outputs of the private layer, and ``True`` if known.
+        put_out, known: (O channels, P positions) scaled outputs of the private layer, and ``True`` if known.
     """
 
     mean_patches: Tensor  # (1, K, P) of the prior's mean

@@ -344,7 +344,7 @@ def _of_slices(effect: effects.SlicedNoise, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_perturbation(effect: effects.AdversarialPerturbation, setting: Setting) -> Step | None:
-    """Treat a perturbation against classifiers as normal noise of the same norm."""
+    """Treat a perturbation against classifiers as normal noise of the same norm; ``None`` if that is unknown."""
     if effect.budget is None:
         return None
     count = sum(value.shape[1] for value in setting.observed.values())
@@ -410,12 +410,12 @@ _ROUNDED_OFF = 0.1  # share of a Laplace scale within which the loss is smoothed
 
 
 def normal(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return the loss (V,) under Gaussian noise of standard deviation ``std``."""
+    """Return the negative log likelihood (V,), up to a constant, under Gaussian noise of deviation ``std``."""
     return (0.5 * ((observed - guessed) / std).square()).sum(1)
 
 
 def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return the loss (V,) under Laplace noise of standard deviation ``std``."""
+    """Return the negative log likelihood (V,), up to a constant, under Laplace noise of standard deviation ``std``."""
     apart = (observed - guessed) / (std / 2**0.5)
     return ((apart.square() + _ROUNDED_OFF**2).sqrt() - _ROUNDED_OFF).sum(1)
 

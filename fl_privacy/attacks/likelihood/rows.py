@@ -105,7 +105,7 @@ def learn_rows(schema: Schema, rows: Tensor, labels: Tensor) -> RowPrior:
 
 
 def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
-    """Return each column's parent in the tree of most mutual information, from joint shares (D, D, Q, Q)."""
+    """Return each column's parent in the tree of most mutual information, by joint shares (D, D, Q, Q) of Q values."""
     apart = shares[:, None, :, None] * shares[None, :, None]
     information = (joint * (joint.clamp_min(1e-12) / apart).log()).sum((2, 3))
     live = (joint > 0).flatten(2).sum(2)
@@ -139,7 +139,7 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F) with one cell of ``row`` (S, F) changed.
+        """Return rows (S, P, F): P changes of one cell of ``row`` (S, F), in each of S searches.
 
         A category becomes each other one, a number takes public or nearby values.
         """

@@ -60,7 +60,7 @@ class ServerAttack(ABC):
         return None
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """Return the architecture that ``clients`` clients have to agree on; its values are not used."""
+        """Return the model whose architecture all ``clients`` clients have to use; its values are not used."""
         return model
 
     @abstractmethod

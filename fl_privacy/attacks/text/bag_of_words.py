@@ -150,7 +150,7 @@ class BagReader:
     def _ordered(
         self, observation: Observation, rows: word_evidence.WordRows, tokens: Tensor, total: int | None
     ) -> Tensor | None:
-        """Return a text's words in order, by its positions' rows; ``None`` if these are missing."""
+        """Return a text's words in order, by the position embedding's gradient; ``None`` if that is missing."""
         positions = self._positions(observation)
         if positions is None or total is None or self._where != "embeddings":
             return None
@@ -158,7 +158,7 @@ class BagReader:
         return tokens[word_evidence.placed(rows.values[0, tokens], sign * positions[:total].to(rows.values))]
 
     def _positions(self, observation: Observation) -> Tensor | None:
-        """Return the positions' rows (P, d); ``None`` if they are missing or weight decay moves them."""
+        """Return the position embedding's update (P, d); ``None`` if it is missing or weight decay changes it."""
         name = self._model.position_weight
         rows = None if name is None else observation.update().get(name)
         if rows is None or (observation.plan.weight_decay and observation.plan.shares != "gradient"):

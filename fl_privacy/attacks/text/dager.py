@@ -232,7 +232,7 @@ class Peeled:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Peeling:
-    """Subtracts known texts from a batch's gradient while :func:`disaggregated` finds certain ones."""
+    """Finds a batch's texts in turn: certain texts are subtracted from the gradient before the next search."""
 
     model: TextModel  # model with the values sent, in double precision
     searched: TextModel  # the same in the precision of the values sent
@@ -304,7 +304,7 @@ class Peeling:
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
         """Return the certain texts that descents from ``guess`` find.
 
-        Tokens that are not held are redrawn; at last all candidates are tried from the nearest texts.
+        Later descents start from random tokens at positions that are not ``held``, the last from the nearest texts.
         """
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []

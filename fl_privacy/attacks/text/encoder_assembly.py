@@ -27,7 +27,7 @@ _DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """One text, assembled from its tokens (L,)."""
+    """One text's ``tokens`` (L,), with its distance from the span, the ``residual``."""
 
     tokens: Tensor
     residual: float

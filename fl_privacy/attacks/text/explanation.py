@@ -61,7 +61,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
     """Return the client's factor on the part ``known`` (V, d) of the gradient ``seen`` (V, d).
 
-    It is measured orthogonally to the unknown ``states`` (B, d), without the rows of ``tokens``.
+    It is measured orthogonally to ``states`` (B, d), without the rows of ``tokens``; ``None`` if that leaves nothing.
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
     others[tokens] = False
@@ -75,7 +75,7 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
 
 
 def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
-    """Return the last linear layer with an output for each token, with its weight's name."""
+    """Return the weight's name and the layer, of the last linear one with an output for each token, or ``None``."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
@@ -145,7 +145,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Return ``batch`` with a class for each of neighboring ``copies``, from their summed labels, or ``None``."""
+    """Return ``batch`` with classes, by the summed labels of each text's ``copies``; ``None`` if a sum is not whole."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

@@ -47,8 +47,8 @@ class Span:
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
     """Return the span of the inputs of ``block``'s attention, from its layers' gradients.
 
-    Singular values near the smallest are noise. With an adapter B A x, the gradient of A is used, or while B is zero
-    that of B. ``queries``: ``True`` for only the first layer. ``least``: smaller singular values are rounding.
+    Directions with singular values near the smallest are left out as noise, below ``least`` as rounding. For an adapter
+    B A x, the gradient of A is used, or of B while B is zero. ``queries``: ``True`` uses only the first layer.
 
     Raises:
         NotAttackableError: no such gradient was uploaded.

@@ -312,7 +312,7 @@ def found_pairs(
 
 
 def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
-    """Return the tokens that the summed evidence distinguishes from chance."""
+    """Return at most ``most`` tokens whose evidence, summed over ``bases``, exceeds chance."""
     total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
     views = (torch.tensor([basis.numbers for basis in bases]) > 0).sum(0)
     which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())

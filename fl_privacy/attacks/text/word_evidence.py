@@ -383,8 +383,8 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
     """Draw rows (m, d) of pure noise like the noise in ``values`` (V, d).
 
-    Each element is drawn from its column, without the possible ``words`` (k,); rows are scaled to the median of the
-    squared lengths ``energy`` (V,).
+    Each element is drawn from its column in rows other than the possible ``words`` (k,). Then rows are scaled to the
+    median of the squared lengths ``energy`` (V,).
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False

@@ -109,7 +109,7 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Return each inner node's w, H and gain, and sums of w (H, 1) and w^2 (H, 1) over its children."""
+    """Return inner nodes' w, H, gain, and sums of children's (H, 1) by inner ones' w, leaves' value, and squares."""
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
     for child in (tree.left[nodes], tree.right[nodes]):

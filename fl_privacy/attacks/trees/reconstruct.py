@@ -86,14 +86,14 @@ class BoxProblem:
             self.known_parts = self.parts(self.known_masks, known[1])
 
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return leaf slots, gradients and hessians (N, T) in the client's trees, of rows with ``masks`` (N, U, W)."""
+        """Return leaf indices, gradients and hessians (N, T) in the client's trees, for rows' ``masks`` (N, U, W)."""
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
         p = 1 / (1 + np.exp(-margin))
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw the first states, labels and known rows (-1 for none) within the boxes of the first tree."""
+        """Draw states (N, F), labels (N,) and indices of known rows (N,), -1 for none, that fit the first tree."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -392,7 +392,7 @@ def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | 
 
 
 def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """Return ``True`` (S,) for states that the known categories allow."""
+    """Return a mask of the grid's S states: ``False`` for those without any of the known categories."""
     found = np.ones(int(grid.states.sum()), dtype=bool)
     for feature, codes in knowledge.categories.items():
         here = np.zeros(int(grid.states[feature]), dtype=bool)

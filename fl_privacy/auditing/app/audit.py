@@ -36,7 +36,7 @@ from fl_privacy.defenses import Defense
 from fl_privacy.effects import settings_in_words
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import make_out_folder
+from fl_privacy.files import make_out_folder, shipped
 from fl_privacy.files.foreign import expanded, files_digest
 from fl_privacy.flower.opacus_watch import watched_opacus
 from fl_privacy.measure.answer import Answer
@@ -59,7 +59,7 @@ class AppAuditRequest:
         run_config: overrides, as in ``flwr run --run-config``.
         node_config: config of every node; ``{partition}`` becomes its own.
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
-        stand_in: draw examples where the app's data are missing.
+        stand_in: ``True`` makes up random examples if the app's data are missing.
         seconds: time after which no further attack begins.
         defense: name and settings of a defense for a second run, see ``defense_called``.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
@@ -268,7 +268,7 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Note how the run differs from the app's own."""
+        """Add notes on how this run differs from the app's own: changes ``there``, and ``rounds`` beyond a limit."""
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (
@@ -338,7 +338,7 @@ class AppAudit(AuditSession):
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
-        """Return the error ``why`` with drawn data or package versions that may be its cause."""
+        """Return the error ``why`` with the made-up data or package versions that may be its cause."""
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
         others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()
@@ -419,7 +419,7 @@ class AppAudit(AuditSession):
 def remedies(problems: Iterable[str]) -> list[str]:
     """Return a sentence with the remedy for each kind of ``problems`` that the sandbox may cause."""
     text = "\n".join(problems)
-    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){words}", text)]
+    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){'|'.join(words)}", text)]
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:
@@ -432,29 +432,8 @@ def with_remedies(problems: Iterable[str]) -> list[str]:
     return found
 
 
-_OF_THE_SANDBOX: Mapping[str, str] = {
-    "The sandbox has no network: name a folder of data by --mirror DIR, and of what was downloaded by --reads DIR.": (
-        r"ConnectionError|Connection(Refused|Reset)|connection (refused|reset|aborted|error)|name resolution|offline|"
-        r"\b(cannot|can't|could not|couldn't) (connect|reach)|failed to (connect|establish|resolve|fetch|download)|"
-        r"network is unreachable|getaddrinfo|gaierror|Name or service|URLError|URL fetch|HTTPError|HTTPS?Connection|"
-        r"Max ?Retries|(Connect|Read)Timeout|LocalEntryNotFound|HubHTTP|on the Hub|huggingface\.co|\bsocket\."
-    ),
-    "The sandbox shows the app its own folder, --mirror, caches of data and --reads DIR, and no other file.": (
-        r"FileNotFound|No such file|is no directory|not found.{0,30}\b(file|folder|directory)\b|"
-        r"\b(files?|folders?|director\w+|path|data ?sets?|data)\b.{0,100}\b(not found|(does not|doesn't) exist)"
-    ),
-    "The sandbox lets the app write its temporary folder alone, and neither mount nor call what is outside.": (
-        r"^(?!.*(socketserver|base_events)\.py, line).*(PermissionError|Permission denied|not permitted|read-only)"
-    ),
-    "The sandbox opens no port, so that nothing is served there.": (
-        r"(PermissionError|Permission denied|not permitted).*(socketserver|base_events)\.py, line"
-    ),
-    "The sandbox limits memory, files and processes: say --limits 'memory_mib=16384 processes=256' for more.": (
-        r"MemoryError|allocate|out of memory|No space left|Resource temporarily|Too many open|File too large|"
-        r"new thread|BlockingIOError|bus error"
-    ),
-}
-"""Remedy in a sandbox -> pattern of the words of errors that need it."""
+_OF_THE_SANDBOX: Mapping[str, Sequence[str]] = shipped(__file__, "remedies.yaml")
+"""Remedy in a sandbox -> patterns of the words of errors that need it."""
 
 
 def _facts(grid: TappedGrid) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 class Defaults:
     """The default values of a project's flags.
 
-    A name has a value if all values that any file assigns or passes to it, its defaults included, agree. ``config`` is
+    A name has a value only if all assignments, arguments and defaults, in all files, give it the same. ``config`` is
     the run config of ``pyproject.toml``.
     """
 

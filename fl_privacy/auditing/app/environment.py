@@ -151,7 +151,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
 
 
 def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
-    """Find the folder of the data set with the hub name ``path`` and configuration ``name`` in a mirror."""
+    """Return a mirror's folder of the data set with hub name ``path`` and configuration ``name``, or ``None``."""
     names = [path.replace("/", "__"), path, path.rpartition("/")[2]]
     names = [*(f"{each}-{name}" for each in names if isinstance(name, str)), *names]
     spellings = (folder / each for one in names for each in (one, one.lower(), one.replace("-", "_").lower()))
@@ -196,7 +196,7 @@ def copied_files(app: Path, into: Path) -> str:
 def rounds_held(rounds: int | None) -> Iterator[dict[str, Any]]:
     """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says.
 
-    Yield the arguments with which the last of these was started, itself as ``self``.
+    Yield a mapping that gets the arguments of the last start; ``self`` is the strategy or server.
     """
     taken: dict[str, Any] = {}
 
@@ -222,7 +222,7 @@ _REPORTED: Mapping[str, Sequence[str]] = {
 
 @contextmanager
 def figures_noted(figures: dict[str, float]) -> Iterator[None]:
-    """Collect the last figures that Flower's strategies and servers report, by name and origin."""
+    """Collect in ``figures`` the last numbers that Flower's strategies and servers report, by name and origin."""
 
     def noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)

@@ -91,7 +91,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Look up names that ``module`` lacks by ``find``, until the stack closes."""
+    """Let ``find`` provide names that ``module`` lacks (``None``: it can't either), until the stack closes."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -107,7 +107,7 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record of ``values``; objects that no record can hold become JSON, and are kept in ``objects``."""
+    """Make a config record; objects that none can hold become JSON, are kept in ``objects`` and noted in ``asked``."""
     told = dict(values)
     for key, value in told.items():
         if not isinstance(value, int | float | str | bytes):
@@ -438,7 +438,7 @@ def _is_codeless(spec: ModuleSpec | None) -> bool:
 
 
 def caller(passed: str) -> FrameType | None:
-    """Return the nearest calling frame outside of this package, and of files that match ``passed``."""
+    """Return the nearest calling frame outside of this package and of files that match ``passed``, or ``None``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and re.search(f"{_OURS}|{passed}", frame.f_code.co_filename):
         frame = frame.f_back

@@ -31,7 +31,7 @@ class Pickle(BytesIO):
 
 
 class Few(np.ndarray):
-    """Array of few drawn examples, which also accepts shapes and indices of a larger one."""
+    """Array of few made-up examples, which also accepts shapes and indices of a larger one."""
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
         try:
@@ -121,7 +121,7 @@ def unpickled(drawing: Drawing, path: Path) -> Any:
 
 
 def archive(drawing: Drawing, path: object) -> Any:
-    """Draw the arrays of a file by their names: labels, or inputs of the network; for a pickle those unpacked."""
+    """Make up a file's arrays by their names: labels, or inputs of the network; for a pickle those unpacked."""
     size = " x ".join(map(str, drawing.array("x", path).shape[1:]))
     drawing.note(str(path), f"drawn arrays, {size} numbers an example, and their labels")
 

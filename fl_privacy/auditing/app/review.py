@@ -13,25 +13,13 @@ from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
 from fl_privacy.auditing.app.defaults import Defaults
 from fl_privacy.auditing.app.scripts import called, constant, dotted, parsed
 from fl_privacy.errors import visible
+from fl_privacy.files import shipped
 from fl_privacy.site.gate.entries import epsilon_of
 
 MOST_ROUNDS = 1_000_000
 """Largest number of rounds for which an epsilon is computed."""
 
-DEFENSES = {
-    "fixedclipping_mod": "clips each client's update; without noise of the server that bounds nothing",
-    "adaptiveclipping_mod": "clips each client's update by a bound that adapts; without noise that bounds nothing",
-    "LocalDpMod": "clips and adds noise on the client",
-    "secaggplus_mod": "masks updates, so that the server sees sums alone",
-    "secagg_mod": "masks updates, so that the server sees sums alone",
-    "DifferentialPrivacyServerSideFixedClipping": "the server adds noise to the sum; it sees each update before",
-    "DifferentialPrivacyServerSideAdaptiveClipping": "the server adds noise to the sum; it sees each update before",
-    "DifferentialPrivacyClientSideFixedClipping": "clients clip, the server adds noise; it sees each update before",
-    "DifferentialPrivacyClientSideAdaptiveClipping": "clients clip, the server adds noise; it sees each update before",
-    "SecAggPlusWorkflow": "masks updates, so that the server sees sums alone",
-    "SecAggWorkflow": "masks updates, so that the server sees sums alone",
-    "PrivacyEngine": "DP-SGD of Opacus, within the training of a client",
-}
+DEFENSES: Mapping[str, str] = shipped(__file__, "protections.yaml")
 """Names of Flower's and Opacus's protections -> their effects."""
 
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -11,9 +11,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fl_privacy.errors import UserError
+from fl_privacy.files import shipped
 
 SIMULATIONS = {"start_simulation", "run_simulation"}
 SERVERS = {"start_server"}
@@ -24,7 +23,7 @@ STARTS = SIMULATIONS | SERVERS | CLIENTS
 MOST_FILES, MOST_BYTES, MOST_TOGETHER, MOST_LISTED = 2000, 4 << 20, 1 << 25, 100_000
 """Largest number of files that are parsed, size of one and of all in bytes, and number of files that are listed."""
 
-EARLIER: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("earlier_names.yaml").read_text("utf-8"))
+EARLIER: Mapping[str, Any] = shipped(__file__, "earlier_names.yaml")
 
 MOST_PLACES = 6
 """Largest number of folders that are added to a project's search path."""

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.ndimage import zoom
 
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
+from fl_privacy.files import shipped
 
 TRAIN, TEST, MOST_ROWS, OF_SHARE, MOST_DRAWN = 600, 200, 10_000, 20, 20_000
 """Numbers of drawn training and test examples, largest row index in code for which more rows are drawn, number for each
@@ -30,14 +31,8 @@ TEXT = re.compile(
 )
 TIME = re.compile(r"date|time", re.IGNORECASE)
 
-_TEXT = """
-the patient was seen on monday with pain in left knee after a fall at home and no fever since two days doctor
-found swelling gave ice rest asked for x ray which showed broken bone then plan to come back next week if it
-gets worse people like this film because story is good actors play well but end too long music makes you feel
-sad happy price of stock rose market closed team won game last night police said fire near river new study
-shows coffee may help sleep school opens again children learn to read number of new cases fell
-"""
-WORDS = _TEXT.split()
+_DATA_SETS = shipped(__file__, "data_sets.yaml")
+WORDS: Sequence[str] = _DATA_SETS["words"].split()
 
 
 class NoWeights(dict[str, Any]):
@@ -60,15 +55,8 @@ class Shape:
     features: int = 10
 
 
-PICTURES: tuple[tuple[re.Pattern[str], Shape, str, str], ...] = (
-    (re.compile(r"fashion.?mnist|kmnist|(^|/)mnist|qmnist"), Shape(side=28, channels=1), "image", "label"),
-    (re.compile(r"femnist|emnist"), Shape(side=28, channels=1, classes=62), "image", "character"),
-    (re.compile(r"cifar.?100"), Shape(classes=100), "img", "fine_label"),
-    (re.compile(r"cifar.?10|cinic"), Shape(), "img", "label"),
-    (re.compile(r"svhn"), Shape(), "image", "label"),
-    (re.compile(r"tiny.?imagenet"), Shape(side=64, classes=200), "image", "label"),
-    (re.compile(r"stl.?10"), Shape(side=96), "image", "label"),
-    (re.compile(r"gtsrb"), Shape(classes=43), "image", "label"),
+PICTURES: tuple[tuple[re.Pattern[str], Shape, str, str], ...] = tuple(
+    (re.compile(entry["pattern"]), Shape(**entry["shape"]), *entry["columns"]) for entry in _DATA_SETS["images"]
 )
 """Name of a data set -> its pictures, and the names of its columns."""
 
@@ -77,11 +65,8 @@ def _shape_of(name: str) -> Shape:
     return next(shape for pattern, shape, *_ in PICTURES if pattern.search(name.lower()))
 
 
-TEXTS: tuple[tuple[re.Pattern[str], str, int], ...] = (
-    (re.compile(r"imdb|yelp_polarity|rotten|amazon_polarity|sentiment140|spam"), "text", 2),
-    (re.compile(r"sst|glue|cola"), "sentence", 2),
-    (re.compile(r"ag.?news"), "text", 4),
-    (re.compile(r"emotion"), "text", 6),
+TEXTS: tuple[tuple[re.Pattern[str], str, int], ...] = tuple(
+    (re.compile(pattern), column, classes) for pattern, column, classes in _DATA_SETS["texts"]
 )
 """Name of a data set -> its column of texts, and its number of classes."""
 
@@ -89,20 +74,7 @@ _ARRAYS = ("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "ST
 OF_TORCHVISION = {name: _shape_of(name) for name in _ARRAYS} | {"EMNIST": Shape(side=28, channels=1, classes=47)}
 """Sets that keep arrays of their pictures."""
 
-OF_FILES: dict[str, Shape] = {
-    **{"QMNIST": Shape(side=28, channels=1), "USPS": Shape(side=16, channels=1)},
-    **{"SEMEION": Shape(side=16, channels=1), "EuroSAT": Shape(side=64)},
-    **{"FER2013": Shape(side=48, channels=1, classes=7), "Omniglot": Shape(side=105, channels=1, classes=964)},
-    **{"Imagenette": Shape(side=96), "PCAM": Shape(side=96, classes=2), "RenderedSST2": Shape(side=96, classes=2)},
-    **{
-        name: Shape(side=64, classes=classes)
-        for name, classes in {
-            **{"Caltech101": 101, "Caltech256": 257, "CelebA": 40, "Country211": 211, "DTD": 47, "FGVCAircraft": 100},
-            **{"Flowers102": 102, "Food101": 101, "GTSRB": 43, "ImageNet": 1000, "LFWPeople": 5749},
-            **{"OxfordIIITPet": 37, "Places365": 365, "StanfordCars": 196, "SUN397": 397},
-        }.items()
-    },
-}
+OF_FILES = {name: Shape(**shape) for name, shape in _DATA_SETS["files"].items()}
 """Further sets of torchvision with one label for each picture (of CelebA, 40 attributes)."""
 
 SETS = OF_TORCHVISION | OF_FILES
@@ -177,10 +149,10 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 
 
 class Drawing:
-    """Draws data that an app loads, by the columns and numbers of classes in its code; ``folder`` is for its files.
+    """Makes up random data that an app loads, by the columns and classes in its code; ``folder`` is for files.
 
     Attributes:
-        asked: requested data -> drawn data in their place.
+        asked: requested data -> made-up data in their place, in words.
         shares: largest number of clients that the app divides a data set among.
     """
 
@@ -305,7 +277,7 @@ class Drawing:
         return [each for each in self.asked if each not in self._pretrained]
 
     def in_words(self) -> str:
-        """Describe the drawn data in sentences; "" if there are none."""
+        """Describe the made-up data in sentences; "" if there are none."""
         if not self.asked:
             return ""
         told = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
@@ -423,7 +395,7 @@ class Drawing:
         return Table(drawn).iloc[order].reset_index(drop=True)
 
     def array(self, name: str, path: object) -> np.ndarray:
-        """Draw an array by its name: labels, or inputs of the network, such as pictures, windows or rows."""
+        """Draw random values for an array by its name: labels, or inputs such as pictures, windows or rows."""
         number, classes = TEST if re.search("test|val", name) else TRAIN, self.classes or 10
         rng = self.rng(f"{path} {name}")
         if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):

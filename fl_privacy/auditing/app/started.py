@@ -284,7 +284,7 @@ class _Runner:
 
         def refuse(original: Any, parser: argparse.ArgumentParser, message: str) -> None:
             raise UserError(
-                f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
+                f"{name} refuses its arguments: {message}. Give them by --server-args or --client-args,"
                 " as in --client-args '--id {partition}'."
             )
 

@@ -43,7 +43,7 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 
 @contextmanager
 def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
-    """Draw data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
+    """Make up random data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
     code = parsed(app.folder)
     drawing = Drawing(reached(entries(app, code)[0] or list(code), code), files, seed)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
@@ -52,7 +52,7 @@ def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator
 
 @contextmanager
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
-    """Load data from ``drawing`` if they are missing here, until the block ends.
+    """Load random data from ``drawing`` if the app's are missing here, until the block ends.
 
     A data set that ``mirror`` has, by name and configuration, is loaded as it is.
     """
@@ -70,7 +70,7 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
 
 
 class Hooks:
-    """Replacements ``hook(original, ...)`` of functions that load data, which draw missing data."""
+    """Replacements ``hook(original, ...)`` of functions that load data, which make up missing data."""
 
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
@@ -190,7 +190,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split drawn examples in the proportions of ``lengths``, which are those of the missing data."""
+        """Split made-up examples in the proportions of ``lengths``, those of the missing data."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -211,14 +211,14 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Return valid indices of drawn examples for ``indices`` of the missing data, which are more."""
+        """Turn ``indices`` of the missing data, which are more, into valid ones of the made-up examples."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
         return indices
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split drawn examples at random, without stratifying if a class has too few."""
+        """Split made-up examples at random, without stratifying if a class has too few."""
         found = attempt(lambda: original(*args, **kwargs))
         if isinstance(found, Failure):
             few = self.drawing.asked and "least populated" in found.reason
@@ -233,7 +233,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files; if no table matches, yield a made-up name, whose table the reader draws."""
+        """Search files; if no table matches, yield a made-up name, whose table is made up when it is loaded."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -279,7 +279,7 @@ class Hooks:
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` also for missing data, so that a script goes on to read them; the reader draws them."""
+        """Return ``True`` also for missing data, so that a script goes on to load them; they are then made up."""
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
         drawn = named.suffix.lower() in stand_in.DRAWN or tensors or self._twin(path) is not path

@@ -77,7 +77,7 @@ def _copies(rows: int, of: int, how: str) -> str:
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
     """Find a table with ``array`` (N,) or (N, f) as whole columns, in any order; return f and the number of columns.
 
-    Rows of ``tables`` (N, F) may be repeated; ``counts`` are possible numbers of the client's examples.
+    ``None`` if no table fits. Rows of ``tables`` (N, F) may be repeated; ``counts``: possible numbers of examples.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None

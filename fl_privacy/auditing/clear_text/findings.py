@@ -4,11 +4,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from fl_privacy.auditing.clear_text.copies import (
     LEAST_ROWS,
@@ -22,6 +20,7 @@ from fl_privacy.auditing.clear_text.copies import (
     numbers_in,
 )
 from fl_privacy.auditing.clear_text.inventory import Sent
+from fl_privacy.files import shipped
 from fl_privacy.report.audit_parts import Leak
 
 LEAST_DISTINCT = 4  # smallest number of different values for which equality is evidence
@@ -43,7 +42,7 @@ _FIGURE = re.compile(r"mean|average|avg|sum|total|squares?|std|dev|variance", re
 _STATED = re.compile(r"epsilon|delta|noise[-_]?multiplier|max[-_]?grad[-_]?norm|clip", re.IGNORECASE)
 
 
-_KINDS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text("utf-8"))
+_KINDS: Mapping[str, Mapping[str, Any]] = shipped(__file__, "kinds.yaml")
 """Kind of leak -> severity, what is found, and consequence for the people behind the data."""
 
 

@@ -73,21 +73,21 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``, which the source ``entry`` enters, and return the source of its outputs."""
+        """Add the layers of ``network``, whose input is source ``entry``; return the source that is its output."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):
-            raise UserError(f"the app's own code calls the layers of its Keras network {type(network).__name__}")
+            raise UserError(f"Keras is expected to call the layers of {type(network).__name__}, but the app does")
         if len(layers) + 1 < len(network.layers) or len(getattr(network, "outputs", None) or ()) > 1:
-            raise UserError("its Keras network has several inputs or outputs")
+            raise UserError("one input and one output are expected, but the app's Keras network has several")
         for layer in layers:
             nodes = () if sequential else layer._inbound_nodes
             if not sequential and len(nodes) != 1:
-                raise UserError("a layer of its Keras network is used several times")
+                raise UserError("each layer is expected once, but one of the app's Keras network is used several times")
             parents = [each.operation for node in nodes for each in node.parent_nodes]
             before = [entry if type(each).__name__ == "InputLayer" else places.get(id(each), -1) for each in parents]
             if -1 in before:
-                raise UserError("an operation between the layers of its Keras network is not known here")
+                raise UserError("only layers are expected, but the app's Keras network has other operations, too")
             before = before or [last]
             last = self._add(layer, before[0]) if hasattr(layer, "layers") else self._add_layer(layer, tuple(before))
             places[id(layer)] = last
@@ -127,7 +127,7 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     """Yield the PyTorch layers that equal a Keras layer, each with its weights by name."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     if len(shape) == 4 and None in shape[1:]:
-        raise UserError("images of any size enter its Keras network")
+        raise UserError("one image size is expected, but the app's Keras network takes images of any size")
     weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
     if kind in ("Conv2D", "DepthwiseConv2D") and layer.padding == "same" and max(layer.strides) > 1:  # more behind
         told = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
@@ -139,11 +139,11 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     usual = getattr(layer, "data_format", "channels_last") == "channels_last" and not _has_own_code(layer)
     made = _made(layer, kind, shape) if usual else None
     if made is None:
-        raise UserError(f"its Keras layer {kind} is not known here")
+        raise UserError(f"the app's Keras layer {kind} is not supported")
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
     name = getattr(getattr(layer, "activation", None), "__name__", "linear")
     if name != "softmax" and name not in _ACTIVATIONS:
-        raise UserError(f"its Keras activation {name} is not known here")
+        raise UserError(f"the app's Keras activation {name} is not supported")
     if name != "linear":
         yield nn.Softmax(1 if len(shape) == 4 else -1) if name == "softmax" else _ACTIVATIONS[name](), {}
 

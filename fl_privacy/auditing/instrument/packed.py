@@ -257,7 +257,7 @@ class _Search:
     def find(
         self, key: str, numbers: np.ndarray, targets: Sequence[Sequence[str]], whole: Collection[str]
     ) -> _Placed | None:
-        """Return the first target that has the ``numbers`` at given places; targets in ``whole`` need no places."""
+        """Return the first target with ``numbers`` at given places, or ``None``; those in ``whole`` need no places."""
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)
         mates = sorted(free, key=lambda other: abs(at[other] - at[key]))

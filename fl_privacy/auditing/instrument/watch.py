@@ -46,7 +46,7 @@ class Watched:
         evaluated: tensors of the first batches loaded without gradients.
         labels: integer labels, if batches have one such column.
         loaded: number of examples with gradients on, once for each epoch.
-        passes: largest number of examples in one epoch, by the loaders' data set.
+        passes: ``id`` of a loader's data set -> largest number of its examples in one epoch.
         entered: shapes of the modules' inputs, in words, with counts.
         trained: parameters of each optimizer, by ``id``.
         gradients: gradients of the first step by name; of the first loss without a PyTorch optimizer.

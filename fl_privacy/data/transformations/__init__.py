@@ -14,6 +14,7 @@ from torch.nn.functional import conv2d, pad
 
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
+from fl_privacy.files import shipped
 from fl_privacy.files.foreign import expanded, read_text
 
 _FIXED = 1 << 16  # fixed-point unit of the library's nearest-neighbor sampling: 65,536ths of a pixel
@@ -222,28 +223,8 @@ KINDS: Mapping[str, Kind] = {
 }
 """Name -> kind of operation. Magnitudes: slope, share of the side, degrees, change of a factor, bits, or level."""
 
-_TABLE = (
-    ("invert", 7), ("contrast", 6), ("rotate", 2), ("translate_x", 9), ("sharpness", 1),
-    ("sharpness", 3), ("shear_y", 2), ("translate_y", 2), ("autocontrast", 5), ("equalize", 2),
-    ("shear_y", 5), ("posterize", 5), ("color", 3), ("brightness", 5), ("sharpness", 9),
-    ("brightness", 9), ("translate_x", 4), ("equalize", 1), ("contrast", 7), ("sharpness", 5),
-    ("color", 5), ("translate_x", 5), ("equalize", 7), ("autocontrast", 8), ("translate_y", 3),
-    ("sharpness", 6), ("brightness", 6), ("color", 8), ("solarize", 0), ("invert", 0),
-    ("equalize", 0), ("autocontrast", 0), ("equalize", 8), ("equalize", 4), ("color", 5),
-    ("equalize", 5), ("autocontrast", 4), ("solarize", 4), ("brightness", 3), ("color", 0),
-    ("solarize", 1), ("autocontrast", 0), ("translate_y", 3), ("translate_y", 4), ("autocontrast", 1),
-    ("solarize", 1), ("equalize", 5), ("invert", 1), ("translate_y", 3), ("autocontrast", 1),
-)  # fmt: skip
 
-_PROBABILITIES = (
-    0.1, 0.2, 0.7, 0.3, 0.8, 0.9, 0.5, 0.7, 0.5, 0.9, 0.2, 0.3, 0.4, 0.6, 0.3, 0.7, 0.6, 0.5, 0.6, 0.6,
-    0.7, 0.5, 0.3, 0.4, 0.4, 0.2, 0.9, 0.2, 0.5, 0.0, 0.2, 0.6, 0.2, 0.6, 0.9, 0.6, 0.8, 0.2, 0.1, 0.7,
-    0.4, 0.9, 0.9, 0.7, 0.9, 0.8, 0.8, 0.1, 0.7, 0.9,
-)  # fmt: skip
-
-OPERATIONS: tuple[Operation, ...] = tuple(
-    Operation(name, level, probability) for (name, level), probability in zip(_TABLE, _PROBABILITIES, strict=True)
-)
+OPERATIONS: tuple[Operation, ...] = tuple(Operation(*row) for row in shipped(__file__, "operations.json"))
 """Operations of Table 1 (Gao et al. 2023); probabilities of AutoAugment's CIFAR-10 policies (Cubuk et al. 2019)."""
 
 _IN_THE_CODE = {16: ("equalize", 5), 43: ("translate_y", 3), 47: ("invert", 0)}

@@ -28,9 +28,9 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
     """Infer the local plan from the update of ``observation``; return a sentence on each finding.
 
-    Weights are distinguished from a change by the share of the values sent in them, a kept batch norm by its change,
-    the mode of batch norm by its statistics, the number of steps by its counters, the learning rate by the output
-    layer's bias, whose gradient is the output minus the label. Fields in ``told`` were given by the user;
+    Uploaded weights, unlike changes, contain the values sent. A large change reveals a kept batch norm; the running
+    statistics reveal batch norm's mode, and its counters the number of steps. The learning rate follows from the
+    output layer's bias, whose gradient is the output minus the label. Fields in ``told`` were given by the user;
     contradictions are reported, and the update is believed.
     """
     said: list[str] = []
@@ -216,7 +216,7 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of a batch norm that the client kept; ``None`` if steps explain all changes."""
+    """Return the largest change of batch norms if the client kept its own; ``None`` if training explains it."""
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
     if not own or not rest or not 0 < max(rest) < float("inf"):

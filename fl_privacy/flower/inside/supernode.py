@@ -240,7 +240,7 @@ class _Task:
         return True
 
     def is_answered(self, app: Answerer) -> bool:
-        """Send the reply of ``app``; ``False`` if the message has to wait."""
+        """Send the reply of ``app``, or log why that failed; ``False`` if the message has to wait."""
         with TURN:
             done = attempt(lambda: self._answered(app))
         if isinstance(done, Failure):

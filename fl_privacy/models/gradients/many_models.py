@@ -68,7 +68,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Slopes(torch.autograd.Function):
-    """Function (output gradients, inputs, weight) -> gradients by inputs and weight; empty if not wanted."""
+    """Convolution's backward pass, batched by ``vmap``; gradients that are not wanted are empty."""
 
     @staticmethod
     def forward(deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ class _Slopes(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Save nothing, since the slopes are not differentiated again."""
+        """Save nothing, since these gradients are not differentiated again."""
 
     @staticmethod
     def vmap(  # noqa: PLR0917
@@ -176,7 +176,7 @@ def models_at_once(model: nn.Module, batch_size: int) -> int:
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Return the examples (M, B) of each local step of M clients with ``subsets`` (M, N), in random orders."""
+    """Return the indices (M, B) of each local step of M clients with ``subsets`` (M, N), in random orders."""
     clients, number = subsets.shape
     slices = choose_method.step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))

@@ -119,7 +119,7 @@ class VictimModel:
 
 
 class VictimGradients(ABC):
-    """Function of inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) that returns gradients (V, *shape) by name.
+    """Function from V victims' inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) to gradients (V, *shape) by name.
 
     It is differentiable by the inputs and by soft labels.
     """

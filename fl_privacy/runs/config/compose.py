@@ -43,7 +43,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and section of ``override``; ``None`` if it may affect other sections."""
+    """Return group, option and section of ``group=option``; ``None`` if it may affect other sections."""
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"
@@ -234,7 +234,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the one key with several values (``defense.rate`` for ``defense.rate=0,1``); ``UserError`` for several."""
+    """Return the key with several values (``defense.rate`` for ``defense.rate=0,1``), if any; ``UserError`` for two."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")

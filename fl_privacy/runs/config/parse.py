@@ -13,26 +13,11 @@ from typing import Any, TypeVar
 
 from fl_privacy.checks import fits, in_words, meant_by, one_of
 from fl_privacy.errors import UserError
-from fl_privacy.files import CONFIG_DIR
+from fl_privacy.files import CONFIG_DIR, shipped
 
 T = TypeVar("T")
 
-LATER: Mapping[str, Any] = {
-    "bpki.prior": None,
-    "defense.widths": None,
-    "defense.layers": None,
-    "defense.samples": None,
-    "attack.into_range": "clamp",
-    "federation.server_optimizer": "sgd",
-    "federation.server_momentum": 0.9,
-    "federation.server_beta2": 0.99,
-    "federation.server_tau": 1e-3,
-    "federation.server_noise": 0.0,
-    "threat_model.observer": "server",
-    "threat_model.colluding_sites": 1,
-    "threat_model.knows_numbers": True,
-    "threat_model.differences": False,
-}
+LATER: Mapping[str, Any] = shipped(__file__, "later.json")
 """Settings that were added later, at the value that older files imply; it does not change hashes."""
 
 
@@ -100,7 +85,7 @@ def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> 
 def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:
     if is_dataclass(annotation) or annotation is Options:
         if not isinstance(value, Mapping):
-            raise UserError(f"{name} is expected to be a section of settings, but is none; leave it as it is.")
+            raise UserError(f"{name} is expected to be a section, but got {value!r:.40}; set {name}.KEY=VALUE.")
         for key, within in declared.metadata.get("limits", {}).items():
             expect_within(f"{name}.{key}", value.get(key), within)
         if names := declared.metadata.get("names"):

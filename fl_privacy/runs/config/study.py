@@ -70,7 +70,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid; of ``overrides``, attacks get ``attack.*``, trainings ``inference``, both the rest."""
+    """Load a grid; overrides of ``attack`` go to attacks, those of ``inference`` to trainings, others to both."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -197,7 +197,7 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
             raise UserError(f"{where} has no training {kind.training}{suggest(kind.training, raw['trainings'])}")
     for training in raw["evaluators"]:
         if training not in raw["trainings"]:
-            raise UserError(f"evaluators of the track {name} has {training}{suggest(training, raw['trainings'])}")
+            raise UserError(f"evaluators of the track {name} got {training}{suggest(training, raw['trainings'])}")
     whole(f"version of the track {name}", raw["version"], at_least=1, example=1)
     whole(f"early of the track {name}", raw["early"], at_least=1, example=3)
     for key in ("trainings", "uploads", "accuracy_loss"):
@@ -265,7 +265,7 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
 
 
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return a mapping with keys and types of ``sections``, its lists as tuples."""
+    """Return a mapping with its lists as tuples; ``UserError`` unless keys and types are those of ``sections``."""
     if not isinstance(raw, Mapping):
         raise UserError(f"{what} is expected to be a mapping, but got {raw!r}; write KEY: VALUE lines.")
     for key in raw:

@@ -93,7 +93,7 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
-    """Return the choices in ``found``; ``UserError`` unless those of ``parts`` are registered or trusted."""
+    """Return the chosen option of each group; ``UserError`` unless those of ``parts`` are registered or trusted."""
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
         option = choices.get(part)

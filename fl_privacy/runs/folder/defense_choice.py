@@ -206,7 +206,7 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing; ``None`` if none does, or nothing leaked undefended."""
+    """Return the most accurate candidate that leaks nothing; ``None`` if all leak, or nothing leaked undefended."""
     if not comparable(candidates) or unread_undefended(candidates):
         return None
     least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)

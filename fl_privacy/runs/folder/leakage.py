@@ -75,7 +75,7 @@ def leaks_most(found: Sequence[LeakageResult]) -> LeakageResult | None:
 
 
 def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | None:
-    """Return the first result with the worst mean of ``metric``."""
+    """Return the first result with the worst mean of ``metric``; ``None`` without any."""
     measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
     sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
     return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None

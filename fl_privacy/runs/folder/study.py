@@ -172,7 +172,7 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the worst result of attackers up to ``threat``, on one kind of ``uploads`` or all."""
+        """Return the worst result of attackers up to ``threat``, on one kind of ``uploads`` or all, if any."""
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,

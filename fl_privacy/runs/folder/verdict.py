@@ -71,7 +71,7 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verdict:
-    """Verdict on a run."""
+    """Verdict on a run: color (``tone``), reason (``ground``), and the results behind both."""
 
     tone: Tone
     ground: Ground

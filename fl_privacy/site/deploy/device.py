@@ -159,7 +159,7 @@ def measure_nodes(
 def _runs_in(folder: Path) -> list[Path]:
     if (folder / IDENTITY).is_file():
         if read_run(folder).identity.config.get("command") != "run":
-            raise UserError(f"{folder} is expected to be a training by `fl-privacy run`, but is none; give one.")
+            raise UserError(f"{folder} is expected to be a run of `fl-privacy run`, but is another; name a run.")
         expect_finished(folder)
         return [folder]
     found = sorted(path.parent for path in folder.glob("*/run.json") if not is_aside(path.parent))

@@ -209,7 +209,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield ``wanted`` if it is not installed, and the unmet requirements of its extras."""
+    """Yield (requirement, reason) if ``wanted`` is missing or of another version, and for its extras."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra
@@ -342,7 +342,7 @@ class Approvals:
         return None
 
     def decision(self, run: str) -> dict[str, Any]:
-        """Return the decision on a run, empty without one; ``RefusedError`` if it was revoked."""
+        """Return the decision on a run, empty without one; ``RefusedError`` if revoked, ``UserError`` if damaged."""
         place = self.place(run, "decision")
         try:
             found = _own(place)

@@ -78,7 +78,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
     """Return the part of the app's reply that may leave, with noise if the policy requires it.
 
     Names and order are those of the policy or of the received message. ``RefusedError`` for content that the policy
-    does not name, or if some received arrays are missing.
+    neither names nor ``drops``, or if some received arrays are missing.
     """
     reply = policy.reply(kind)
     if reply is None:
@@ -99,7 +99,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 
 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
-    """Return, as reply of an app that failed, the received arrays plus noise, so that the failure stays hidden.
+    """Return the reply in place of a failed app's: the received arrays plus noise, which hides the failure.
 
     ``None`` if the policy has no noise, or lets an app choose other values.
     """

@@ -87,7 +87,7 @@ class Ledger:
         with self._locked() as descriptor:
             account = self._read(descriptor)
             if (asked := account.open.get(number)) is None:
-                raise LedgerError(f"{self.path} is expected to have entry {number} open, but has not; settle it once.")
+                raise LedgerError(f"{self.path} is expected to have entry {number} open, but it is not; settle once.")
             left = left if len(left) <= LONGEST_LEFT else f"{left[:LONGEST_LEFT]} and more"
             told = {**vars(asked), "outcome": outcome, "rho": rho, "left": left}
             return self._write(descriptor, account, self._next(account, **told))

@@ -1,40 +1,16 @@
 """Rules of a site's policy for single values, and the bits of information that such a value can carry."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
+from fl_privacy.files import shipped
 from fl_privacy.site.gate.plain_yaml import table
 
-REASONS = {
-    "kind": "messages of this kind are not answered",
-    "record": "there is a record that the policy does not name",
-    "key": "there is a key that the policy does not name",
-    "type": "a value is of a type that the policy does not name",
-    "range": "a value is not in the policy's range",
-    "text": "there is text that the policy does not list",
-    "arrays": "the arrays are not those that came in",
-    "dtype": "an array is of a type that the policy does not name",
-    "shape": "an array is not of the shape that came in",
-    "bytes": "an array is not what it claims to be",
-    "finite": "a number is not finite",
-    "size": "it is too large",
-    "guard": "the model looks crafted",
-    "budget": "the budget is used up",
-    "day": "the rounds of this day are used up",
-    "ledger": "what leaves can't be written down",
-    "bundle": "the run's bundle is no Flower app",
-    "run": "this site has not approved the run",
-    "waiting": "too many messages of the run wait",
-    "packages": "the app needs packages that are not installed",
-    "app": "the app failed",
-    "time": "the app took too long",
-    "isolation": "the app can't be kept apart",
-    "gate": "the gate failed",
-}
+REASONS: Mapping[str, str] = shipped(__file__, "reasons.json")
 """Reason of a refusal -> sentence for the coordinator, without values and names, which stay in the site's log."""
 
 SMALLEST = 1e-6
