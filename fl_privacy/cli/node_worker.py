@@ -82,7 +82,7 @@ def installed_app(reference: str) -> Any:
     module, _, attribute = reference.partition(":")
     found = attempt(lambda: getattr(importlib.import_module(module), attribute))
     if isinstance(found, Failure):
-        raise UserError(f"--app expects package.module:attribute, but got {reference}: {found.reason}; correct it.")
+        raise UserError(f"--app is expected as package.module:attribute, but got {reference}: {found.reason}.")
     if not callable(found):
         raise UserError(f"--app is expected to be a ClientApp, but {reference} is a {type(found).__name__}; name one.")
     return found
