@@ -149,16 +149,16 @@ def called(option: str, section: Any) -> str:
     return option
 
 
-def suggest(word: str, allowed: Iterable[str], given_with: str = "", *, group: str = "", above: str | None = None) -> str:
+def suggest(word: str, allowed: Iterable[str], known: str = "", *, group: str = "", above: str | None = None) -> str:
     """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``
 
-    At most ``MOST_NAMED`` names similar to ``word`` are listed; ``given_with`` is a choice that they depend on, such as
+    At most ``MOST_NAMED`` names similar to ``word`` are listed; ``known`` is a choice that they depend on, such as
     ``attack=idlg``, ``group`` the group of options, and ``above`` the section of settings.
     """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     like = meant_by(word, names, group, above=above)
     meant = f" (did you mean {like}?); " if like else "; "
-    meant += f"allowed with {given_with}: " if given_with else "allowed: "
+    meant += f"allowed with {known}: " if known else "allowed: "
     if (left := len(names) - MOST_NAMED) > 0:
         nearest = sorted(difflib.get_close_matches(word, names, n=MOST_NAMED, cutoff=0.0))
         return f"{meant}{', '.join(nearest)}, and {left} others."
