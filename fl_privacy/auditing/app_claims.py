@@ -17,7 +17,7 @@ from fl_privacy.auditing.app.bundle import App as Project, read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
-from fl_privacy.auditing.strategy_claims import DRAWS, uncovered
+from fl_privacy.auditing.strategy_report import DRAWS, uncovered
 from fl_privacy.defenses import Defense
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest, tested

@@ -1,7 +1,6 @@
 """Build the observation that attacks need from a client's first step: network, inputs, loss."""
 
 import copy
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -15,7 +14,16 @@ from torch.utils._pytree import tree_leaves
 from fl_privacy.attacks.exact.certificate import CHANGED_BEFORE
 from fl_privacy.auditing.instrument.keras_layers import FromKeras, is_keras, laid_out
 from fl_privacy.auditing.instrument.matching import Matched
-from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayModel, beside, tensors_in
+from fl_privacy.auditing.instrument.program import (
+    Call,
+    Own,
+    Program,
+    ReplayModel,
+    beside,
+    connections_of,
+    kinds_in,
+    tensors_in,
+)
 from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.data.app_data import find_normalization
@@ -25,7 +33,7 @@ from fl_privacy.federation.another_site import seen_by_sites
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Kind
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss, loss_of
-from fl_privacy.models.unwrap_model import detached_copy, unwrapped
+from fl_privacy.models.unwrap_model import dequantize, detached_copy, unwrapped
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
@@ -172,8 +180,6 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     kind: Kind = "image" if is_image and min(shapes[0][1:]) >= LEAST_SIDE else "row"
     truths = [program.constants[n].float() for n in variables]
     low, scale, notes = _ranges(kind, truths, range_of)
-    if beside(program, variables, batch):
-        notes += ("The attacker is given the network's other inputs, such as categories.",)
     ranges = list(zip(low, scale, strict=True))
     names = names_in(seen, program, ReplayModel(plain, variables, shapes, ranges, output=None))
     plain = plain.renamed(names)
@@ -189,6 +195,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
         if isinstance(tried, Failure):  # nodes of a graph, which come in its number alone
             output, loss, labels = None, _OWN_LOSS, None
             model = ReplayModel(plain, variables, shapes, ranges, output=None, draws=draws)
+    notes += _given(model, [*range_of, *truths])
     notes += (CHANGED_BEFORE,) * (seen.drawn or draws) + (MIXED,) * (output is None and _normalizes(seen))
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
     own = dict((*model.named_parameters(), *model.named_buffers()))
@@ -210,6 +217,15 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
         notes=notes,
     )
     return problem if seen.added < 2 else _added_up(problem, seen)
+
+
+def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
+    """Note the kinds of a graph's nodes, and say which other inputs the attacker is given."""
+    if model.output is None and connections_of(model) >= 0:
+        model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
+        return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
+    given = beside(model.program, model.variables, len(model.program.constants[model.variables[0]]))
+    return ("The attacker is given the network's other inputs, such as categories.",) * bool(given)
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
@@ -457,7 +473,7 @@ def cleaned(part: nn.Module) -> nn.Module:
     while (within := getattr(inner, "_module", None)) is not None and isinstance(within, nn.Module):
         inner = within
     copied = detached_copy(inner)
-    _dequantize(copied)
+    dequantize(copied)
     for module in copied.modules():
         for hooks in (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks):
             hooks.clear()
@@ -465,22 +481,6 @@ def cleaned(part: nn.Module) -> nn.Module:
             if not isinstance(getattr(hook, "name", None), str):
                 del module._forward_pre_hooks[key]
     return copied
-
-
-def _dequantize(network: nn.Module) -> None:
-    """Replace bitsandbytes' 4-bit layers by plain ones, since their kernels restrict input sizes."""
-    library = sys.modules.get("bitsandbytes.functional")
-    for path, module in list(network.named_modules()):
-        state = getattr(getattr(module, "weight", None), "quant_state", None)
-        if library is None or state is None:
-            continue
-        values = library.dequantize_4bit(module.weight.data, state).float()
-        plain = nn.Linear(values.shape[1], values.shape[0], bias=module.bias is not None)
-        plain.weight = nn.Parameter(values, requires_grad=False)
-        if module.bias is not None:
-            plain.bias = nn.Parameter(module.bias.detach().float(), requires_grad=False)
-        parent, _, child = path.rpartition(".")
-        setattr(network.get_submodule(parent), child, plain)
 
 
 def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:

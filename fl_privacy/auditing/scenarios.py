@@ -18,6 +18,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
 from fl_privacy.auditing.scenario_final import of_final_model
+from fl_privacy.auditing.scenario_graphs import nodes_of, score_nodes
 from fl_privacy.auditing.scenario_members import answered, members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
@@ -108,7 +109,7 @@ def _not_attacked(name: str, reason: str) -> Answer:
 class Scenarios:
     """Attack an app's clients in scenarios of growing difficulty.
 
-    ``attack_within`` makes an attack of limited evaluations, for uploads on which ``attack`` would take too long. The
+    ``attack_within`` makes an attack of limited evaluations. The
     attacker knows the ``defense`` of uploads, if any. ``sites``: number of all clients. ``evaluated``: batches that
     they evaluated. ``server``: rule by which the server moves the model, or why that is no step of the mean.
     """
@@ -262,7 +263,9 @@ class Scenarios:
         guesses, hurried = self._reconstructions(observations)
         if all(guess.batch is None for guess in guesses):
             raise NotAttackedError((guesses[0].failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
-        answer = score(problems, guesses, [tensor for client, _ in found for tensor in client.inputs()], self.seed)
+        loaded = [tensor for client, _ in found for tensor in client.inputs()]
+        graphs = all(problem.model.kinds for problem in problems)
+        answer = score_nodes(problems, guesses, loaded) if graphs else score(problems, guesses, loaded, self.seed)
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *hurried))
 
     def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
@@ -283,6 +286,9 @@ class Scenarios:
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:
+        assert isinstance(observation.model, ReplayModel)
+        if observation.model.kinds and (nodes := nodes_of(observation, observation.model.kinds)) is not None:
+            return nodes
         solved = AnalyticInversion()([observation], seed=self.seed)[0]
         if solved.failure is None and solved.loss < SOLVED:
             return replace(solved, member="the first dense layer's equations")
@@ -352,7 +358,8 @@ class Scenarios:
                 pool = pool_of(problem, own)
                 number = len(problem.truth) if pool is None else min(len(pool), MOST_IMAGES)
             if len(problem.truth) > MOST_IMAGES:
-                raise NotAttackedError(f"its code takes no fewer than {len(problem.truth)} examples")
+                of = "nodes of graphs together" if problem.model.kinds else "examples"
+                raise NotAttackedError(f"its code takes no fewer than {len(problem.truth)} {of}")
             if victim and pool is None and len(problem.truth) != number:
                 break
             observed, said = observed_training(each, problem, number, victim)

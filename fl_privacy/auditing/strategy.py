@@ -16,11 +16,12 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
 from fl_privacy.auditing.server_step import server_plan_of
-from fl_privacy.auditing.strategy_claims import StatedByReplies, audited_claims
 from fl_privacy.auditing.strategy_model import AuditedModel, expect_arrays_of, read_model
 from fl_privacy.auditing.strategy_report import (
     AuditReport,
     NamingServer,
+    StatedByReplies,
+    audited_claims,
     expect_rounds,
     expect_strategy,
     told_partition,

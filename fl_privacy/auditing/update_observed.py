@@ -57,7 +57,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
     """Read the updates of a file, or of a folder of files.
 
     ``before`` is a file for all of them, or a folder with a file of the same name for each; if both are one folder,
-    each file is followed by the next, as the rounds of a training.
+    each file is followed by the next.
 
     Raises:
         UserError: files are missing, can't be read or do not fit the network.

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -179,3 +180,19 @@ def without_checkpointing() -> Iterator[None]:
             if not _uses:
                 for name, value in _own.items():
                     setattr(checkpoint, name, value)
+
+
+def dequantize(network: nn.Module) -> None:
+    """Replace bitsandbytes' 4-bit layers by plain ones."""
+    library = sys.modules.get("bitsandbytes.functional")
+    for path, module in list(network.named_modules()):
+        state = getattr(getattr(module, "weight", None), "quant_state", None)
+        if library is None or state is None:
+            continue
+        values = library.dequantize_4bit(module.weight.data, state).float()
+        plain = nn.Linear(values.shape[1], values.shape[0], bias=module.bias is not None)
+        plain.weight = nn.Parameter(values, requires_grad=False)
+        if module.bias is not None:
+            plain.bias = nn.Parameter(module.bias.detach().float(), requires_grad=False)
+        parent, _, child = path.rpartition(".")
+        setattr(network.get_submodule(parent), child, plain)

@@ -21,7 +21,7 @@ def hardly_any_seeds(few_seeds: None) -> None:
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """For audits of which it is not looked at what is drawn from the strategy: to test its claim takes seconds."""
-    monkeypatch.setattr("fl_privacy.auditing.strategy_claims.DRAWS", 200)
+    monkeypatch.setattr("fl_privacy.auditing.strategy_report.DRAWS", 200)
     monkeypatch.setattr("fl_privacy.auditing.app_claims.DRAWS", 200)
     monkeypatch.setattr("fl_privacy.dp_check.mechanism.PILOT", ((4, 1),))
 

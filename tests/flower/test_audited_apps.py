@@ -186,7 +186,7 @@ CASES = [
 def test_an_audited_app_comes_to_the_same_bytes(
     app: str, stream: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl_privacy.auditing.strategy_claims.DRAWS", 200)
+    monkeypatch.setattr("fl_privacy.auditing.strategy_report.DRAWS", 200)
     (plain, after), (audited, left) = (final(APPS[app], DRAWS[stream], seed, out) for out in (None, tmp_path))
     assert plain == audited
     assert torch.equal(after, left), "and what the app draws next"

@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
-from fl_privacy.auditing.strategy_claims import StatedByReplies, audited_claims
+from fl_privacy.auditing.strategy_report import StatedByReplies, audited_claims
 from fl_privacy.flower.inside.identity import identify_process
 
 

@@ -158,7 +158,7 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Given scripts are relative to the folder, and no others are searched for; command lines are guessed by default.
+    Given scripts are relative to the folder, and no others are searched for.
     Scripts in ``but`` are left out. With ``alone``, clients need no server. ``None`` if no script starts Flower.
 
     Raises:

@@ -179,7 +179,7 @@ def spread(
     """Find parameters that were sent as some values with their places, or joined to one array, under any names.
 
     Places are indices into a parameter, or into all of them joined, or a mask. ``arrays`` are those of the reply that
-    are not parameters themselves; ``base`` has the values for places that did not leave, zero by default.
+    are not parameters themselves; ``base`` has the values for places that did not leave.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array

@@ -1,18 +1,19 @@
 """The recorded computation from a batch to its loss, which can be replayed with another batch."""
 
+import copy
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map, tree_map_only
 
 from fl_privacy.federation.replies import attempt
 from fl_privacy.rng import streams_put_back
@@ -36,6 +37,29 @@ class Own:
     """Placeholder of the parameter with this name."""
 
     name: str
+
+
+def graph_entries(value: Any) -> dict[str, Any] | None:
+    """Return the tensors by key of graphs in PyTorch Geometric's form; ``None`` for others."""
+    if isinstance(value, Tensor | Mapping | type) or not hasattr(value, "edge_index") or not hasattr(value, "to_dict"):
+        return None
+    return {key: each for key, each in value.to_dict().items() if isinstance(each, Tensor | Ref | Own)}
+
+
+def enter_graphs(kind: type) -> None:
+    """Let ``tree_map`` enter the tensors of graphs of a class."""
+
+    def entries_of(graph: Any) -> tuple[list[Any], Any]:
+        entries = graph_entries(graph) or {}
+        return list(entries.values()), (graph, tuple(entries))
+
+    def with_entries(entries: Iterable[Any], of_keys: Any) -> Any:
+        graph = copy.copy(of_keys[0])
+        for key, value in zip(of_keys[1], entries, strict=True):
+            graph[key] = value
+        return graph
+
+    register_pytree_node(kind, entries_of, with_entries)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +172,8 @@ def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
     if isinstance(value, Mapping | list | tuple):
         held = value.values() if isinstance(value, Mapping) else value
         return [t for each in held for t in tensors_in(each, deep)]
+    if (entries := graph_entries(value)) is not None:
+        return list(entries.values())
     own = getattr(value, "__dict__", None)
     if not deep or not isinstance(own, dict) or isinstance(value, nn.Module | type):
         return []
@@ -204,6 +230,9 @@ class Recorder:
             return numbers[id(tensor)]
 
         def abstract(value: Any) -> Any:
+            if graph_entries(value) is not None:  # of a class that is met for the first time
+                enter_graphs(type(value))
+                return tree_map(abstract, value)
             if not isinstance(value, Tensor):
                 return value
             if id(value) in names:
@@ -296,6 +325,7 @@ class ReplayModel(nn.Module):
         self.parts = nn.ModuleList(program.parts)
         self.program, self.variables, self.shapes, self.output = program, tuple(variables), tuple(shapes), output
         self.draws = draws
+        self.kinds: tuple[int, ...] = ()  # widths of the one-hot features of a graph's nodes
         self._examples = len(program.constants[self.variables[0]]) if self.variables else 0
         self.beside = beside(program, self.variables, self._examples, whole=output is None)
         for place, (least, width) in enumerate(ranges):
@@ -346,3 +376,25 @@ def beside(program: Program, variables: Sequence[int], examples: int, *, whole: 
         taken += [n for n, t in constants.items() if not t.is_floating_point() or t.shape not in shapes]
     given = (number for number in dict.fromkeys(taken) if number in constants and number not in variables)
     return tuple(number for number in given if constants[number].shape[:1] == (examples,))
+
+
+def connections_of(model: ReplayModel) -> int:
+    """Return the number of the nodes' connections (2, E); -1 if the network takes no graph."""
+    constants, nodes = model.program.constants, model.program.constants[model.variables[0]]
+    if len(model.variables) > 1 or nodes.dim() != 2 or len(nodes) <= 2:  # (2, E) may be integers of two examples
+        return -1
+    taken = (number for call in model.program.calls if call.part >= 0 for number in call.taken if number in constants)
+    pairs = [n for n in taken if constants[n].shape[:1] == (2,) and constants[n].dim() == 2 and constants[n].numel()]
+    ends = ((n, constants[n]) for n in pairs if not constants[n].is_floating_point())
+    return next((n for n, each in ends if 0 <= int(each.min()) <= int(each.max()) < len(nodes)), -1)
+
+
+def kinds_in(rows: Tensor) -> tuple[int, ...]:
+    """Return the widths of the one-hot features of nodes (N, F); empty for other numbers."""
+    if not len(rows) or not bool(((rows == 0) | (rows == 1)).all()):
+        return ()
+    sums = rows.cumsum(1).int()  # equal for all nodes at the end of a feature
+    ends = (sums[0] * (sums == sums[0]).all(0)).tolist()
+    stops = [ends.index(feature) + 1 for feature in range(1, ends[-1] + 1) if feature in ends]
+    whole = 0 < len(stops) == ends[-1]
+    return tuple(stop - start for start, stop in pairwise([0, *stops[:-1], len(ends)])) if whole else ()

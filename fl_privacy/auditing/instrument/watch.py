@@ -316,7 +316,7 @@ class TrainingWatch:
             if tensors and small and len(self.seen.evaluated) < MOST_EVALUATED:
                 self.seen.evaluated.append([_kept(t) for t in tensors])
             return 0
-        number = len(tensors[0]) if tensors else 0
+        number = _size(batch)
         if number and self.seen.loaded < MOST_EXAMPLES and self._room(tensors):
             self.seen.batches.append([_kept(t) for t in tensors])
         whole = [t for t in tensors if t.dim() == 1 and len(t) == number and not t.is_floating_point()]
@@ -331,7 +331,7 @@ class TrainingWatch:
             return
         skipped = 0
         for batch in iterate(loader):
-            size = next((len(t) for t in tensors_in(batch) if t.dim()), 0)
+            size = _size(batch)
             if only.number is not None and size and only.first >= skipped + size:
                 skipped += size
                 continue
@@ -425,6 +425,12 @@ class _Counting:
         return getattr(self._given, name)
 
 
+def _size(batch: Any) -> int:
+    if hasattr(batch, "to_data_list"):  # graphs of PyTorch Geometric
+        return int(batch.num_graphs)
+    return next((len(t) for t in tensors_in(batch) if t.dim()), 0)
+
+
 def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
     if isinstance(batch, Tensor):
         plain = batch.as_subclass(Tensor)  # other subclasses may not allow slices
@@ -440,7 +446,8 @@ def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
         if len(batch) == size and size > 1 and not any(isinstance(each, Tensor | Mapping) for each in batch):
             return batch[start:stop]
         return [_cut(value, start, stop, size) for value in batch]
-    return batch
+    graphs = hasattr(batch, "to_data_list")
+    return type(batch).from_data_list(batch.to_data_list()[start:stop]) if graphs else batch
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -330,8 +330,8 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
     """Test whether the same images are reconstructed better ``now`` than ``before``.
 
     It is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an upload
-    in either measurement are flipped together (a cluster-level test). It is exact for up to ``EXACT`` groups. A rise
-    below the mean's shown digits is ignored, since library versions round differently.
+    in either measurement are flipped together. It is exact for up to ``EXACT`` groups. A rise
+    below the mean's shown digits is ignored.
 
     Raises:
         UserError: images or metrics differ, or there are too few uploads.

@@ -1,0 +1,169 @@
+"""Graphs in PyTorch Geometric's form, and the labels of vertical learning: what audits find."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fl_privacy.auditing.instrument.program import connections_of, graph_entries, kinds_in, tensors_in
+from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
+from fl_privacy.auditing.scenario_graphs import nodes_of, score_nodes
+from fl_privacy.auditing.scenario_problem import StepProblem, gradient_plan, read_problem
+from fl_privacy.types import Observation, Reconstruction
+from tests.flower.untouched_apps import BEGUN, HEAD, audited, rung
+
+LIBRARY = '''
+class Graph:
+    """A graph in the form of PyTorch Geometric's Data."""
+    def __init__(self, **entries):
+        self.__dict__.update(entries)
+    def to_dict(self):
+        return dict(self.__dict__)
+    def __setitem__(self, key, value):
+        setattr(self, key, value)
+
+class Graphs(Graph):
+    @classmethod
+    def from_data_list(cls, graphs):
+        starts = np.cumsum([0, *(len(each.x) for each in graphs)]).tolist()
+        edges = torch.cat([each.edge_index + start for each, start in zip(graphs, starts)], 1)
+        batch = torch.arange(len(graphs)).repeat_interleave(torch.tensor([len(each.x) for each in graphs]))
+        x, y = (torch.cat([getattr(each, name) for each in graphs]) for name in "xy")
+        return cls(x=x, edge_index=edges, y=y, batch=batch, graphs=graphs)
+    @property
+    def num_graphs(self):
+        return len(self.graphs)
+    def to_data_list(self):
+        return self.graphs
+
+def molecule(g):
+    ends = torch.stack([torch.tensor([int(torch.randint(k, (1,), generator=g)), k]) for k in range(1, 9)]).T
+    kinds = torch.randint(0, 5, (9,), generator=g)
+    edges, y = torch.cat([ends, ends.flip(0)], 1), (kinds == 0).sum()[None] % 2
+    return Graph(x=F.one_hot(kinds, 5).float(), edge_index=edges, y=y)
+
+def mixed(x, edges):
+    return x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 24), nn.Linear(24, 24), nn.Linear(24, 2)
+    def forward(self, data):
+        x = torch.tanh(mixed(self.first(data.x), data.edge_index))
+        x = torch.tanh(mixed(self.second(x), data.edge_index))
+        return self.last(torch.zeros(data.num_graphs, 24).index_add(0, data.batch, x))
+
+def load(number):
+    g = torch.Generator().manual_seed(number)
+    return DataLoader([molecule(g) for _ in range(12)], batch_size=4, collate_fn=Graphs.from_data_list)
+
+def fit(net, loader):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for data in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(net(data), data.y).backward()
+        optimizer.step()
+'''
+
+GRAPHS = (
+    HEAD
+    + LIBRARY
+    + BEGUN
+    + """    fit(net, load(int(context.node_config["partition-id"])))
+    return answer(msg, ArrayRecord(net.state_dict()), **{"num-examples": 12})
+"""
+)
+"""A network on molecules of nine atoms of five kinds, in batches of four graphs."""
+
+
+def _library() -> dict[str, object]:
+    made: dict[str, object] = {}
+    exec(HEAD + LIBRARY, made)
+    return made
+
+
+def _observed(made: dict[str, object], client: int, first: int, number: int = 1) -> tuple[StepProblem, Observation]:
+    torch.manual_seed(0)
+    net, loader = made["Net"](), made["load"](client)  # type: ignore[operator]
+    with TrainingWatch(program=True, only=OnlyExamples(first=first, number=number)).looking() as seen:
+        made["fit"](net, loader)  # type: ignore[operator]
+    assert seen.loaded == number and [len(each) for each in seen.labels] == [number]
+    problem = read_problem(seen, [torch.cat([graph.x for graph in loader.dataset])])
+    return problem, problem.observed(first, seen.gradients, gradient_plan(seen))
+
+
+@pytest.mark.long
+def test_the_nodes_of_a_graph_are_found_from_one_gradient() -> None:
+    """Each graph is reconstructed as a whole, but for nodes that its connections do not tell apart."""
+    made = _library()
+    pairs = [_observed(made, client, 0) for client in range(3)]
+    assert all(len(problem.truth) == 9 and problem.model.kinds == (5,) for problem, _ in pairs)
+    assert any("given each graph's connections, labels" in note for note in pairs[0][0].notes)
+    guesses = [nodes_of(observation, (5,)) for _, observation in pairs]
+    assert all(guess is not None and guess.loss < 1e-6 for guess in guesses)
+    loaded = [torch.cat([graph.x for graph in made["load"](client).dataset]) for client in range(3)]  # type: ignore[operator]
+    found = score_nodes([problem for problem, _ in pairs], [guess for guess in guesses if guess], loaded)
+    assert found.counts is not None and found.counts.exact == 27 and found.above_chance
+    blurred = [replace(g, batch=replace(g.batch, inputs=0.6 * g.batch.inputs + 0.2)) for g in guesses if g and g.batch]
+    rounded = score_nodes([problem for problem, _ in pairs], blurred, loaded)
+    assert rounded.counts is not None and rounded.counts.exact == 27
+    # guesses at another graph are right in no more nodes than guessing
+    turned = [
+        Reconstruction(id=a.id, batch=b.batch)
+        for a, b in zip(guesses, guesses[1:] + guesses[:1], strict=True)
+        if a and b
+    ]
+    wrong = score_nodes([problem for problem, _ in pairs], turned, loaded)
+    assert wrong.counts is not None and wrong.counts.exact < 18 and not wrong.above_chance
+
+
+def test_a_guess_of_the_most_frequent_kind_is_no_evidence() -> None:
+    made = _library()
+    problem, observation = _observed(made, 0, 0)
+    common = torch.zeros_like(problem.truth)
+    common[..., int(problem.truth.sum(0).argmax())] = 1
+    guess = nodes_of(observation, (5,))
+    assert guess is not None and guess.batch is not None
+    usual = replace(guess, batch=replace(guess.batch, inputs=common))
+    assert not score_nodes([problem], [usual], [common.flatten(1).repeat(20, 1)]).above_chance
+
+
+def test_other_numbers_have_no_kinds_and_noise_hides_the_spans() -> None:
+    assert kinds_in(torch.eye(4)) == (4,)
+    assert kinds_in(torch.tensor([[1.0, 0, 0, 1, 0], [0, 1, 1, 0, 0]])) == (2, 3)
+    assert kinds_in(torch.tensor([[1.0, 0, 1], [0, 1, 0]])) == () and kinds_in(torch.rand(5, 4)) == ()
+    _, observation = _observed(_library(), 0, 0)
+    noise = torch.Generator().manual_seed(0)
+    noisy = {n: v + 0.01 * torch.randn(v.shape, generator=noise) for n, v in observation.upload.tensors.items()}
+    assert nodes_of(replace(observation, upload=replace(observation.upload, tensors=noisy)), (5,)) is None
+
+
+def test_a_graph_is_seen_by_its_entries_alone() -> None:
+    made = _library()
+    graph = made["load"](0).dataset[0]  # type: ignore[operator]
+    assert set(graph_entries(graph) or {}) == {"x", "edge_index", "y"} and len(tensors_in(graph)) == 3
+    assert graph_entries({"edge_index": graph.edge_index}) is None and graph_entries(torch.ones(2)) is None
+
+
+@pytest.mark.long
+def test_an_app_of_graphs_is_attacked_to_its_page(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_graphs", GRAPHS, rounds=1, victims=4, seconds=60.0, only=("gradient", "one"))
+    for name in ("gradient", "one"):
+        found = rung(record, name)
+        assert found["kind"] == "node" and found["counts"]["exact"] == 36, name
+        assert found["control"]["read"] < 24
+    assert "The server reconstructed 36 of 36 nodes" in record["headline"]
+
+
+def test_integers_of_two_examples_are_no_connections() -> None:
+    pairs = torch.tensor([[0, 1, 1], [1, 0, 1]])
+    for rows, number in ((2, -1), (3, 1)):
+        program = SimpleNamespace(
+            constants={0: torch.rand(rows, 4), 1: pairs}, calls=[SimpleNamespace(part=0, taken=[0, 1])]
+        )
+        model: Any = SimpleNamespace(variables=(0,), program=program)
+        assert connections_of(model) == number
