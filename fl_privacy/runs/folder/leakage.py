@@ -105,7 +105,7 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
     return [reading for reading in found if reading.round == round]
 
 
-def few(statistic: Statistic, kind: str = "image") -> str:
+def few(statistic: Statistic, kind: str = "upload") -> str:
     """Return a warning if a statistic has too few examples of a ``kind`` for an interval, else ""."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
