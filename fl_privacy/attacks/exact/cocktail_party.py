@@ -174,11 +174,11 @@ class CocktailParty(GroupAttack):
         if outputs < count:
             raise NotAttackableError(f"At least {count} outputs are expected, but got {outputs}; use smaller batches.")
         if pixels < count:
-            raise NotAttackableError(f"At least {count} pixels are expected, but got {pixels}; use smaller batches.")
+            raise NotAttackableError(f"At least {count} values are expected, but got {pixels}; use smaller batches.")
         channels, height, width = first.input_shape
         if (pairs := (channels + (channels > 1)) * (height * (width - 1) + (height - 1) * width)) <= count:
             raise NotAttackableError(
-                f"More than {count} pixel pairs are expected, but got {pairs}; use smaller batches."
+                f"Over {count} pairs of neighboring pixels are expected, but got {pairs}; use smaller batches."
             )
         model = model_as_sent(first)
 
