@@ -18,6 +18,7 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Answer, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail
+from fl_privacy.models.gradients.hooks import replaced_input
 from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 
@@ -64,8 +65,8 @@ class GraphTrial:
         """Return a layer's inputs (M, N, D) for nodes (M, N, F), or ``None``."""
         number, seen = len(nodes), list[Tensor]()
 
-        def stop(_: nn.Module, args: Any) -> None:
-            seen.append(args[0].detach())
+        def stop(inputs: Tensor) -> Tensor:
+            seen.append(inputs.detach())
             raise InterruptedError
 
         given, edges = {self.variable: nodes.flatten(0, 1)}, self.constants[self.links]
@@ -74,10 +75,8 @@ class GraphTrial:
                 given[key] = torch.cat([value + self.nodes * place for place in range(number)], 1)
             elif key != self.variable and value.dim() and len(value) in (self.nodes, edges.shape[1]):
                 given[key] = value.repeat(number, *[1] * (value.dim() - 1))
-        hook = layer.register_forward_pre_hook(stop)
-        with torch.no_grad():
+        with torch.no_grad(), replaced_input(layer, stop):
             attempt(lambda: self.model.program.run(given, list(self.model.parts), {}))
-        hook.remove()
         fits = bool(seen) and seen[0].dim() == 2 and len(seen[0]) == number * self.nodes
         return seen[0].reshape(number, self.nodes, -1) if fits else None
 

@@ -100,7 +100,7 @@ def test_an_app_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: p
         "broken_app:app",
         "leaving_app:app",
     ):
-        with pytest.raises(UserError, match=r"--app expects package\.module:attribute"):
+        with pytest.raises(UserError, match=r"--app is expected as package\.module:attribute"):
             installed_app(reference)
     with pytest.raises(UserError, match="is a str"):
         installed_app("os:name")

@@ -102,7 +102,7 @@ def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("node-cost", str(tmp_path / "nothing")): "expected to hold runs that trained",
         ("node-cost", str(interrupted)): "has no summary.json",
         ("node-cost", str(interrupted.parent)): "expected to hold runs that trained",
-        ("node-cost", str(unfinished)): "expected to be a training by `fl-privacy run`",
+        ("node-cost", str(unfinished)): "expected to be a run of `fl-privacy run`, but is another",
         ("node-cost", str(unfinished), "--repeats", "0"): "--repeats is expected to be at least 1",
         ("node-cost", str(unfinished), "--memory", "3"): "--memory is expected to be at least 128",
     }

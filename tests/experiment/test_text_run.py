@@ -84,7 +84,7 @@ def test_defenses_of_images_are_refused(
     words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100"]
     more = ["model=bert_tiny", "attack=dager", "victims=1", f"defense={defense}", f"out={tmp_path}"]
     assert run_command_line([*words, *more]) == 2
-    assert "the data are text" in capfd.readouterr().err
+    assert f"A defense of text is expected, but {defense} is of images; take" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

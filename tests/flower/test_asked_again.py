@@ -161,6 +161,6 @@ def test_what_a_run_names_is_looked_at_before_any_of_it_is_built(monkeypatch: py
 def test_an_order_is_short_before_it_is_parsed() -> None:
     overrides = f"data.classes=[{','.join(f'c{k}' for k in range(50_000))}]"
     context = Context(1, 1, UserConfig({"partition-id": 0}), RecordDict(), UserConfig({"overrides": overrides}))
-    with pytest.raises(UserError, match="at most 16384 letters") as caught:
+    with pytest.raises(UserError, match="At most 16384 letters") as caught:
         flower_app.make_client(context)
     assert len(str(caught.value)) < 200

@@ -94,7 +94,7 @@ def test_what_a_server_puts_into_a_model_starts_alike_in_every_process(attack: S
 def test_a_slice_for_each_client_is_expected() -> None:
     attack = Loki(bins=8).informed(rounds.public())
     model = attack.architecture(rounds.network("lenet"), (1, 28, 28), 2)
-    with pytest.raises(UserError, match=r"in 0\.\.1 is expected, .* but got 2"):
+    with pytest.raises(UserError, match=r"in 0\.\.1 is expected, but got 2"):
         attack.craft(model, ModelState.of(model), 2)
 
 

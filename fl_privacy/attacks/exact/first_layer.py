@@ -91,7 +91,7 @@ def find_first_layer(
         taken = (3, *seen.black.shape)
         raise NotFullyConnectedError(f"{name} is expected to take all pixels, but takes {taken}; use attack=dlg.")
     if not seen.one_by_one:
-        raise NotFullyConnectedError(f"Unmixed pixels are expected to enter {name}, but are mixed; use attack=dlg.")
+        raise NotFullyConnectedError(f"Pixels are expected to enter {name}, but are mixed before; use attack=dlg.")
     return FirstLayer(f"{name}.weight", f"{name}.bias", seen.black, seen.white - seen.black)
 
 
