@@ -151,7 +151,7 @@ def test_a_graph_is_seen_by_its_entries_alone() -> None:
 
 @pytest.mark.long
 def test_an_app_of_graphs_is_attacked_to_its_page(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_graphs", GRAPHS, rounds=1, victims=4, seconds=60.0, only=("gradient", "one"))
+    record = audited(tmp_path, "app_molecules", GRAPHS, rounds=1, victims=4, seconds=60.0, only=("gradient", "one"))
     for name in ("gradient", "one"):
         found = rung(record, name)
         assert found["kind"] == "node" and found["counts"]["exact"] == 36, name
