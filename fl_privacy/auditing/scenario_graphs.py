@@ -196,6 +196,8 @@ def _counted(counts: Counts, guess: Tensor, truth: Tensor, colors: Sequence[int]
 def colors_of(near: Sequence[Sequence[int]]) -> list[int]:
     """Color nodes by their connections (Weisfeiler and Leman)."""
     colors = [0] * len(near)
-    for _ in near:
-        colors = [hash((colors[node], *sorted(colors[v] for v in around))) for node, around in enumerate(near)]
-    return colors
+    while True:
+        finer = [hash((colors[node], *sorted(colors[v] for v in around))) for node, around in enumerate(near)]
+        if len(set(finer)) == len(set(colors)):
+            return colors
+        colors = finer

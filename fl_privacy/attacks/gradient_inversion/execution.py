@@ -172,7 +172,7 @@ class CompiledEvaluation(FasterEvaluation):
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             if self._demanded:
-                raise UserError(f"A program is expected, but got: {reason}; use attack.compile=off.") from error
+                raise UserError(f"Compiled code is expected, but got: {reason}; use attack.compile=off.") from error
             warnings.warn(f"The attack goes on without being compiled: {reason}; set attack.compile=off.", stacklevel=2)
             return None
         if agree(found, problem.evaluate(variables)):
