@@ -24,10 +24,11 @@ from fl_privacy.types import Observation, Reconstruction, Tensors
 
 @dataclass(frozen=True)
 class Sphere:
-    """Objective that is zero for gradients at distance ``radius`` from the upload (Refiner, appendix M).
+    """Objective that is zero for gradients at distance ``radius`` from the upload g (Fan et al. 2025, appendix M).
 
-    Refiner's projection leaves the upload that far from the true gradient. The cosine distance is that of the tangent,
-    1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon, an l2 norm.
+    Refiner's projection leaves the upload that far from the true gradient. The cosine distance is zero at the largest
+    one of
+    such gradients, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon, an l2 norm.
     """
 
     objective: L2 | Cosine
@@ -50,7 +51,7 @@ class Sphere:
 
 @dataclass(frozen=True)
 class NoiseRatio:
-    """Prior: noise ratio of the guess, estimated by Refiner's evaluation network."""
+    """Prior against noise: the share of noise in the guess, as Refiner's evaluation network estimates it."""
 
     weight: float
     evaluator: str | None = None  # file of the network; ``None``: the small one for gray images
@@ -75,14 +76,15 @@ def refiner_aware(
     evaluator: str | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build a search for images whose gradient is epsilon away from Refiner's upload.
+    """Build a gradient inversion that looks for a gradient at distance ``radius`` from Refiner's upload.
 
-    This and the prior against noise are ours, after Appendix M; both are weaker than ``base`` in our measurements.
+    Objective and prior are this package's own, after Fan et al. (2025), appendix M. Both reconstruct less than ``base``
+    alone in our measurements.
 
     Args:
         base: attack whose objective and optimizer are used.
         radius: Refiner's epsilon, at least 0; ``None`` matches the upload itself.
-        away_from_noise: weight of the guess's noise ratio, at least 0. The loss of ``inverting_gradients`` is 1 for a
+        away_from_noise: weight of :class:`NoiseRatio`, at least 0. The loss of ``inverting_gradients`` is 1 for a
             useless gradient, that of ``idlg`` the squared norm of the upload.
         evaluator: file of the evaluation network; ``None``: a small one, for gray images only.
     """
@@ -114,17 +116,17 @@ def solve_gradient(
     scaled: bool = False,
     spread: float = 1.0,
 ) -> Tensors:
-    """Return a gradient g' with ``|w (g* - g')|^2 = squared``, nearest to a random start (Appendix M).
+    """Return a gradient g' with ``|w (g* - g')|^2 = squared``, nearest to a random start (Fan et al. 2025, appendix M).
 
-    Each element's distance d decays as d exp(-w^2 s), with s by bisection, without a learning rate. A start below
-    ``squared`` stays.
+    The distance d of each element from the upload g* is multiplied by exp(-w^2 s), and s is found by bisection. If the
+    start is already closer than ``squared``, it is returned.
 
     Args:
         upload: g*.
         weights: w, at least 0.
-        squared: the constant, above 0.
+        squared: target of the weighted squared distance, above 0.
         rng: random stream of the start from N(0, 1), which the paper leaves open.
-        scaled: ``True`` starts from each tensor's own standard deviation.
+        scaled: ``True`` scales the start of each tensor by the standard deviation of its elements in ``upload``.
         spread: factor on the random start.
     """
     flat = torch.cat([t.detach().flatten().double().cpu() for t in upload.values()])
@@ -149,11 +151,12 @@ def solve_gradient(
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedInversion(GradientInversion):
-    """Gradient inversion of a gradient g' at a fixed weighted distance from the upload.
+    """Gradient inversion of a gradient g' at a fixed weighted distance from the upload g*.
 
     Attributes:
         constant: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared.
-        decay: tau of the weights w = |g* theta tau^i| of layer i (Eq. 3), with the upload for the true gradient.
+        decay: tau in the weights w = |g* theta tau^i| of layer i with parameters theta (Fan et al. 2025, Eq. 3).
+        scaled: see :func:`solve_gradient`.
     """
 
     constant: float | None = None
@@ -193,16 +196,16 @@ def refiner_solved(
     scaled: bool = False,
     **options: Unpack[GradientOptions],
 ) -> SolvedInversion:
-    """Solve ``|w (g* - g')|^2 = const`` for g' and invert it (Refiner, Appendix M).
+    """Build an attack that solves ``|w (g* - g')|^2 = constant`` for g' and inverts it (Fan et al. 2025, appendix M).
 
     The equation, as published, leaves most elements at their random start; ``base`` alone reconstructs far more.
 
     Args:
         base: attack whose objective and optimizer are used.
-        radius: Refiner's epsilon, above 0, without a ``constant``.
-        constant: const; ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
-        decay: tau of the weights of layers, in (0, 1].
-        scaled: ``True`` starts g' from each tensor's own spread instead of N(0, 1).
+        radius: Refiner's epsilon, above 0; unused with a ``constant``.
+        constant: ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
+        decay: tau of the layers' weights w, in (0, 1].
+        scaled: ``True`` scales the random start of each tensor by the standard deviation of its elements.
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))
     number("attack.radius", radius, above=0, example=0.1)

@@ -1,6 +1,6 @@
 """The interface of attacks, and time limits of their searches.
 
-``with within(5.0)`` limits every ``for step in timely(range(400))`` below it, in this thread only.
+``with within(5.0)`` limits every ``for step in timely(range(400))`` inside of it, in this thread only.
 """
 
 import math
@@ -19,12 +19,12 @@ Report = Callable[[float], None]  # takes the share, in [0, 1], of a group's wor
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Return a callback that reports a part's progress in [0, 1] as ``begin`` to ``end`` of the whole."""
+    """Return a progress callback for one part of the work, from ``begin`` to ``end`` of the whole."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Return a callback that reports a part's (done, total) as ``begin`` to ``end`` of the whole."""
+    """Return a callback for (done, total) of one part of the work, from ``begin`` to ``end`` of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
@@ -32,7 +32,7 @@ class ReconstructionAttack(Protocol):
     """An attack that guesses the batch behind each update.
 
     Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a victim changes no
-    other result. A victim that can't be attacked gets a ``failure``.
+    other result. If a victim can't be attacked, its result states why in ``failure``.
     """
 
     def __call__(
@@ -46,13 +46,11 @@ class ReconstructionAttack(Protocol):
 class Trained(Protocol):
     """An attack with a component that was trained on images."""
 
-    def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the component's training data for images (C, H, W), or ``None``."""
-        ...
+    def provenance(self, image: Sequence[int]) -> Provenance | None: ...
 
 
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
-    """Return the training data of the component that ``attack`` uses for images (C, H, W), or ``None``.
+    """Return the training data of the component that ``attack`` uses for images (C, H, W); ``None`` without one.
 
     Raises:
         UserError: the component does not support such images.
@@ -65,7 +63,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Limit:
-    """Time limit of a piece of work.
+    """Time limit of a piece of work, inside the limit ``around``.
 
     ``end``: time on the clock of ``time.perf_counter``. ``cut``: ``True`` once the limit has stopped a search.
     """
@@ -102,7 +100,10 @@ def in_parts(
     report: Report,
     attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
 ) -> dict[int, Reconstruction]:
-    """Attack ``size`` victims at a time, each part in an even share of the time; return results by position."""
+    """Attack ``size`` victims at a time, each part in an even share of the time left.
+
+    Return the results under the keys of ``victims``. ``name``: what progress displays call this work.
+    """
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):
         part = dict(items[begin : begin + size])
@@ -112,7 +113,7 @@ def in_parts(
 
 
 def seconds_left() -> float:
-    """Return the seconds left, at least 0; infinite without a limit."""
+    """Return the seconds until the time limit of the context; infinite if it has no limit."""
     limit = _limit.get()
     return math.inf if limit is None or limit.end == math.inf else max(0.0, limit.end - time.perf_counter())
 

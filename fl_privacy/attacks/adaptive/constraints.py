@@ -17,11 +17,11 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Callable that scales guessed gradients down to ``norms`` (V,).
+    """Callable that clips guessed gradients (V, *shape), by name, to ``norms`` (V,) as a client does.
 
     Attributes:
         counted: (V, *shape) by name, 1 for elements that count for the norm, 0 for those dropped before the client
-            clipped; missing names count as a whole.
+            clipped. All elements of a tensor without an entry count.
     """
 
     norms: Tensor
@@ -29,7 +29,6 @@ class Clip:
     counted: Tensors = field(default_factory=dict)
 
     def __call__(self, gradients: Tensors) -> Tensors:
-        """Clip gradients (V, *shape) by name."""
         tiny = torch.finfo(self.norms.dtype).tiny
         left = {name: g * self.counted[name] if name in self.counted else g for name, g in gradients.items()}
         squares = {name: g.flatten(1).square().sum(1) for name, g in left.items()}
@@ -44,7 +43,7 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class Clips:
-    """Callable that applies several clips in the client's order."""
+    """Callable that applies several clips in the order in which the client applies them."""
 
     parts: tuple[Clip, ...]
 
@@ -59,7 +58,7 @@ class Clips:
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """The clients' clipping, in the units of the tensors that are matched."""
+    """Clipping by the clients, in the units of the tensors that the attack compares."""
 
     norm: float | None  # largest norm; ``None``: estimated from the update
     noise_std: float | None  # standard deviation of the clients' noise; ``None``: estimated
@@ -84,7 +83,10 @@ _THRESHOLD = 3.0
 
 
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of dropped elements: minus to plus the smallest magnitude that was kept."""
+    """Return bounds of dropped elements: plus and minus the smallest magnitude that was kept.
+
+    They are infinite if the kept elements are not known to be the largest.
+    """
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
         part = {name: update[name] for name in layers}
@@ -110,7 +112,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest dropped magnitude of ``values`` (n,), -1 if noise hides it, and the bound."""
+    """Return the largest dropped magnitude of ``values`` (n,), and the bound on it; (-1, 0) if noise hides them."""
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
     least = float(sizes.kthvalue(dropped).values) if dropped else 0.0
@@ -128,7 +130,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Return as bounds the values that round to the observed level, unless noise exceeds the bins."""
+    """Return bounds of quantized elements: all values that round to the observed level, unless noise exceeds them."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -136,7 +138,7 @@ def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper bound of each element, within the largest magnitude."""
+    """Return the lower and upper bound (same shape) of the values that round to each element."""
     largest = tensor.abs().max()
     if bits == 1 and not stochastic:
         inf = torch.full_like(tensor, torch.inf)
@@ -147,7 +149,10 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds for zero columns of ``weight``, or the share ``dropped`` of least norm (Soteria)."""
+    """Return infinite bounds for the columns of ``weight`` that Soteria has set to zero.
+
+    They are the share ``dropped`` of columns with the least norm; ``None``: those that are zero.
+    """
     if weight not in update:
         return {}
     t = update[weight]
@@ -166,7 +171,7 @@ def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
 
 
 def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of noised layers: within ``reach`` of the observed values; other layers are exact."""
+    """Return bounds of noised layers, ``reach`` around the observed values; none if all layers are noised."""
     noised = effect.noised(update)
     if len(noised) == len(update):
         return {}
@@ -193,7 +198,7 @@ Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiab
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Applies to each guessed image the client's assumed transform, with index ``chosen`` (V, B)."""
+    """Callable that transforms each guessed image by the one of ``transforms`` with index ``chosen`` (V, B)."""
 
     transforms: Sequence[Transform]
     chosen: Tensor
@@ -209,12 +214,15 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return a transform's index (B,) for each image: by ``restart`` for one image, at random for several."""
+    """Return a transform's index (B,) for each image: by turns with ``restart`` for one image, else at random."""
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List all transforms of ``policies``, with both signs; ``by_probability`` adds skipped operations."""
+    """List the transforms that the augmentation ``policies`` (such as ``3-43-15``) can draw.
+
+    Signed operations occur with both signs; with ``by_probability``, each operation may also be skipped.
+    """
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):
         parts = [part for n in range(len(policy.indices) + 1) for part in itertools.combinations(policy.indices, n)]
@@ -239,7 +247,7 @@ def estimate_noise_std(update: Tensors) -> float:
 
 
 def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
-    """Estimate the clipping norm from an update's squared norm minus the noise's share n s^2.
+    """Estimate the clipping norm: the squared norm of an update of n elements minus n ``noise_std``^2.
 
     It is at least a hundredth of the observed norm, since the difference may drown in noise.
     """
@@ -255,11 +263,12 @@ def estimate_step(tensor: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenGradient:
-    """Unknown gradients that a client's private loss adds at the features.
+    """Unknown gradient of a client's private loss with respect to the features.
 
     Attributes:
-        strength: expected size of an element, divided by the factor of the cross entropy and by the ``layers``-th power
-            of the private head's root mean square weight; above 0, the unit of guesses.
+        strength: expected size of an element, above 0, over the factor of the cross entropy and over r^``layers``,
+            where
+            r is the root mean square of the private head's weights.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter
@@ -268,14 +277,13 @@ class HiddenGradient:
     layers: int = 1
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
-        """Return the variables to guess behind a layer with ``weight`` (K, F)."""
         rms = self.weight_rms or float(weight.square().mean().sqrt())
         return Unknowns(weight.shape[1], self.strength * rms**self.layers)
 
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Variables of a hidden gradient: ``features`` for each example and round, times ``unit``."""
+    """Scale and number of variables for a :class:`HiddenGradient`, ``features`` for each example and round."""
 
     features: int
     unit: float
@@ -296,14 +304,13 @@ class UpdateConstraints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownFeatures:
-    """Inputs of a layer for V victims, exactly revealed by its gradient."""
+    """Inputs of a layer for V victims, which were reconstructed exactly from its gradient."""
 
     front: nn.Module  # images (B, C, H, W) -> (B, F)
     values: Tensor  # (V, B, F); zeros if not known
     weight: Tensor  # (V,) weight of their mismatch; zero if not known
 
     def mismatch(self, images: Tensor) -> Tensor:
-        """Return the weighted relative distance (V,) of known features from those of ``images`` (V, B, C, H, W)."""
         guessed = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         squared = self.values.flatten(1).square().sum(1)
         apart: Tensor = (guessed - self.values).flatten(1).square().sum(1)
@@ -320,7 +327,8 @@ class Constraints:
     Attributes:
         transform: client's transform of its images, applied to the guesses too. Priors of natural images see the guess
             without it, those of the model's inputs the guess with it.
-        likeliest: (V,) weight of total variation, by the noise, next to the whole update's cosine distance; else 0.
+        likeliest: (V,) weight of total variation, relative to the cosine distance of the whole update, that makes the
+            smoothest fitting image the likeliest under the noise; 0 if unknown.
     """
 
     transform: AssumedTransform | None = None

@@ -17,7 +17,7 @@ from fl_privacy.types import LocalPlan, Observation, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSetting:
-    """Knowledge and options of an attacker during an attack."""
+    """An attacker's knowledge and options on which the choice of countermeasures depends."""
 
     head: str | None
     batch_size: int
@@ -26,8 +26,8 @@ class AttackSetting:
     matched_per_uploaded: float  # factor from what was uploaded to what is matched
     scales: bool  # ``True`` if the objective depends on the scale of the whole gradient
     complete: bool  # ``True`` if every parameter is matched
-    smooths: bool
-    pixels: bool
+    smooths: bool  # ``True`` if the attack has a prior of total variation
+    pixels: bool  # ``True`` if the guess consists of pixels
     learnable: Sequence[str]  # weights of the linear layers into whose input unknown gradients can be guessed
 
 
@@ -36,7 +36,7 @@ class Countermeasure:
     """One change that an attack makes against a known defense.
 
     Attributes:
-        hidden: gradient of a private loss at the features, which is guessed, too.
+        hidden: gradient of a private loss, which the attack guesses, too.
         transforms: image transforms that the client may have used; every one is tried.
     """
 
@@ -61,7 +61,7 @@ UNSCALED, UNTOLD = 1.0, 1.0
 
 
 def looks_noisy(effect: effects.Effect) -> bool:
-    """Return ``True`` if every element has noise that is visible in the update, as from coarse random rounding."""
+    """Return whether ``effect`` changes every element like noise, as coarse stochastic rounding does."""
     if isinstance(effect, effects.Quantized):
         return effect.rounding == "stochastic" and 0 < (effect.bits or 0) < _MANY_BITS
     return isinstance(effect, effects.Noise | effects.ClippedExamples | effects.SlicedNoise)
@@ -102,9 +102,9 @@ def _against_withholding(effect: effects.Withheld, setting: AttackSetting) -> Se
     return _prefer_smooth(setting, FINE)
 
 
+# accepting all gradients within the bins works better than a straight-through quantizer
 @countermeasures_against.register
 def _against_quantization(effect: effects.Quantized, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Accept every gradient within the bins, which works better than a straight-through quantizer."""
     if looks_noisy(effect):
         return _smooth_away(setting)
     sentence = "It accepts every gradient that rounds to the levels observed."
@@ -116,7 +116,6 @@ def _against_quantization(effect: effects.Quantized, setting: AttackSetting) -> 
 
 @countermeasures_against.register
 def _against_soteria(effect: effects.MutedFeatures, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Mute the columns that are zero, which works a little better than muting the whole layer."""
     if setting.head is None:
         return []
     rule = partial(constraints.shared_columns, setting.head, effect.dropped)
@@ -135,7 +134,6 @@ def _against_mixing(effect: effects.SlicedNoise, setting: AttackSetting) -> Sequ
 @countermeasures_against.register(effects.AdversarialPerturbation)
 @countermeasures_against.register(effects.PrivateLayers)
 def _against_lookalikes(effect: effects.Effect, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Prefer smooth images: perturbations look like noise, and of private layers only stand-ins are known."""
     return _prefer_smooth(setting, BLURRED)
 
 
@@ -156,7 +154,6 @@ def _against_ats(effect: effects.Transformed, setting: AttackSetting) -> Sequenc
 
 @countermeasures_against.register
 def _against_noise(effect: effects.Noise, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Counter noise on the update or on local steps' gradients, after the client's clipping."""
     unit, clips = setting.matched_per_uploaded, setting.unrolls or not setting.plan.weight_decay
     if effect.at == "gradient":
         unit, clips = 1.0, not setting.unrolls
@@ -194,7 +191,6 @@ def _against_sum(effect: effects.Summed, setting: AttackSetting) -> Sequence[Cou
 
 @countermeasures_against.register
 def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Counter DP-SGD's noise; clip the guess for a batch of one example."""
     norm, multiplier = effect.norm, effect.noise_multiplier
     std = norm * multiplier if norm is not None and multiplier is not None else None
     alone = setting.batch_size == 1 and not setting.unrolls
@@ -204,10 +200,12 @@ def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> 
 
 @countermeasures_against.register
 def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Counter SPN's private loss by an unknown vector q per example: its gradient is that of <q, features>.
+    """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
 
-    Its size is about alpha2 sqrt(K) times the weights'; each further private layer of width w multiplies it by sqrt(w /
-    2). For several steps, only the unperturbed output layer is matched.
+    Its elements are about alpha2 sqrt(``bits``) times the head's weights; each further private layer of width w
+    multiplies
+    them by sqrt(w / 2). If it can't be guessed, only the output layer is matched, which the private loss leaves
+    unchanged.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None
@@ -235,7 +233,6 @@ def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequenc
 
 
 def _clip(clip: effects.Clipped, unit: float, std: float | None, setting: AttackSetting) -> list[Countermeasure]:
-    """Clip the guess as the client clips; an unknown norm counts as global."""
     scope = clip.scope if clip.norm else "global"
     if scope == "global" and not (setting.scales and setting.complete):
         return []
@@ -246,13 +243,11 @@ def _clip(clip: effects.Clipped, unit: float, std: float | None, setting: Attack
 
 
 def _prefer_smooth(setting: AttackSetting, share: float) -> list[Countermeasure]:
-    """Prefer smooth images, since many fit an update that is known only in part."""
     sentence = "Among the images that fit it prefers smooth ones (total variation)."
     return [] if setting.smooths else [Countermeasure(sentence=sentence, smoothness=share)]
 
 
 def _smooth_away(setting: AttackSetting) -> list[Countermeasure]:
-    """Counter noise by smoothness, with a weight that follows from the noise."""
     if not setting.pixels:
         return []
     sentence = "Among the images that fit it prefers those as smooth as the noise calls for (total variation)."
@@ -314,7 +309,12 @@ class KnownDefense:
 
     @property
     def transforms(self) -> tuple[constraints.Transform, ...]:
-        """Return the client's possible transforms; for several defenses, at most ``MOST_SEQUENCES`` sequences."""
+        """Return the transforms that the client may have used.
+
+        If several defenses transform, all sequences are returned, or, if there are more than ``MOST_SEQUENCES``, only
+        the
+        transforms of one defense.
+        """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
             return max(each, key=len, default=())
@@ -329,7 +329,6 @@ class KnownDefense:
 
     @property
     def smoothness(self) -> float:
-        """Return one round's weight of total variation, in units of ``Problem.blank_loss``."""
         return max((m.smoothness for m in self.countermeasures), default=0.0)
 
     @property
@@ -337,7 +336,7 @@ class KnownDefense:
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors, number: int | None = None) -> constraints.Bounds:
-        """Return bounds of the undefended ``update`` by the first ``number`` rules."""
+        """Return bounds on the upload ``update`` before the defense, by the first ``number`` countermeasures or all."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return constraints.widest(rule(update, std) for rule in rules)
@@ -368,7 +367,7 @@ class KnownDefense:
 
 
 def _as_seen(parts: Description) -> Description:
-    """Describe the effect of several clients' defenses on the mean of their updates: no clipping, and less noise."""
+    """Describe the clients' defenses as they affect the mean of several updates: no clipping, less noise."""
     number = math.prod(part.effect.clients for part in parts if isinstance(part.effect, Summed))
     if number == 1:
         return parts

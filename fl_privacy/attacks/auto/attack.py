@@ -33,7 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """A group's remaining victims, and what the stages found about them, by position.
+    """Victims of a group that are left to attack, and results of the stages by position.
 
     Attributes:
         starts: images from which descents may start, with the attacks that found them.
@@ -50,7 +50,7 @@ class StageState:
     results: dict[int, Reconstruction] = field(default_factory=dict)
     starts: dict[int, list[tuple[Batch, str]]] = field(default_factory=dict)
     features: dict[int, HiddenFeatures] = field(default_factory=dict)
-    likeliest: dict[int, WithPosterior] = field(default_factory=dict)
+    likeliest: dict[int, WithPosterior] = field(default_factory=dict)  # results of :func:`find_likeliest`
 
     @property
     def victims(self) -> Mapping[int, Observation]:
@@ -73,7 +73,7 @@ def _in_units(report: Report) -> Progress:
 
 
 def invert_features(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images from the features that a client shared."""
+    """Reconstruct images from the features that a client shared; ``None`` if it shared none."""
     if state.group.first.knowledge.features is None:
         return None
     asked, evaluations = list(state.victims.values()), state.evaluations
@@ -96,7 +96,6 @@ def invert_features(state: StageState, report: Report) -> Found | None:
 
 
 def _has_equations(first: Observation) -> bool:
-    """Return ``True`` if the whole gradient of the untransformed images is known."""
     known = first.knowledge
     transformed = any(isinstance(part.effect, Transformed) for part in known.defense or ())
     return known.features is None and known.bounds is None and not transformed
@@ -107,7 +106,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct a batch's images by their statistical independence."""
+    """Reconstruct the images of a batch by independent component analysis (:class:`CocktailParty`)."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -126,7 +125,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Solve equations for images; unproven solutions become starts of descents."""
+    """Reconstruct images by :class:`ExactInversion`; solutions without proof become starts of descents."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -144,7 +143,7 @@ def solve(state: StageState, report: Report) -> Found | None:
 
 
 def solve_features(state: StageState, report: Report) -> Found | None:
-    """Store exact inputs of a hidden fully connected layer in ``state``, for the descents; return no images."""
+    """Store exact inputs of a hidden fully connected layer in ``state.features``; return no images."""
     if state.group.first.knowledge.bounds is not None:
         return None
     path = first_hidden_layer(state.group.first)
@@ -161,7 +160,7 @@ def solve_features(state: StageState, report: Report) -> Found | None:
 
 
 def deconvolve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images behind private first layers that no colluding client reveals."""
+    """Reconstruct images behind private first layers by blind deconvolution, unless a colluder reveals the layers."""
     known = state.group.first.knowledge
     if known.private is None or known.colluder is not None or known.features is not None:
         return None
@@ -179,7 +178,10 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
-    """Match the update at an intermediate model; many steps give results, fewer only starts."""
+    """Match the update at a model between the sent and the returned one (:class:`SurrogateModel`).
+
+    Results are final for several images and many local steps, else starts of descents.
+    """
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
     if known.defense or known.private is not None or known.features is not None or plan.shares == "gradient":
@@ -203,7 +205,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Store the likeliest images under the defense in ``state``, to compare with the descents'; return no images."""
+    """Store the likeliest images under the defense in ``state.likeliest``; return no images."""
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
         return None
@@ -224,7 +226,7 @@ ROUNDS_RACED = 8  # most rounds of the same examples that descents match; the li
 
 
 def descend(state: StageState, report: Report) -> Found:
-    """Race descents from several starts; keep the likelier of their best images and the likeliest images."""
+    """Run descents from several starts against each other; return the more probable of their and earlier results."""
     race, evaluations = entered(state)
     if race.attempts and state.evaluations is None:
         logger.info(sub_attacks.how_to_repeat(evaluations, len(race.attempts), cut=state.cut))
@@ -241,7 +243,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Return a race of descents, and its evaluations per victim: given, or affordable in the time."""
+    """Return a :class:`Race` of descents, and its evaluations for each victim, given or fitting into the time left."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -267,7 +269,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return by position the likelier of the descents' result and the likeliest images."""
+    """Return for each position the more probable one of the results ``found`` and ``likeliest``."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:
@@ -303,17 +305,19 @@ _MEMBERS: Mapping[Modality, type[TextMembers] | type[TableMembers]] = {TEXTS: Te
 
 @dataclass(frozen=True, kw_only=True)
 class AutoAttack:
-    """Combine the strongest attacks without any setting, like AutoAttack (Croce and Hein 2020).
+    """Attack that combines the strongest attacks without any setting, like AutoAttack (Croce and Hein 2020).
 
-    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Descents from several
-    starts compete for the victims left, under successive halving: L-BFGS on angle and distance of the updates of smooth
-    models, signed Adam behind others. Unproven solutions are starts, too. All counter a defense that is known or
-    evident (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
+    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. For the victims left,
+    descents
+    from several starts compete by successive halving: L-BFGS on smooth models, signed Adam on others. Unproven
+    solutions
+    are starts, too. A known or evident defense is countered
+    (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
     Attributes:
         budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or
             seconds, not reproducible, shared among all victims. Exact solutions take at most three quarters of the
-            seconds. An attempt always has 25 evaluations.
+            seconds. Each attempt of a descent has at least 25 evaluations.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. The number logged for a
             budget in seconds repeats its descents. It also repeats their starts, unless the time limit cut the search
             for exact solutions or that took more than ``evaluations / 12`` rounds.

@@ -36,7 +36,7 @@ ORDERED = settings.Rearranging(tries=100, last=6)
 
 @dataclass(frozen=True, kw_only=True)
 class _Members:
-    """Attacks on examples that are no images.
+    """Attacks that ``attack=auto`` tries on examples that are no images.
 
     Attributes:
         evaluations: evaluations of loss and gradient for each victim, shared by the descents; ``None``: as many as
@@ -52,10 +52,11 @@ class _Members:
 
 
 class TextMembers(_Members):
-    """Sub-attacks on texts: DAGER, the bag of words, descents, LAMP's moves, and behind a defense the likeliest text.
+    """Attack on texts: DAGER, bag of words, descents, a search for the word order, and the likeliest text.
 
-    Results are compared by the distance of their tokens' gradient from the update. The search for the likeliest text
-    also starts from the nearest result. If noise drowns the update, descents run only if that search fails.
+    The result whose gradient is nearest to the update is kept. The search for the likeliest text runs for defended
+    updates
+    and also starts from that result. If noise drowns the update, descents run only if the search fails.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -108,7 +109,7 @@ class TextMembers(_Members):
         seed: int,
         progress: Progress,
     ) -> None:
-        """Improve the results ``best`` at the indices ``among`` in place, with a share of the evaluations."""
+        """Replace results in ``best``, at the indices ``among``, if a descent fits the update better."""
         asked, apart = [], dict[int, float]()
         for k in among:  # descents start from the words of a whole bag
             seen, bag = observations[k], bags[k].batch
@@ -169,9 +170,9 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 
 
 class TableMembers(_Members):
-    """Sub-attacks on rows: exact solutions by the first layer, TabLeak, and behind a defense the likeliest rows.
+    """Attack on rows: exact solutions, TabLeak, and for defended updates the likeliest rows.
 
-    The result nearer to the update is kept; the search for the likeliest rows also starts from it.
+    The result whose gradient is nearer to the update is kept. The search for the likeliest rows also starts from it.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -219,7 +220,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return each observation with its evident defense; ``None`` for zeros, which absent words also leave."""
+    """Return each observation with its evident defense; ``None`` for zeros, which absent words leave, too."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense
@@ -228,7 +229,6 @@ def _behind_values_changed(observations: Sequence[Observation]) -> list[Observat
 
 
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
-    """Return a solution rounded to rows of the schema, marked approximate if these change the update."""
     schema = schema_of(observation.model)
     if found.certainty is not Certainty.CONSISTENT or found.batch is None or schema is None:
         return found
@@ -239,7 +239,6 @@ def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
 
 
 def _rows_apart(observation: Observation, rows: Batch) -> float:
-    """Return the distance of the rows' gradient from the update, infinite if the update is no gradient."""
     if targets.needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
         return math.inf
     distance = Reproduction(observation, model_as_sent(observation)).distance(rows)

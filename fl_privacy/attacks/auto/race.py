@@ -1,4 +1,4 @@
-"""Successive halving of attempts, for many victims at once."""
+"""Race of descents by successive halving, for many victims at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -50,10 +50,11 @@ class Judgment:
     Attributes:
         mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2]; differences within
             the bounds of a known or evident defense do not count.
-        balance: (V,) weight at which total variation equals the attempt's misfit, as a share of a zero gradient's.
+        balance: (V,) weight at which total variation equals the loss of the attempt, relative to that of a zero
+            gradient.
         score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
-            batch; the least wins. If the noise sets a weight, the angle over that weight plus total variation. Infinite
-            for NaN.
+            batch; the least wins. If the noise determines a weight of total variation, cosine distance over that weight
+            plus total variation. Infinite for NaN.
     """
 
     mismatch: Tensor
@@ -64,8 +65,6 @@ class Judgment:
 
 @dataclass(frozen=True, kw_only=True)
 class _OfAllLayers(Cosine):
-    """Geometric mean of the layers' cosine distances."""
-
     per_layer: bool = True
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
@@ -77,7 +76,7 @@ _common, _angle = _OfAllLayers(epsilon=1e-12), Cosine()
 
 @torch.no_grad()
 def judge(problem: Problem, variables: Tensor) -> Judgment:
-    """Score the attempts ``variables`` (V, N), with their images cut to [0, 1]."""
+    """Score the guesses ``variables`` (V, N), with their images clamped to [0, 1]."""
     images = problem.images(variables).clamp(0, 1)
     transform = problem.constraints.transform
     seen = transform(images) if transform else images
@@ -104,7 +103,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return by how much overfitting by free pixels lowers the widest tensor's log mismatch.
+    """Return by how much overfitting of the pixels lowers the widest tensor's log mismatch.
 
     It is twice the number of pixels over the number of the tensor's elements (Akaike 1974).
     """
@@ -116,7 +115,7 @@ _EASED = 10.0  # largest factor by which total variation is eased from one rung 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One sub-attack's attempt at one victim.
+    """One descent of a sub-attack on one victim.
 
     Attributes:
         member, position: numbers of the sub-attack and of the victim.
@@ -153,9 +152,9 @@ class Attempt:
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """Return the attempt with the result in the ``row`` of ``judged`` if that is better, else unchanged.
+        """Return the attempt with the result in the ``row`` of ``judged`` if that is better, else with the old result.
 
-        An earlier attack's images are replaced only if the widest tensor's mismatch falls by more than the margin.
+        Images that another attack found are replaced only if the mismatch ``widest`` falls by more than the margin.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
@@ -166,7 +165,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; earlier attacks' images precede attempts that fit the widest tensor worse."""
+    """Sort attempts, best first; given images precede attempts with a larger mismatch of the widest tensor."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -197,8 +196,8 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
     """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged.
 
-    Counts follow from the output layer's mean gradient p - y and the guessed images' mean p. Images keep their labels
-    as far as the counts allow.
+    The counts of the classes follow from the output layer's mean gradient p - y, with the mean softmax p of ``images``.
+    Images keep their labels as far as the counts allow.
     """
     layer = labeling.output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
@@ -223,7 +222,7 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 
 
 class Race:
-    """Successive halving of the attempts ``entered`` for each victim of a group.
+    """Successive halving of descents for each victim of a group; ``entered`` lists the descents.
 
     Raises:
         NotAttackableError: no sub-attack can attack the group.
@@ -248,7 +247,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts at ``victim``; if labels are inferred, later attempts take other likely labels."""
+        """Return the attempts at ``victim``. If its labels are inferred, later attempts take other likely labels."""
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
@@ -304,7 +303,7 @@ class Race:
             self.attempts[position] = ranked(attempts)[:best]
 
     def _relabeled(self, attempt: Attempt) -> Attempt:
-        """Return the attempt with labels inferred from its guess, if these fit the update better."""
+        """Return the attempt with labels inferred again from its images, if these labels fit the update better."""
         prepared, victim = self._prepared[attempt.member], self._victim(attempt)
         labels = victim.labels
         if labels is None or labels.is_floating_point() or victim.label_source != "inferred":
@@ -384,7 +383,6 @@ class Race:
         return replace(problem, constraints=known)
 
     def _known_features(self, prepared: Prepared, jobs: Sequence[Attempt], zero: Tensor) -> KnownFeatures | None:
-        """Return known features, weighted in units of ``zero`` (V,), for attempts that match them, or ``None``."""
         own = [self._features[attempt.position] if attempt.held else None for attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:

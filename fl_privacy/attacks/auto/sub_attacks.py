@@ -51,21 +51,21 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 
 @dataclass(frozen=True)
 class Rung:
-    """A round of successive halving: ``evaluations`` for each attempt, in ``stages`` of decreasing total variation."""
+    """Round of successive halving; each attempt descends in ``stages`` with less and less total variation."""
 
     attempts: int
-    evaluations: int
+    evaluations: int  # evaluations of each attempt
     stages: int = 1
 
 
 def most_attempts(evaluations: int) -> int:
-    """Return the number of attempts that ``evaluations`` suffice to compare."""
+    """Return the largest number of attempts that ``evaluations`` suffice to compare by successive halving."""
     most = [n for n in range(1, _MOST + 1) if n * LEAST * (len(rungs(evaluations, n)) - 1) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the largest budget whose rungs, with ``beside`` more attempts, cost at most ``evaluations``."""
+    """Return the largest budget whose rungs cost at most ``evaluations``, with ``beside`` additional attempts."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)
@@ -76,7 +76,7 @@ def affordable(evaluations: float, beside: int) -> int:
 
 
 def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
-    """Return the seconds of one evaluation, by timing increasing numbers of evaluations."""
+    """Return the seconds of one evaluation; ``seconds_of_each(n)`` measures it with n evaluations."""
     each = 0.0
     for evaluations in _PILOTS:
         if evaluations * each > _PILOTED * seconds_left():
@@ -93,7 +93,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Log and return how many evaluations of each victim fit in the time, by timing ``work(number)``."""
+    """Log and return how many evaluations of each victim fit into the time left; ``work(n)`` runs n, and is timed."""
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -101,7 +101,7 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence with the evaluations that repeat a budget in seconds."""
+    """Return a sentence that names the setting ``attack.evaluations`` that repeats a run limited by seconds."""
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
@@ -136,9 +136,9 @@ _MOVES = 20  # steps in an iteration of L-BFGS
 
 @dataclass(frozen=True, kw_only=True)
 class GrayStart:
-    """Start from pixels within ``spread`` of gray (0.5); descents end with less loss than from noise."""
+    """Start from random pixels around gray (0.5), which ends with less loss than a start from noise."""
 
-    spread: float = 0.2
+    spread: float = 0.2  # range of the pixels
 
     def __call__(self, context: VictimContext) -> Tensor:
         uniform = torch.rand(context.shape, generator=context.generator)
@@ -147,7 +147,7 @@ class GrayStart:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SubAttack:
-    """A descent whose attempts differ in start and smoothness."""
+    """A gradient inversion that ``attack=auto`` tries several times, with other starts and smoothness of images."""
 
     name: str
     attack: GradientInversion  # attack without total variation, which the attempts add
@@ -206,9 +206,9 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """Return five descents: L-BFGS on angle, layers' angles and distance, and two by signed Adam.
+    """Return five descents: L-BFGS on cosine, cosine of each layer and L2, and two by signed Adam.
 
-    Layers count equally in the second, since gradients before saturated activations can be a thousand times smaller.
+    The second gives layers equal weight, since gradients before saturated activations can be a thousand times smaller.
     The last also matches batch-norm statistics.
     """
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
@@ -235,7 +235,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return the known values per pixel that a defense left; infinite if it left all."""
+    """Return the number of known values for each pixel that a defense left; infinite if all are known."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf
@@ -270,6 +270,6 @@ def _known_defense(observation: Observation) -> KnownDefense:
 
 
 def normalizes_by_batch(observation: Observation) -> bool:
-    """Return ``True`` if the client's batch norm used its own batch's statistics."""
+    """Return whether the client's batch norm normalized by the statistics of its own batch."""
     norms = (isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules())
     return observation.plan.batch_norm == "train" and any(norms)

@@ -1,4 +1,4 @@
-"""Reconstruct images by solving equations or by descent in the first layers, and certify them."""
+"""Reconstruct images by solving equations of the first layers, and certify them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,9 +35,10 @@ _NEAREST = 2  # blocks nearest to the image whose outputs are matched
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
-    """Fit images (V, C, H, W) by descent to known features and the first layers' gradients.
+    """Fit images (V, C, H, W) by L-BFGS to known features and the gradients of the first layers.
 
-    Return float64 images and their mismatch (V,), a mean share of squared lengths; ``evaluations`` are per victim.
+    Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: for each
+    victim.
     """
     missed = _loss(network, known)
     like = next(iter(known.values.values()))
@@ -62,7 +63,6 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
 
 def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
-    """Return the loss: a function from images (V, C, H, W) to their mismatch (V,) with known values."""
     graph = network.graph
     order = {node: number for number, node in enumerate(graph.nodes)}
     nearest = sorted(known.values, key=order.__getitem__)[: 2 * _NEAREST - 1]
@@ -81,7 +81,7 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return the squared distance (V,) of a node's guess from ``values``, measured before an active ReLU."""
+    """Return the squared distance (V,) of a node's guess from ``values``, using an active ReLU's inputs."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -116,8 +116,9 @@ def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: in
 class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
-    ``center`` (N,) is the mean input, ``spread`` (N,) the distance of two examples from it; ``None`` if several values
-    share a mean and a variance.
+    ``center`` (N,): mean input. ``spread`` (N,): distance of two examples from it; ``None`` if several values share a
+    mean
+    and a variance.
     """
 
     center: Tensor
@@ -125,7 +126,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the layer behind batch norm; ``None`` without one, or if its batch size is unknown."""
+    """Find the fully connected layer behind batch norm in training mode; ``None`` if it or its statistics are missing."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -155,7 +156,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Return the two inputs (2, N), center plus and minus spread, signs from gradients; ``None`` without a spread."""
+    """Return two inputs (2, N), mean plus and minus spread, with signs from gradients; ``None`` without a spread."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
@@ -164,7 +165,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight's gradient (M, N); behind batch norm in training mode, with the bias's as a column.
+    """Return the weight's gradient (M, N); for a :class:`NormalizedLayer`, with the bias's gradient as a column.
 
     Centered examples lower the rank of the weight's gradient by one.
     """
@@ -179,26 +180,30 @@ _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 @dataclass(frozen=True, kw_only=True)
 class ExactInversion(GroupAttack):
-    """Reconstruct exactly from the first layers' gradients, with a certificate that does not use the originals.
+    """Attack that solves for images from the gradients of the first layers, with a certificate that does not use the
+    originals.
 
-    - One image in front of a fully connected layer is a quotient of gradients (Geiping et al. 2020, proposition 3.1).
-    - A batch in front of a ReLU is factored (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et al. 2024), or
-      attacked as by ``attack=analytic``.
-    - Batch norm in front is undone, and repetitions are counted (:mod:`fl_privacy.attacks.exact.certificate`).
+    - One image in front of a fully connected layer is the quotient of the gradients of weight and bias (Geiping et al.
+    2020, proposition 3.1).
+    - A batch in front of a ReLU is found by SPEAR (:mod:`fl_privacy.attacks.exact.spear`, Dimitrov et al. 2024), else
+    as by ``attack=analytic``.
+    - Batch norm before the layer is inverted, and copies of an image are counted
+    (:mod:`fl_privacy.attacks.exact.certificate`).
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
     - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and
-      by a descent in front of that, smooth images first.
+    its first layers by a descent.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
-    zeros behind the ReLU, and the whole update is reproduced. The proof concerns the model's inputs, after any defense.
+    zeros of the ReLU's outputs, and the whole update is reproduced. The proof concerns the model's inputs, after any
+    defense.
 
     Attributes:
-        rounds: maximal number of searches for sparse directions, for each victim.
+        rounds: largest number of searches for sparse directions, for each victim.
         starts: number of starts of a round.
-        smallest: rows whose bias gradient is below this share of the largest are left out of quotients.
-        alike: quotients closer than this share of their length belong to the same image.
+        smallest: share of the largest bias gradient below which a row gives no quotient.
+        alike: relative distance below which quotients belong to the same image.
         evaluations: evaluations of the descent, for each image.
     """
 
@@ -279,7 +284,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and ``True`` if they are the only solution."""
+        """Return the layer's inputs (B, N), and whether no other inputs give its gradient."""
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:
@@ -354,7 +359,7 @@ def _behind_blocks(
 
 
 def _certified_in_range(reproduction: certificate.Reproduction, read: certificate.Read) -> Reconstruction:
-    """Certify the solved images, cut to [0, 1] unless only uncut ones reproduce the update."""
+    """Certify the solved images, clamped to [0, 1] unless only the unclamped ones reproduce the update."""
     cut = certificate.certified(reproduction, replace(read, images=read.images.clamp(0, 1)))
     if cut.certainty is not Certainty.APPROXIMATE:
         return cut

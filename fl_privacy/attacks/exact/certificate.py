@@ -42,7 +42,7 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Solutions of a layer's equations: images (B, C, H, W), ``unique`` if no others exist; ``loss``: the residual."""
+    """Images (B, C, H, W) that solve a layer's equations; ``unique``: no others do; ``loss``: relative residual."""
 
     images: Tensor
     unique: bool
@@ -52,16 +52,16 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """Compares a batch's recomputed gradient with the update, in double precision."""
+    """Comparison of a batch's recomputed gradient with the update, in double precision."""
 
     observation: Observation
     model: nn.Module
 
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
-        """Infer labels (B,) or (B, K) of ``inputs`` of ``network`` or the model; ``None`` without an output layer.
+        """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without an output layer.
 
-        They solve the output layer's gradient, a sum of inputs times p - y. Labels are classes if p - y is proportional
-        to p except at the label, since clients may scale gradients.
+        They are classes if p - y (see :meth:`errors`) is proportional to p except at one class, since clients may scale
+        gradients. ``network`` replaces the model.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):
@@ -69,9 +69,9 @@ class Reproduction:
         return labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))[0]
 
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return p and p - y (B, K) for ``inputs`` of ``network`` or the model; ``None`` without an output layer.
+        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` without an output layer.
 
-        Under other losses, p - y is the loss's gradient by each output, times B.
+        Under other losses, p - y is B times the gradient with respect to the outputs. ``network`` replaces the model.
         """
         observation, inputs = self.observation, self._entering(inputs)
         output = labeling.output_layer(observation.model, observation.num_classes)
@@ -99,13 +99,11 @@ class Reproduction:
         return probabilities, torch.cat([-errors, errors], 1) if single else errors
 
     def head(self, inputs: Tensor, network: nn.Module | None = None) -> Head:
-        """Return the output layer's :class:`Head` for inputs of ``network``, by default the model."""
         output = labeling.output_layer(self.observation.model, self.observation.num_classes)
         path = "" if output is None else output[0].rpartition(".")[0]
         return Head.of(network or self.model, self._entering(inputs), path, self.model.get_submodule(path))
 
     def classes(self, images: Tensor) -> Tensor | None:
-        """Return the likeliest class (B,) of each image (B, C, H, W); ``None`` without an output layer."""
         if not is_plain(self.loss):
             return self.labels(images)
         found = self.errors(images)
@@ -123,9 +121,9 @@ class Reproduction:
         return self.observation.loss or CROSS_ENTROPY
 
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
-        """Return the distance of ``batch``'s gradient from the observed one, relative to the latter's norm.
+        """Return the distance of ``batch``'s gradient from the observed one, relative to the observed norm.
 
-        The tensor with the largest distance counts. With ``any_scale``, a common factor is ignored, since clients clip.
+        It is the largest over the tensors. With ``any_scale``, a common factor is fitted first, since clients clip.
         """
         found, observed = self._gradients(batch), as_gradient(self.observation)
         inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())
@@ -178,7 +176,10 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Infer labels and certainty of solved images; known labels are in the images' order if ``ordered``."""
+    """Return solved images with inferred labels and certainty.
+
+    ``ordered``: known labels are in the order of the images.
+    """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
     if labels is None or read.unique or not ordered:  # known labels are not in the order of the images
@@ -219,9 +220,9 @@ def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
 
 
 def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:
-    """Cut ``images`` to [0, 1]; solved images of another scale are kept, with a note.
+    """Clamp ``images`` to [0, 1]; if they are ``solved`` but have another scale, keep them, with a note.
 
-    Rows of a table with a ``schema`` are kept if solved for, or else replaced by its nearest rows.
+    Rows of a table with a ``schema`` are kept if ``solved``, else replaced by its nearest rows.
     """
     if schema is not None:
         return (images if solved else schema.nearest(images)), ()
@@ -235,12 +236,15 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Return ``True`` if columns of the gradient (M, N) are zero although their pixels ``shade`` (..., N) vary."""
+    """Return whether a defense seems to have zeroed columns of the gradient (M, N).
+
+    A pixel whose input is zero gives such a column, too; its value ``shade`` (..., N) is rare inside of (0, 1).
+    """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Turn p and p - y (B, K), if any, into labels (B,) or (B, K); classes need only a multiple of p - y."""
+    """Infer classes (B,) or soft labels (B, K) from p and p - y (B, K); for classes, p - y may have any scale."""
     if found is None:
         return None
     probabilities, errors = found
@@ -268,8 +272,8 @@ Times = Callable[[int], list[int] | None]
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
     """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note.
 
-    The output layer's gradient sums the loss's gradients by the outputs: n p - c for each distinct example under cross
-    entropy, with n occurrences and counts c by class. A batch of unknown size may be larger than its rank.
+    Under cross entropy, an image that occurs n times, with counts c of its labels, adds n p - c to the gradient with
+    respect to the outputs. A batch of unknown size may be larger than its rank R.
     """
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
@@ -301,8 +305,9 @@ def _same(size: int) -> str:
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
     """Return a function from a batch's size to the occurrences of each distinct input (R, ...).
 
-    Under losses of classes, a slope's length is proportional to the occurrences. Under others, slopes are linear in
-    targets, whose sums are whole.
+    For classes, an input's gradient with respect to the outputs is proportional to its occurrences; for other targets,
+    it
+    is linear in their sum, a whole number.
     """
     rank, loss = len(inputs), victim.loss
     if rank == 1:
@@ -356,7 +361,7 @@ def _in_proportion(weights: Tensor) -> Times:
 def as_one(observation: Observation) -> Observation | None:
     """Return ``observation`` as that of one example if the batch repeats a single one, else ``None``.
 
-    The output layer's gradient then has rank 1; with two outputs it always has.
+    The output layer's gradient then has rank 1. With two outputs it always has, which gives ``None``.
     """
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan

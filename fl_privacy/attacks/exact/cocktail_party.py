@@ -31,9 +31,9 @@ _LONGEST_STEP = 0.3  # largest relative change of a component in one step
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the inputs (V, B, N) along ``directions`` (V, B, B) of ``basis`` (V, B, N), rescaled.
+    """Return the layer's inputs (V, B, N), the rows of ``directions`` (V, B, B) times ``basis`` (V, B, N), rescaled.
 
-    The scale follows from the gradients of ``weights`` (V, M, N) and ``biases`` (V, M).
+    Their scale follows from the gradients of ``weights`` (V, M, N) and ``biases`` (V, M).
     """
     columns = weights.double() @ basis.mT
     balance = torch.linalg.solve_ex(columns.mT @ columns, columns.mT @ biases.double()[..., None])[0]
@@ -43,7 +43,7 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 def neighbors(images: Tensor) -> Tensor:
     """Return differences of neighboring pixels (V, B, n) of images (V, B, C, H, W).
 
-    The mean of the channels, and each channel's difference from it, are scaled alike.
+    The mean of the channels, and each channel's difference from it, are scaled to a mean square of 1.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -52,7 +52,7 @@ def neighbors(images: Tensor) -> Tensor:
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Return minus the log-likelihood of ``features`` (B, n) for ``directions`` (B, B), up to a constant."""
+    """Return the negative log-likelihood of the components ``directions`` (B, B) @ ``features`` (B, n), plus a constant."""
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -104,11 +104,11 @@ _SURE = (0.8, 0.95)
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
-    """Refine the mixing A (B, B) from ``start`` by neurons that are silent for some images, or return ``None``.
+    """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU silences; ``None`` if that fails.
 
-    As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at the outputs that image i leaves silent; C
-    A^-1 1 = g gives sign and scale. ``columns`` are C = G R^T (M, B), ``bias`` g (M,), ``projected`` P = R W^T (B, M),
-    and ``shift`` b (M,).
+    As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at outputs silent for image i; C A^-1 1 = g
+    gives
+    sign and scale. ``columns``: C = G R^T (M, B). ``bias``: g (M,). ``projected``: P = R W^T (B, M). ``shift``: b (M,).
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
@@ -140,17 +140,17 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients processed at a time (1
 
 @dataclass(frozen=True, kw_only=True)
 class CocktailParty(GroupAttack):
-    """Reconstruct a batch from a first layer's gradient, by independent components and then exactly.
+    """Attack that separates the images of a batch in a first layer's gradient by independent component analysis.
 
     The gradient is separated so that differences of neighboring pixels are independent and heavy-tailed (Kariyappa et
-    al., ICML 2023, "Cocktail Party Attack"). Behind a ReLU, the zeros of the gradient may then prove the batch
-    (:func:`fl_privacy.attacks.exact.spear.factors_near`); behind a smooth activation, the network determines the mixing
+    al., ICML 2023, "Cocktail Party Attack"). The result is then made exact, behind a ReLU by the zeros of the gradient
+    (:func:`fl_privacy.attacks.exact.spear.factors_near`); behind a smooth activation by the rest of the network
     (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs as examples, and images that
     look like photographs.
 
     Attributes:
         iterations: iterations of each of the two searches.
-        steps: maximal number of Gauss-Newton steps; 0 leaves the components inexact.
+        steps: largest number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 
     of_rounds = "apart"
@@ -211,7 +211,7 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a basis R (V, B, N) of the gradient's rows, inputs (V, B, N), and ``True`` (V,) if its rank is B."""
+        """Return a basis R (V, B, N) of the gradient's rows, the inputs (V, B, N), and whether its rank is B (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -245,7 +245,7 @@ class CocktailParty(GroupAttack):
 
 
 class _Mixed:
-    """A layer's mixed inputs, with orthonormal rows ``basis`` (B, N) of its gradient."""
+    """A layer's inputs as mixed in its gradient, whose rows have the orthonormal ``basis`` (B, N)."""
 
     def __init__(self, reproduction: Reproduction, layer: FirstLayer, basis: Tensor) -> None:
         self.reproduction, self.layer, self.basis = reproduction, layer, basis
@@ -268,7 +268,6 @@ class _Mixed:
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
 
     def _is_silent(self, mixing: Tensor, labels: Tensor) -> bool:
-        """Return ``True`` if the signals at the mixing A (B, B) have zeros, as behind a ReLU."""
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
@@ -281,10 +280,7 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Improve ``inputs`` (B, N) by descent until the network explains the whole gradient; labels may change.
-
-        Return the start if it is likelier by misfit and independence.
-        """
+        """Return ``inputs`` (B, N) improved by descent on the network's gradient, or themselves if likelier."""
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]
         if self._is_silent(first, labels):

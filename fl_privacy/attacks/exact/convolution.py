@@ -44,12 +44,10 @@ class Convolution:
         return pixels * self.gradients + (pixels * pixels // parts if _multiplies(self) else 0)
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Convolve (V, C, H, W) -> (V, O, P, Q), without the bias."""
         module = self.module
         return F.conv2d(inputs, module.weight, None, module.stride, self.padding, module.dilation)
 
     def back(self, deltas: Tensor, *, squared: bool = False) -> Tensor:
-        """Apply the transposed convolution (V, O, P, Q) -> (V, C, H, W), with weights or their squares."""
         weight = self.module.weight.square() if squared else self.module.weight
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
@@ -69,7 +67,7 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Set ReLU outputs (V, ...) that noise explains to zero; values below 0 show the noise's size."""
+    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; negative values show its size."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
@@ -89,7 +87,7 @@ def solve_inputs(
 ) -> Inputs:
     """Solve ``W * x = outputs`` and ``deltas * x = gradient`` for x of V victims by least squares, in float64.
 
-    Outputs are weighted by the activation's slope; both kinds of equations together weigh the same.
+    Equations of outputs are weighted by the activation's slope; both kinds have the same total weight.
 
     Args:
         outputs: (V, O, P, Q) without the bias.
@@ -208,8 +206,8 @@ _STEPS = 4
 class BlindInputs:
     """The inputs of a layer that best solve one victim's equations.
 
-    ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left`` is the squared residual as a
-    share of a random guess's, ``next`` that of the second best, orthogonal inputs.
+    ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left``: squared residual relative to
+    a random guess's. ``next``: the same for the best inputs orthogonal to ``values``.
     """
 
     values: Tensor
@@ -218,12 +216,11 @@ class BlindInputs:
 
     @property
     def unique(self) -> bool:
-        """Return ``True`` if no other inputs solve the equations to rounding."""
         return self.left < 1e-6 and self.left < 1e-3 * self.next
 
 
 def can_be_blind(layer: Convolution) -> bool:
-    """Return ``True`` if the layer's shape lets its weight's gradient alone determine its inputs."""
+    """Return whether the weight's gradient alone can determine the inputs of a layer of this shape."""
     places = layer.shape[1] * layer.shape[2]
     taps = layer.module.kernel_size[0] * layer.module.kernel_size[1]
     return layer.shape[0] >= places and places * places <= MOST_UNKNOWNS and 4 <= taps <= 25
@@ -231,9 +228,9 @@ def can_be_blind(layer: Convolution) -> bool:
 
 @torch.no_grad()
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
-    """Solve ``gradient = slopes * inputs``, slopes unknown, for one image's inputs; ``None`` if the rank is too low.
+    """Solve the convolution ``gradient = slopes * inputs`` with unknown slopes for one image's inputs.
 
-    ``gradient`` (O, C, kernel) is that of the weight, in float64.
+    ``gradient`` (O, C, kernel): of the weight, in float64. ``None`` if its rank is too low.
     """
     channels, places = layer.shape[0], layer.shape[1] * layer.shape[2]
     taps = gradient.flatten(2).permute(2, 0, 1)  # (K, O, C)
@@ -291,7 +288,7 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """The loss's gradient (V, C, H, W) by a layer's outputs: ``full``, or zero where a ReLU is not ``open``."""
+    """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full``, times the ReLU mask ``open``."""
 
     full: Tensor
     open: Tensor | None = None
@@ -303,7 +300,7 @@ class Slopes:
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """Equations ``slopes`` * inputs = ``gradient`` (V, O, C, kernel), float64, for a layer's inputs."""
+    """Equations ``slopes`` * inputs = ``gradient`` (V, O, C, kernel), float64, for a convolution's inputs."""
 
     layer: Convolution
     slopes: Slopes
@@ -311,12 +308,10 @@ class Equations:
 
     @property
     def right(self) -> Tensor:
-        """Return the right sides (V, O K, C) as matrices."""
         return self.gradient.flatten(3).transpose(2, 3).flatten(1, 2)
 
     @property
     def left(self) -> Tensor:
-        """Return the coefficients (V, O K, H W) of the inputs."""
         return self.layer.moved(self.slopes.values)
 
     def of(self, rows: Tensor) -> "Equations":
@@ -330,9 +325,9 @@ Shown = tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
-    """Solve for inputs (V, C, H, W), and return them with the residual share (V,).
+    """Solve for inputs (V, C, H, W), and return them with their relative residual (V,).
 
-    Gates that rounding may have opened or closed are changed in place while the residual falls.
+    Elements of ReLU masks that rounding may have flipped are flipped in place while the residual falls.
     """
     for own in equations:
         if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):
@@ -341,7 +336,7 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
 
 
 def _turn_gates(own: Equations, gates: Tensor) -> None:
-    """Open or close, in place, the ``gates`` (V, O, P, Q) whose change reduces the residual most."""
+    """Flip, in place, the elements of the ReLU mask ``gates`` (V, O, P, Q) whose change lowers the residual most."""
     found, left = _solved([own], None)
     flat, going = gates.flatten(1), left > 0
     for _ in range(_FLIPS):
@@ -380,7 +375,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return by how much (V, O, P, Q) the squared residual falls if each gate alone changes."""
+    """Return by how much (V, O, P, Q) the squared residual falls if one element of the ReLU mask ``gates`` flips."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

@@ -48,13 +48,12 @@ class FirstLayer:
         return self.weight, self.bias
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Convert inputs of the layer (..., N) to pixels (..., N)."""
         return (inputs - self.shift) / self.scale
 
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer, and its inputs for three images: zeros, ones and noise (``random``, (C, H, W))."""
+    """The first layer, and its inputs for images that are ``black``, ``white`` and noise (``random``, (C, H, W))."""
 
     name: str
     module: nn.Module
@@ -65,7 +64,7 @@ class Probed:
 
     @property
     def one_by_one(self) -> bool:
-        """Return ``True`` if each pixel was at most shifted and scaled."""
+        """Return whether each pixel was at most shifted and scaled before the layer."""
         scale = self.white - self.black
         expected = self.black + scale * self.random.reshape(scale.shape)
         return torch.allclose(self.mixed, expected, rtol=1e-4, atol=1e-6) and bool(scale.all())
@@ -190,7 +189,7 @@ class HiddenFeatures:
 def first_hidden_layer(observation: Observation) -> str | None:
     """Return the path of the first uploaded fully connected layer behind others; ``None`` if there is none.
 
-    Batch statistics rule it out, since features then depend on other images.
+    It is also ``None`` if batch norm uses batch statistics, since features then depend on other images.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -213,10 +212,11 @@ def first_hidden_layer(observation: Observation) -> str | None:
 
 
 def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
-    """Reconstruct the inputs of the layer at ``path`` by :mod:`fl_privacy.attacks.exact.spear`; ``None`` if uncertain.
+    """Reconstruct the inputs of the layer at ``path`` (:mod:`fl_privacy.attacks.exact.spear`); ``None`` if uncertain.
 
-    One image is left to :class:`fl_privacy.attacks.ModelInversion`. Its features are a quotient of gradients (Gu et al.
-    2021, Lemma 1), but descents that also match them are worse (LeNet with tanh, 600 evaluations: 47, not 54 dB).
+    A single image gives ``None``. Its features are a quotient of gradients (Gu et al. 2021, Lemma 1), but descents that
+    also
+    match them reconstruct less (LeNet with tanh, 600 evaluations: 47, not 54 dB).
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples
@@ -259,7 +259,7 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyticInversion(GroupAttack):
-    """Solve b x^T = W for a fully connected first layer (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
+    """Attack that solves b x^T = W for the inputs of a first layer (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
     One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
     give that example; the ratios shared by most rows are taken. Several local steps count as one gradient; Adam's are
@@ -370,11 +370,9 @@ class PatchEmbedding:
         return self.weight, self.bias, self.position
 
     def pixels(self, patches: Tensor) -> Tensor:
-        """Turn the convolution's inputs (N, C P P) into an image (C, H, W)."""
         return (F.fold(patches.T[None], self.image[1:], self.patch, stride=self.patch)[0] - self.shift) / self.scale
 
     def cut(self, image: Tensor) -> Tensor:
-        """Cut an image (C, H, W) into its patches (N, C P P)."""
         return F.unfold(image[None], self.patch, stride=self.patch)[0].T
 
 
@@ -403,9 +401,9 @@ def find_patch_embedding(
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
     """Solve for the single image (1, C, H, W) behind an update, float64, by least squares.
 
-    The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4): dL/dW = sum_t
-    dL/dp_t x_t^T has D equations for N unknowns at each place in a patch. The image is unique if the error estimated
-    from redundant equations is small.
+    The position embedding's gradient is dL/dp_t for each embedded patch p_t (APRIL, Lu et al. 2022, section 4). Then
+    dL/dW = sum_t dL/dp_t x_t^T has D equations for the N patches' values at each place in a patch. The image is unique
+    if the error estimated from redundant equations is small.
     """
     own, (height, width) = embedding.image, embedding.patch
     position = gradients[embedding.position].double()

@@ -93,7 +93,7 @@ WRONG = 0.1  # residual share of a layer's equations above which they are not th
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """A layer of a chain, with shapes without the batch and the activation behind it (arbitrary for the last layer)."""
+    """Layer of a :class:`LayerChain`, with its shapes without the batch, and the activation behind it."""
 
     name: str
     module: nn.Conv2d | nn.Linear
@@ -106,8 +106,8 @@ class ChainLayer:
 class LayerChain:
     """Layers that each take only the previous layer's activations; the first is a convolution.
 
-    ``layers`` lead from the image (C, H, W) to a fully connected one with a bias; later ones do not matter. The first
-    input is ``shift + scale * pixels``, (C, H, W).
+    ``layers``: from the image (C, H, W) to the first fully connected layer with a bias. The first input is ``shift +
+    scale * pixels``, (C, H, W).
     """
 
     layers: Sequence[ChainLayer]
@@ -122,7 +122,10 @@ class LayerChain:
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> LayerChain | None:
-    """Find the layers from the one image to the first whose gradients reveal its inputs; ``None`` if there are none."""
+    """Find the layers from the image to the first whose gradients determine its inputs.
+
+    ``None`` for other networks, and for several images.
+    """
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()
@@ -158,7 +161,7 @@ def find_chain(observation: Observation) -> LayerChain | None:
 
 
 def _is_start(call: ModuleCall, told: Collection[str]) -> bool:
-    """Return ``True`` if the layer's gradients give its inputs and the loss's gradient by its outputs."""
+    """Return whether a layer's gradients determine its inputs and the gradient with respect to its outputs."""
     return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
 
 
@@ -168,7 +171,6 @@ def _layer(call: ModuleCall, activation: Activation) -> ChainLayer:
 
 
 def _is_plain(module: nn.Module, shape: tuple[int, ...]) -> bool:
-    """Return ``True`` for a convolution on inputs (C, H, W) whose equations are linear and not too many."""
     if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
         return False
     spans = [step * (taps - 1) for step, taps in zip(module.dilation, module.kernel_size, strict=True)]
@@ -180,10 +182,7 @@ def _is_plain(module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 @torch.no_grad()
 def recursed(chain: LayerChain, gradients: Tensors) -> tuple[Tensor, Tensor]:
-    """Solve for the images (V, C, H, W) behind V updates ``gradients`` (V, *shape) of one image each (R-GAP).
-
-    Also return the worst layer's residual share (V,).
-    """
+    """Return the images (V, C, H, W) of V updates of one image each, and the worst layer's relative residual (V,)."""
     last = chain.layers[-1]
     delta = gradients[f"{last.name}.bias"].double()
     values, back = _connected(last, gradients, delta)
@@ -214,7 +213,7 @@ def recursed(chain: LayerChain, gradients: Tensors) -> tuple[Tensor, Tensor]:
 
 
 def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a fully connected layer's inputs, and the loss's gradient by these inputs."""
+    """Return a fully connected layer's inputs, and the loss's gradient with respect to them."""
     weight, bias = gradients[f"{layer.name}.weight"].double(), gradients.get(f"{layer.name}.bias")
     delta = delta if bias is None else bias.double()
     squared = delta.square().sum(1, keepdim=True).clamp_min(torch.finfo(delta.dtype).tiny)

@@ -106,7 +106,7 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in values of layer ``head`` that a known defense cut or zeroed, after one step on one example.
+    """Fill in values of layer ``head`` that a known defense truncated or zeroed, after one step on one example.
 
     The weight's gradient is the bias's gradient times the features, so that the remaining values suffice.
     """
@@ -138,11 +138,11 @@ _MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solve
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Activations known between the layers, and remaining equations, for V images."""
+    """Activations of V images that were solved for, and equations that were too few to solve."""
 
     values: Mapping[fx.Node, Tensor]  # (V, C, H, W) of nodes behind a ReLU, those nearest to the image last
-    equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values) that were too few to solve
-    started: Tensor
+    equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values)
+    started: Tensor  # (V,) ``True`` if the first activations were solved for
     found: Tensor  # (V,) ``True`` if solved as near to the image as for the other victims
     left: Tensor  # (V,) share of a block's outputs missed, in the worst block
 
@@ -286,7 +286,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
 
 
 def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
-    """Scale ``values`` (C, H, W) to reproduce the ``features`` (N,); also return the share missed."""
+    """Scale ``values`` (C, H, W) at ``at`` to fit ``features`` (N,); return them with the relative error."""
     pooled = _input_of(network.head)
 
     def missed(factors: Tensor) -> Tensor:
@@ -311,10 +311,10 @@ def _heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class _Step:
-    """Solves for the values at a cut of the network from those at the next cut.
+    """Step that solves for the values at the node ``before`` from those at ``at``, later in the network.
 
     Attributes:
-        outputs, slopes: values (V, C, H, W) at the node ``at``, and the loss's gradient by them.
+        outputs, slopes: values (V, C, H, W) at the node ``at``, and the loss's gradient with respect to them.
     """
 
     network: Residual
@@ -328,7 +328,7 @@ class _Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Propagate the slopes from cut to cut; ``False`` if a layer between them is unsupported."""
+        """Propagate the loss's gradient from ``at`` back to ``before``; ``False`` if a layer is unsupported."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):
@@ -387,7 +387,6 @@ class _Step:
         return {given: Slopes(layer.back(own.values))}
 
     def solved(self) -> Tensor | None:
-        """Solve for the values at ``before`` (V, C, H, W); ``None`` if equations are too few."""
         if not _enough(self.equations):
             return None
         channels, height, width = self.equations[0].layer.shape
@@ -396,7 +395,7 @@ class _Step:
         return _heard(self.network, self.before, found)
 
     def _shown(self) -> Shown | None:
-        """Return values that a shortcut reveals, the block's outputs minus the other branch's; ``None`` without one."""
+        """Return inputs that a shortcut shows: outputs of its block minus the other branch; ``None`` without one."""
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(_input_of(self.at)) != "add":
             return None

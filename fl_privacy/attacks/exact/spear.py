@@ -92,8 +92,8 @@ def sparse_factors(
         basis: L (M, B), see :func:`column_space`.
 
     Yields:
-        The factors, or ``None`` while fewer than B independent directions are found; it ends if a few rounds find
-        nothing sparse, as without a ReLU.
+        The factors, or ``None`` while fewer than B independent directions are found. The iterator ends if a few rounds
+            find nothing sparse, as without a ReLU.
     """
     own = _Gradient(weight, bias, layer, basis)
     search = _Search(own, rng, starts)
@@ -110,7 +110,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Return sparse factors near the guess ``columns`` (M, B) at D; ``None`` if these become dependent."""
+    """Return sparse factors near ``columns`` (M, B), a guess of D; ``None`` if they become linearly dependent."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -126,8 +126,8 @@ def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
 class _Gradient:
     """A victim's gradients G and g in the basis L, and the layer's W and b, in float64.
 
-    ``rows`` (M', B) are the nonzero ones of L, times the root of M; ``noise`` is their rounding, 0 unless in half
-    precision; ``zero`` is the largest size of a zero, relative to its column.
+    ``rows`` (M', B): nonzero rows of L, times sqrt(M). ``noise``: their rounding error, 0 unless in half precision.
+    ``zero``: size up to which an element counts as zero, relative to its column.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor) -> None:
@@ -143,12 +143,11 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace ``chosen`` (B, B) directions one by one from ``pool`` (B, K), while more signs agree with zeros."""
+        """Replace directions ``chosen`` (B, B) from ``pool`` (B, K) while more signs of W X + b agree with zeros."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 
         def agreement(chosen: Tensor) -> Tensor:
-            """Return the mean share (S,) of signs that agree with zeros, for sets of directions (S, B, B)."""
             scales, failed = torch.linalg.solve_ex(chosen, self._bias.expand(len(chosen), -1))
             found, _ = torch.linalg.solve_ex(chosen * scales[:, None], before.expand(len(chosen), -1, -1))
             right = (found + shift > 0) == ~zeros(rows @ chosen, self.zero).mT
@@ -220,12 +219,11 @@ class _Pool:
 
 
 def _same(some: Tensor, others: Tensor) -> Tensor:
-    """Mark the pairs (K, L) of directions (B, K) and (B, L) that are equal up to their sign."""
     return (some.T @ others).abs() > 1 - _SAME
 
 
 class _Search:
-    """Rounds of local searches of several kinds, every second in the complement of the found directions."""
+    """Rounds of local searches; every second round is in the complement of the directions found."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows

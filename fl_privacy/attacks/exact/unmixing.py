@@ -1,7 +1,8 @@
 """Separate images that a layer has mixed, exactly, by the network behind it (one victim at a time).
 
 Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g]
-(:mod:`fl_privacy.attacks.exact.cocktail_party`), where D_i is the gradient of the loss by z_i = P^T a_i + b, P = R W^T.
+(:mod:`fl_privacy.attacks.exact.cocktail_party`), where D_i is the gradient of the loss with respect to z_i = P^T a_i +
+b, P = R W^T.
 """
 
 import math
@@ -27,7 +28,7 @@ _PROGRESS = 0.01  # share of the misfit by which a step has to reduce it for ano
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """The rest of the network behind a layer, for images of ``image_shape`` (C, H, W)."""
+    """The part of a network behind the layer ``path``, for images of ``image_shape`` (C, H, W)."""
 
     model: nn.Module
     path: str
@@ -35,7 +36,7 @@ class Behind:
     loss: Loss = CROSS_ENTROPY
 
     def signal(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss's gradient D (B, M) by outputs z (B, M), for classes (B,); differentiable."""
+        """Return the gradient D (B, M) with respect to outputs z (B, M), for classes (B,); differentiable."""
         layer, black = self.model.get_submodule(self.path), outputs.new_zeros(len(outputs), *self.image_shape)
         with torch.enable_grad(), leaving({self.path: layer}, lambda *_: outputs):
             loss = self.loss(self.model(black), labels)
@@ -137,7 +138,6 @@ class _Point:
         ones, made, projected = _with_ones(self.mixing), self.made, self.mixture.projected
 
         def down(values: Tensor) -> Tensor:
-            """Apply the transposed derivative to ``values`` (M, B + 1)."""
             by_signal = self._bent(ones @ values.T) @ projected.T + signal @ values[:, :size]
             return _joined(scale * by_signal, (made * values).sum())
 
@@ -166,7 +166,7 @@ class _Point:
         return _Point.at(self.mixture, self.mixing - mixing, self.scale - factor, self.labels)
 
     def _bent(self, direction: Tensor) -> Tensor:
-        """Multiply ``direction`` (B, M) by the Hessian of the loss by z."""
+        """Multiply ``direction`` (B, M) by the Hessian of the loss with respect to z."""
         (found,) = torch.autograd.grad(self.signal, self.outputs, direction, retain_graph=True)
         return found
 

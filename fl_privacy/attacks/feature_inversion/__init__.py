@@ -31,9 +31,10 @@ from fl_privacy.types.film import Snapshot, shortened
 def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor | None:
     """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
 
-    If the output has one position, ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020), solved in
-    least squares: for linear layers, and for unpadded convolutions as large as their input. Otherwise, or if the bias's
-    gradient is zero, the result is ``None``.
+    It solves ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020) in least squares, which is exact
+    if
+    :func:`applies`. ``None`` if the layer is neither linear nor an ungrouped convolution, or the bias's gradient is
+    zero.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
         return None
@@ -44,7 +45,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
 
 
 def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
-    """Return ``True`` if ``recover_by_lemma`` is exact for inputs of the shape ``seen``."""
+    """Return whether ``recover_by_lemma`` is exact for a layer whose inputs have the shape ``seen``."""
     if batch_size != 1 or not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
         return False
     if isinstance(layer, nn.Linear):
@@ -57,7 +58,7 @@ _ROOM = 2.0  # range, around 0, in which features are searched, as a multiple of
 
 
 class _Stretched(nn.Module):
-    """Scales inputs in [0, 1] to [low, low + width], the range of features, and runs ``rest``."""
+    """Network that scales inputs in [0, 1] to [low, low + width], the range of features, and applies ``rest``."""
 
     def __init__(self, rest: Rest, low: float, width: float) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Recovers the first public layer's input, by Lemma 1 or by ``matching`` the uploaded gradients."""
+    """Callable that recovers the first public layer's input, by Lemma 1 or by ``matching`` the uploaded gradients."""
 
     matching: GradientInversion
 
@@ -191,7 +192,7 @@ def best_reconstruction(
     films: Mapping[int, tuple[Snapshot, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
-    """Return the best of the attempts ``rows`` at ``observation``, among ``images`` (V, B, C, H, W)."""
+    """Return the best attempt at ``observation`` among the ``rows`` of ``found`` and ``images`` (V, B, C, H, W)."""
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
         return failed(observation, "A finite objective is expected, but no start has one; check the update.")
@@ -238,12 +239,12 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInversion(GroupAttack):
-    """Search images x with features O: minimize ``||F(x) - O||^2 / ||O||^2`` + priors (He et al. 2019).
+    """Attack that minimizes ``||F(x) - O||^2 / ||O||^2`` + priors over images x with features O (He et al. 2019).
 
-    Gu et al. 2021, Algorithm 3, does not divide. O is the output of the victim's private layers; F are the private
-    layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
+    Gu et al. 2021, Algorithm 3, does not divide by ``||O||^2``. O is the output of the victim's private layers; F are
+    the private layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
 
-    With ``front="joint"`` the values of F are found with each image.
+    With ``front="joint"`` the parameters of F are optimized with each image.
 
     Attributes:
         recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.

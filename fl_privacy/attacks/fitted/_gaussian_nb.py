@@ -117,7 +117,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find the one row that came or went; ``None`` if no whole number n satisfies x = m' + n (m' - m)."""
+    """Find the one row that came or went; ``None`` if no whole number of rows fits the moments."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

@@ -45,7 +45,7 @@ def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndar
     """Solve for the client's one row (F,) besides the known ``rows`` (N - 1, F), and its label.
 
     In closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries, IEEE S&P 2022,
-    section 3). If there is none, or rounding hides it, raise ``UserError``.
+    section 3). If there is no such row, or rounding hides it, raise ``UserError``.
     """
     left = optimum.residuals(rows, labels)
     sums = weighted_sums(optimum) - left.T @ rows  # (K, F), (y - p) of the row times the row

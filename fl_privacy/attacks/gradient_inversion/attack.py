@@ -30,7 +30,7 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 class Solutions:
     """Results for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
 
-    ``history`` holds thinned losses (T, V), NaN after a victim has finished.
+    ``history``: losses (T, V) at some iterations, NaN after a victim has finished.
     """
 
     images: Tensor
@@ -60,9 +60,9 @@ def minimize_in_stages(
     *,
     filmed: Sequence[int] = (),
 ) -> Solutions:
-    """Minimize ``problem`` from ``variables`` (V, N), stage by stage.
+    """Minimize ``problem`` from ``variables`` (V, N) through the stages of the image source.
 
-    With several stages, each victim keeps the one with the least loss, not counting the image source's penalty.
+    With several stages, each victim keeps the result with the least loss, not counting the image source's penalty.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -99,7 +99,7 @@ def minimize_in_stages(
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
     """Attack every victim until an attempt is accepted or the restarts are used up.
 
-    The first attempt below ``accept`` is the result, however many attempts ran at once.
+    The result is the first attempt with a loss below ``accept``, else the one with the least loss.
     """
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together
@@ -161,7 +161,7 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
 
 @dataclass(frozen=True, kw_only=True)
 class GradientInversion(GroupAttack, Settings):
-    """Minimize ``objective(gradient(guess), observed) + priors(guess)`` over the guess of each victim.
+    """Attack that minimizes ``objective(gradient(guess), observed) + priors(guess)`` over each victim's guess.
 
     Victims that share model, values sent, plan and shapes are attacked together. Each draws from
     ``derive_generator(seed, "attack", observation.id, restart)``. Other victims change only the last bits of batched
@@ -186,5 +186,4 @@ class GradientInversion(GroupAttack, Settings):
         return results | (attack_victims(prepared, report) if prepared.victims else {})
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the training data of the generator of images (C, H, W), if any."""
         return None if self.source is None else self.source.provenance(image)

@@ -15,9 +15,9 @@ from fl_privacy.types import Observation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordEmbeddings(ImageSource):
-    """Makes a :class:`TextModel`'s inputs from variables (V, B, L, d), in units of the tokens' root mean square.
+    """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d), in units of their root mean square.
 
-    ``table`` holds the embeddings (n, d) of the tokens, and ``norm`` is ``Settings.embedding_norm``.
+    ``table`` (n, d): embeddings of the tokens. ``norm``: see ``Settings.embedding_norm``.
     """
 
     table: Tensor
@@ -26,7 +26,6 @@ class WordEmbeddings(ImageSource):
     norm: float = 0.0
 
     def start(self, context: VictimContext) -> Tensor:
-        """Return the first variables (B L d,): embeddings of earlier guesses, or random ones."""
         drawn, texts = self.first(context), context.observation.knowledge.previous
         if texts is None or texts.is_floating_point():
             return drawn.flatten()
@@ -46,7 +45,6 @@ class WordEmbeddings(ImageSource):
         return (torch.arange(longest) < lengths.cpu()[:, None]).float().flatten()
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return the embeddings with the mask as a last column, (V, B, L, d + 1)."""
         batch, longest, width = shape
         there = held.reshape(-1, batch, longest, 1).to(variables.dtype)
         return torch.cat([self._unit * variables.reshape(-1, batch, longest, width), there], -1)
@@ -81,7 +79,7 @@ class WordEmbeddings(ImageSource):
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """Return texts' given lengths (B,), or a single text's by the positions' gradient; ``None`` if unknown."""
+    """Return texts' lengths (B,), given or from one text's gradient of positions; ``None`` if unknown."""
     told, model = observation.knowledge.lengths, observation.model
     if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return told

@@ -72,11 +72,11 @@ def smoothing_of(
 
 
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return weights (V,) of total variation that hide noise, for the attack's objective and the angle.
+    """Return weights (V,) of total variation against noise, for the attack's objective and for cosine distance.
 
     The best weight grows with the noise (Rudin, Osher and Fatemi 1992). The noise's effect on pixels is measured on
-    random images, whose gradient gets noise of the update's ``ratios`` (V,). Moves of a pixel below ``_EDGE`` are
-    smoothed less. Weights are zero if nothing is measured.
+    random images, whose gradient gets noise of the update's ``ratios`` (V,). The weight is less if noise moves pixels
+    by less than ``_EDGE``, and zero if it is not finite.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -111,7 +111,7 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
 
 
 def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, layer_statistics.Target]:
-    """Return the gradients plus ``noise``, scaled to ``loud`` (V,) times the gradients' norm."""
+    """Return targets: the gradients plus ``noise`` whose norm is ``loud`` (V,) times that of the gradients."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
     factors = {name: each.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}
@@ -151,7 +151,7 @@ class Usual:
 
 
 def usual_of(observation: Observation) -> Usual:
-    """Measure the statistics of gradients of noise images, in which ReLUs also leave zeros."""
+    """Measure the statistics of undefended gradients on random images."""
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
@@ -198,7 +198,7 @@ _LEAST_NOISE = 0.01  # least median size of evident noise in a text's update, as
 
 
 def noise_of_words(observation: Observation) -> Description:
-    """Infer a defense's noise from the embedding rows of words that the batch lacks."""
+    """Infer added noise from the embedding gradients of words that do not occur in the batch; () if there is none."""
     update, name = observation.update(), str(getattr(observation.model, "word_weight", ""))
     plan = observation.plan  # Adam makes full steps of a decay
     full = plan.shares != "gradient" and plan.optimizer == "adam" and plan.weight_decay
@@ -213,9 +213,9 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Add the inferred defense to each observation whose attacker does not know it.
+    """Add the defense that its update shows to each observation whose attacker does not know the defense.
 
-    ``clips`` treats an update with noise or without any evidence as clipped to its own norm.
+    ``clips``: an update with noise, or without any evidence, counts as clipped to its own norm.
     """
     usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []
@@ -239,7 +239,7 @@ def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = 
 
 
 def scattered_zeros(update: Tensors) -> float:
-    """Return the share of zeros outside of zero rows and columns, which come from dead neurons."""
+    """Return the share of zeros, leaving out rows and columns of zeros, which come from dead neurons."""
     zeros = total = 0
     for value in update.values():
         if value.dim() > 1:
@@ -268,7 +268,7 @@ def _sparse(update: Tensors) -> Sparse:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Return the bits of the uniform grid that contains all of ``value``, or ``None``."""
+    """Return the bits of a uniform grid that contains all elements of ``value``; ``None`` if there is none."""
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:
         return None

@@ -29,7 +29,7 @@ _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 class FasterEvaluation:
-    """Replaces ``Problem.evaluate`` by a faster program for fixed shapes, if one can be made.
+    """Evaluator that replaces ``Problem.evaluate`` by a faster program for fixed shapes, if one can be made.
 
     Attributes:
         most, least: most victims and fewest evaluations for which making it pays.
@@ -58,7 +58,7 @@ class FasterEvaluation:
         return self._program(variables, *tensors)
 
     def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
-        """Return a program that agrees with ``Problem.evaluate``, or ``None``."""
+        """Return a program that agrees with ``Problem.evaluate``; ``None`` if none can be made."""
         raise NotImplementedError
 
     @classmethod
@@ -67,7 +67,7 @@ class FasterEvaluation:
 
 
 class RecordedEvaluation(FasterEvaluation):
-    """Records ``Problem.evaluate`` once and reruns it without autograd, with bit-identical results."""
+    """Evaluator that records ``Problem.evaluate`` once and reruns it without autograd, with bit-identical results."""
 
     made_at, most, least = 20, 4, 1000
 
@@ -92,7 +92,6 @@ class RecordedEvaluation(FasterEvaluation):
 
 
 def _two_points(variables: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``variables`` (V, N) and a nearby point, to compare programs at both."""
     moves = 1e-3 * torch.arange(variables.shape[1], device=variables.device).sin().to(variables)
     return variables, variables + moves
 
@@ -134,15 +133,16 @@ _WARM_UP_ON_GPU = 3
 
 
 def compiler() -> str | None:
-    """Return the path of a C++ compiler for ``torch.compile``, or ``None``."""
+    """Return the path of a C++ compiler for ``torch.compile``; ``None`` if there is none."""
     return shutil.which(os.environ.get("CXX", {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")))
 
 
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
-    """Return ``True`` if compiling likely saves more time than it takes.
+    """Return whether compiling likely saves more time than it takes.
 
     On a CPU, fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
-    takes one thread some seconds for each of ``tensors``. A GPU saves the time between operations.
+    takes
+    one thread some seconds for each of ``tensors``. A GPU saves the time between operations, for each of ``runs``.
     """
     if compiler() is None:
         return False
@@ -152,7 +152,7 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 
 
 class CompiledEvaluation(FasterEvaluation):
-    """Compiles ``Problem.evaluate`` for the shapes of the first call.
+    """Evaluator that compiles ``Problem.evaluate`` for the shapes of the first call.
 
     If that fails or gives other numbers, it warns and evaluates uncompiled; if ``demanded``, failures raise
     ``UserError``.
@@ -200,7 +200,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Pro
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Return ``True`` if each victim's finite expected loss and gradient agree with those found."""
+    """Return whether loss and gradient ``found`` agree with those ``expected`` that are finite, for each victim."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -257,7 +257,7 @@ that share cores with another process wait up to a hundred times longer than the
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Use one CPU thread below ``WORTHWHILE`` multiplications a layer, and keep freed memory."""
+    """Use one CPU thread if a layer has fewer than ``WORTHWHILE`` multiplications, and keep freed memory."""
     with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
@@ -304,7 +304,7 @@ def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor
 
 
 class CapturedEvaluation(FasterEvaluation):
-    """Captures ``Problem.evaluate`` as a CUDA graph once its shapes have recurred."""
+    """Evaluator that captures ``Problem.evaluate`` as a CUDA graph once its shapes have recurred."""
 
     made_at, renewed, most, least = 10, True, 64, 60
 
@@ -323,7 +323,6 @@ class CapturedEvaluation(FasterEvaluation):
 
 
 def _captured(capture: Capture, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program:
-    """Return a program that reruns a captured evaluation in the same memory."""
     own, places, written = torch.empty_like(variables), [torch.empty_like(tensor) for tensor in tensors], list[Tensor]()
 
     def write(variables: Tensor, *tensors: Tensor) -> None:

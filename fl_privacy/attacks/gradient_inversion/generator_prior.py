@@ -30,7 +30,6 @@ class NamedGenerator:
     def __call__(
         self, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> TrainedGenerator:
-        """Return the generator for images (C, H, W), or raise ``UserError``."""
         asked = tuple(image), torch.device(device), dtype
         if asked not in self._found:
             self._found[asked] = find_generator(self.path, *asked)
@@ -41,13 +40,12 @@ class NamedGenerator:
         return {}
 
     def __reduce__(self) -> tuple[type["NamedGenerator"], tuple[str | None]]:
-        """Pickle the path only, so that another process opens the file itself."""
         return NamedGenerator, (self.path,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generated(ImageSource):
-    """Makes images from a generator, B for each victim.
+    """Source of images that a trained generator makes, B for each victim.
 
     Variables are latents (GGL, Li et al. 2022), or a layer's changes within an l1 ball (GIFD, Fang et al. 2023).
     """
@@ -147,9 +145,10 @@ _SMALLEST = 4  # least side of the network's input in pixels
 
 @dataclass(frozen=True, kw_only=True)
 class Untrained(ImageSource):
-    """Makes images by a victim's untrained decoder (Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
+    """Source of images made by a victim's untrained decoder (Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
-    Fixed noise of a few pixels is doubled, convolved, normalized and rectified up to the image's size; a sigmoid makes
+    Fixed noise of a few pixels is upsampled, convolved, normalized and rectified up to the image's size; a sigmoid
+    makes
     colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1) and variables x from 0.
     """
 

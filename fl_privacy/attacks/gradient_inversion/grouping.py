@@ -71,13 +71,12 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 
 @torch.no_grad()
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
-    """Find the common image, with its label, of ``mixtures`` of one example, by expectation maximization.
+    """Find the common image of ``mixtures`` of one example, and its label, by expectation maximization.
 
-    Each pixel of a mixture is unchanged or negated, with probabilities by its expectation: the image's share plus the
-    others' class means by their shares. A mixture minus the others is a noisy view of the image; its posterior mean and
-    variances under a normal prior decide the signs anew, at first with the prior's full uncertainty.
-
-    ``mixtures`` are (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
+    A mixture's expected pixel is the image's share plus class means of the others; it decides how likely the pixel was
+    negated. The mixture minus the others is a noisy view of the image; its posterior under a normal prior is the next
+    guess.
+    ``mixtures``: (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -99,7 +98,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Return the image (N,) behind mixtures ``seen`` (U, N), given its shares (U,) and the others' (U, K) by class."""
+    """Return the image (N,) in mixtures ``seen`` (U, N), with its shares (U,) and the ``others`` (U, K) by class."""
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
     means, which = prior.of(label)
@@ -141,7 +140,7 @@ class Victim:
 
     @property
     def kinds(self) -> tuple[object, ...]:
-        """Return the properties, besides the sent values, that victims of a group share in each round."""
+        """Return what all victims of a group have in common in each round, besides the sent values."""
         found = list[tuple[object, ...]]()
         for one in (self.observation, *self.earlier):
             known, tensors = one.knowledge, tuple(sorted(one.upload.tensors))
@@ -153,7 +152,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Make a victim of each observation, or of all observations known to hold the same examples.
+    """Return a victim for each observation, or for all observations known to be of the same examples.
 
     Observations are joined only if the attacker knows the defense.
     """
@@ -216,14 +215,14 @@ Rounds = Literal["joined", "last", "apart"]
 
 
 class Groups:
-    """Iterates over groups of observations, and collects their reconstructions.
+    """Iterable of groups of observations that collects their reconstructions.
 
     After an unforeseen error (:data:`UNFORESEEN`), a group is attacked again, one victim at a time.
 
     Args:
         progress: callback for the work done, in thousandths of a victim.
-        rounds: updates of the same examples are attacked together (``joined``), by the last one (``last``), or each
-            alone (``apart``).
+        rounds: ``joined`` attacks updates of the same examples together, ``last`` only the last one, ``apart`` each
+            alone.
         wrong: reason why an observation can't be attacked, or ``None``.
         see: function applied to the observations after undisclosed parts were inferred.
 
@@ -278,7 +277,6 @@ class Groups:
         self._progress(self._done, self._total)
 
     def attacked(self, attack: Callable[[Group, Report], dict[int, Reconstruction]]) -> list[Reconstruction]:
-        """Run ``attack`` on each group, and return the reconstruction of each observation, in order."""
         for group in self:
             with self.attempt(group) as report:
                 self.results |= attack(group, report)

@@ -100,9 +100,9 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _of_many(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer the loss of a batch: under a softmax, the gradient's columns add up to zero.
+    """Infer the loss of a batch, with a sentence on it: under a softmax, the gradient's columns add up to zero.
 
-    With one class an example, the bias's gradient, the mean of p - y, has at most as many negative values as examples.
+    The bias's gradient, the mean of p - y, then has at most as many negative values as examples, if each has one class.
     """
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
@@ -121,10 +121,7 @@ def _of_many(
 
 
 def _denies_softmax(slopes: Tensor, fits: float) -> bool:
-    """Return ``True`` if the bias's gradient (K,) has no zeros and a sum beyond rounding.
-
-    Zeros come from a defense, tiny slopes from probabilities near 1.
-    """
+    """Return whether a bias's gradient (K,) is not that of a softmax, as it has no zeros and does not add up to 0."""
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
     return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, fits * float(slopes.norm()))
 
@@ -221,7 +218,7 @@ def _size(quotient: Tensor) -> Tensor:
 
 
 def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
-    """Fill in unknown sizes of a linear layer's gradient (M, N), a product of two vectors."""
+    """Fill in unknown sizes of a linear layer's gradient (M, N) in place, since it is a product of two vectors."""
     bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
     names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
     low, high, sign = (torch.cat([sizes[n][k].reshape(shape[0], -1) for n in names], 1) for k in range(3))
@@ -345,7 +342,7 @@ def _once_each(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _without_draws(observation: Observation) -> Observation:
-    """Switch to evaluation mode if the model draws or returns more than outputs in training."""
+    """Switch to evaluation mode if the model, in training mode, draws random numbers or returns several outputs."""
     if not _covers(observation):
         return observation
     plan = observation.plan

@@ -25,7 +25,7 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs (B, K) of the output layer (``leaf``) and, differentiable by these, of the network."""
+    """Outputs (B, K) of a network, with the graph from those of its output layer, ``leaf`` (B, K), on."""
 
     leaf: Tensor
     outputs: Tensor
@@ -41,17 +41,17 @@ class Head:
         return cls(leaf, outputs)
 
     def slopes(self, loss: Loss, labels: Tensor) -> Tensor:
-        """Return the gradient (B, K) of the batch's loss by the layer's outputs."""
+        """Return the gradient (B, K) of the batch's loss with respect to the layer's outputs."""
         with torch.enable_grad():
             (found,) = torch.autograd.grad(loss(self.outputs, labels), self.leaf, retain_graph=True)
         return found
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Solve for labels (B,) or (B, K) that give ``slopes`` (B, K), gradients by outputs; add the share unexplained.
+    """Solve for labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K); return them and the error left.
 
-    Classes follow from the direction of slopes, since class weights and clipping change only their lengths. Rows of
-    targets solve linear equations, since usual losses are linear in targets.
+    Classes follow from the direction of gradients, since class weights and clipping change only their lengths. Other
+    targets solve linear equations, since usual losses are linear in them.
     """
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":
@@ -67,7 +67,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
-    """Solve for targets (B, K) with gradients ``slopes``; targets of classes add up to 1."""
+    """Solve for targets (B, K) whose loss has the gradient ``slopes``; targets of classes add up to 1."""
     size, number = slopes.shape
     zeros = slopes.new_zeros(size, number)
     base = head.slopes(loss, zeros)
@@ -85,7 +85,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SingleExample:
-    """One example's output layer, and the loss's gradient (1, K) by its outputs, the ``slopes``."""
+    """One example's output layer, and the loss's gradient ``slopes`` (1, K) with respect to its outputs."""
 
     head: Head
     slopes: Tensor
@@ -96,7 +96,7 @@ class SingleExample:
     ) -> "SingleExample | None":
         """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example.
 
-        For slopes s and features h, the gradients of weight and bias are s h^T and s.
+        For an output gradient s and features h, the gradients of weight and bias are s h^T and s.
         """
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
@@ -115,9 +115,10 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Return sorted labels (B,) whose summed slopes (gradients by the logits) point along ``evidence`` (K,).
+    """Return sorted labels (B,) whose summed gradients with respect to the logits point along ``evidence`` (K,).
 
-    A class's slopes are measured on noise images. Labels are added, then changed, one by one. Only directions count,
+    Each class's gradient is measured on noise images. Labels are added, then changed, one by one. Only directions
+    count,
     since class weights change lengths.
     """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
@@ -136,7 +137,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return each class's mean gradient (K, K) by the outputs, on noise images, relative to the first class's norm."""
+    """Return each class's mean gradient (K, K) with respect to the logits, over the first's norm, on noise images."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -155,17 +156,19 @@ def usual_outputs(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer from random inputs.
 
-    With the layer's ``gradient``, the client's own features count by the share of the gradient that they explain. For
-    gradients G (K, F) of the weight and b of the bias, h = G^T b / |b|^2 are those features if all examples have the
-    same. The share is rho = |b h^T|^2 / |G|^2. Let d and e be the deviations from equal shares of the softmax for h and
-    of the mean softmax. Their mean m is weighted by d e / |m|^2 within [0, 1], in which independent errors cancel
-    (James and Stein 1961). Features by class (iLRG, Ma et al. 2023) find fewer labels on trained LeNets.
+    With the layer's gradients G (K, F) and b (K,), these are mixed: if all examples had the same features, these would
+    be h
+    = G^T b / |b|^2, which explain the share rho = |b h^T|^2 / |G|^2 of G. Both softmax(h) and the mean softmax deviate
+    from
+    1 / K, by d and e; with m = (d + e) / 2, the answer is rho (1 / K + w m) + (1 - rho) (estimate without gradient),
+    where w
+    = <d, e> / |m|^2 in [0, 1] (James and Stein 1961).
 
-    ``shape`` is (C, H, W), or (L,) of tokens; ``rng`` is on the CPU; ``gradient`` is that of the mean loss, unscaled.
+    ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU. ``gradient``: of the mean loss, unscaled.
     """
     weight, bias = layer
     like = next(model.parameters())
-    search = search_of(model)
+    search = search_of(model)  # features by class (iLRG, Ma et al. 2023) find fewer labels on trained LeNets
     inputs = search.proxies(model, shape, rng)
     inputs = inputs.to(like) if inputs.is_floating_point() else inputs.to(like.device)
     each, features = _outputs(model, inputs, weight)
@@ -377,7 +380,6 @@ def expected_counts(
 
 
 def _evidence(gradient: Tensors, layer: OutputLayer) -> Tensor | None:
-    """Return the bias gradient (K,), or the row sums of the weight's; ``None`` if both were withheld."""
     weight, bias = layer
     if bias is not None and bias in gradient:
         return gradient[bias]

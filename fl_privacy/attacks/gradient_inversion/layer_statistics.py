@@ -14,11 +14,11 @@ from fl_privacy.types import Tensors
 
 
 class AngularDistance(torch.autograd.Function):
-    """Compute 1 - cosine (V,) of two vectors as half the squared distance of their unit vectors, exact near zero.
+    """Function for 1 - cosine (V,) of two vectors: half the squared distance of their unit vectors, exact near zero.
 
     Arguments are the lengths (V,) of both vectors, the squared distance (V,) of parts that are not passed, the number
-    of parts, and the guessed and observed parts (V, n), of any n. With q = g - |g| o / |o| of each part, D = |q|^2 / 2
-    |g|^2 and dD/dg = (q - D g) / |g|^2, which includes the change of length.
+    of parts, and the guessed and observed parts (V, n), of any n. With q = g - |g| o / |o| of each part, D = |q|^2 / (2
+    |g|^2) and dD/dg = (q - D g) / |g|^2, which includes the change of length.
     """
 
     @staticmethod
@@ -45,8 +45,6 @@ class AngularDistance(torch.autograd.Function):
 
 
 class _SquaredDistance(torch.autograd.Function):
-    """Compute ||one - other||^2 (V,) of (V, n), with a derivative by ``one`` only."""
-
     @staticmethod
     def forward(ctx: Any, one: Tensor, other: Tensor) -> Tensor:
         apart = one - other
@@ -66,7 +64,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Add the mean absolute differences (V,) of horizontal and vertical neighbors in images (V, ..., H, W)."""
+    """Function for the mean absolute differences (V,) of horizontal plus vertical neighbors in (V, ..., H, W)."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
@@ -109,7 +107,6 @@ class Target:
 
     @classmethod
     def of(cls, value: Tensor, bounds: tuple[Tensor, Tensor] | None = None) -> "Target":
-        """Build the target of values (V, *shape), with ``bounds`` of that shape."""
         flat = value.reshape(len(value), -1)
         low, high = (None, None) if bounds is None else (bound.reshape(len(bound), -1) for bound in bounds)
         return cls(flat, flat.square().sum(1), flat.var(1, correction=0), flat.mean(1), flat.shape[1], low, high)
@@ -129,7 +126,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a gradient (V, *shape) against the target, or the nearest value in its bounds."""
+    """Statistics of a gradient (V, *shape) compared with the target, or with the nearest value in its bounds."""
 
     gradient: Tensor
     target: Target
@@ -198,7 +195,6 @@ class Products:
 
     @property
     def _formed(self) -> Tensor:
-        """Return the difference g' - g (V, O, D) of guessed and observed gradients."""
         return self.deltas @ self.inputs.mT - self.factors.left @ self.factors.core @ self.factors.right.mT
 
     @cached_property
@@ -214,7 +210,7 @@ class Products:
 
     @cached_property
     def _beside(self) -> Tensor:
-        """Return the squared norm (V,) of the gradient's part outside of these coordinates."""
+        """Return the squared norm (V,) of the part of the guess's gradient outside the span of the observed factors."""
         along, rest, input_along, input_rest = self._split
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
@@ -286,9 +282,9 @@ def weighted_distance(
 
 
 class _Compare(torch.autograd.Function):
-    """Compute the loss (V,) from joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D).
+    """Loss (V,) of joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D).
 
-    ``elementwise``: a and b (n,) of joined gradients. ``products``: (a, b) of each. ``observed``: targets (V, n).
+    ``elementwise``: weights a and b (n,). ``products``: (a, b) of each. ``observed``: targets (V, n).
     """
 
     @staticmethod
@@ -323,9 +319,9 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add the distance of products from ``observed`` to ``loss`` (V,); return gradients by the factors if ``wanted``.
+    """Add the distance of the products ``deltas`` (V, P, O)^T ``inputs`` (V, P, D) from ``observed`` to ``loss`` (V,).
 
-    The factors ``deltas`` (V, P, O) and ``inputs`` (V, P, D) are multiplied over P.
+    Return the gradients with respect to both if ``wanted``.
     """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])

@@ -22,9 +22,9 @@ _HISTORY = 100
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The best variables (V, N) and loss (V,), and thinned losses (T, V), NaN after a victim has finished.
+    """The best variables (V, N) and loss (V,), and losses (T, V) at some iterations, NaN after a victim has finished.
 
-    ``snapshots`` holds the best variables (N,) of filmed victims at some rows of the history.
+    ``snapshots``: best variables (N,) so far, by filmed victim and row of ``history``.
     """
 
     variables: Tensor
@@ -186,7 +186,7 @@ class Minimizable(Protocol):
 
 
 def filmed_rows(observations: Iterable[Observation]) -> list[int]:
-    """List the rows of which snapshots are taken."""
+    """Return the indices of the observations that are filmed."""
     return [row for row, o in enumerate(observations) if o.filmed]
 
 
@@ -206,7 +206,7 @@ def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot
 
 @torch.no_grad()
 def frames_of(problem: Minimizable, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
-    """Return frames of ``rows`` of the ``variables`` (V, N)."""
+    """Return a snapshot of the guess in each of ``rows`` of the ``variables`` (V, N)."""
     chosen = torch.tensor(rows, device=variables.device)
     return [_snapshot(problem, 0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
 
@@ -219,7 +219,7 @@ def _snapshot(problem: Minimizable, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Minimizable, rows: Tensor) -> Minimizable:
-    """Return the problem with ``rows`` of the fields that images depend on, without copying observed updates."""
+    """Return the problem with the ``rows`` of its labels and ``held`` alone, on which images depend."""
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held

@@ -16,7 +16,7 @@ LayerWeights = Mapping[str, float]
 
 
 class Objective(Protocol):
-    """Computes each victim's loss (V,) from statistics of each uploaded tensor.
+    """Loss (V,) of guessed gradients, from statistics of each uploaded tensor.
 
     Attributes:
         elementwise: ``True`` if gradients have to be formed element by element.
@@ -117,9 +117,10 @@ class L1(OfLayers):
 class Cosine(OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
-    Half the squared distance of the unit vectors is exact near zero. ``per_layer``: mean distance of the tensors
-    instead of one angle. ``epsilon``: least divisor of a tensor's dot product with ``per_layer``, as in the authors'
-    code; tensors of rounding errors, such as biases before batch norm in training mode, get a constant loss of 1.
+    It is computed as half the squared distance of the unit vectors, which is exact near zero. ``per_layer``: mean
+    distance of the tensors instead of one angle. ``epsilon``: least divisor of a tensor's dot product with
+    ``per_layer``, as in the authors' code; tensors of rounding errors, such as biases before batch norm in training
+    mode, get a constant loss of 1.
     """
 
     per_layer: bool = False
@@ -207,7 +208,6 @@ class GaussianKernel(OfLayers):
         return torch.stack(terms).sum(0)
 
     def _kernel(self, distance: Tensor, variance: Tensor, size: int) -> Tensor:
-        """Return the kernel's loss 1 - exp(-distance / sigma^2), in the shape of ``distance``."""
         sigma = self.bandwidth * variance * (size if self.form == "normalized" else 1)
         return -torch.expm1(-distance / sigma.clamp_min(torch.finfo(sigma.dtype).tiny))
 
@@ -222,8 +222,8 @@ class GaussianKernel(OfLayers):
 class WeightedL2L1(OfLayers):
     """Squared Euclidean plus ``alpha`` times absolute distance of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
-    ``last`` is a factor on ``alpha`` at the last tensor, linear between. ``relative`` divides by the loss of a zero
-    gradient, so that the size of gradients does not count.
+    ``last``: factor on ``alpha`` at the last tensor, to which it falls linearly from 1. ``relative`` divides by the
+    loss of a zero gradient, so that the size of gradients does not count.
     """
 
     alpha: float = 0.1

@@ -38,9 +38,9 @@ _LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Inferred facts about a batch's columns: ``present`` (F,) is ``False`` for absent categories.
+    """Inferred facts about a batch of rows: ``present`` (F,) is ``False`` for absent categories.
 
-    ``shares`` (K, F) hold, for each class, the share of each category and the mean of each number.
+    ``shares`` (K, F): for each class, the share of each category and the mean of each number.
     """
 
     present: Tensor
@@ -48,7 +48,7 @@ class Evidence:
 
 
 def first_linear(model: nn.Module, width: int) -> str | None:
-    """Return the path of the linear layer with bias that takes rows (B, F) first, or ``None``."""
+    """Return the path of the first layer if it is linear with a bias and takes rows (B, F); else ``None``."""
     for path, module in model.named_modules():
         if next(module.children(), None) is None and next(module.parameters(), None) is not None:
             sound = isinstance(module, nn.Linear) and module.in_features == width and module.bias is not None
@@ -60,9 +60,9 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
     """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
-    Let d_i be the loss's gradient by the layer's output for row x_i. A category's column sums d_i over its rows, the
-    bias's gradient over all rows. In an untrained network a class's d_i are alike, so that sums show numbers of rows.
-    ``counts`` (K,) are the known rows of each class.
+    Let d_i be the loss's gradient with respect to the layer's output for row x_i. A category's column sums d_i over its
+    rows, the bias's gradient over all rows. In an untrained network, the d_i of a class are alike, so that sums show
+    numbers of rows. ``counts`` (K,): numbers of rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -84,7 +84,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return the loss's gradients (K, N, M) by the layer's outputs, for random rows of each class."""
+    """Return the loss's gradients (K, N, M) with respect to the layer's outputs, for random rows of each class."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -125,7 +125,10 @@ def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[f
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Scale shares (K, F) to a sum of 1 in each column, and cut means of numbers to their bounds."""
+    """Turn estimated class means (K, F) of encoded rows into valid ones: probabilities, and numbers within bounds.
+
+    ``present`` (F,): ``False`` for categories whose probability is 0.
+    """
     found = shares.clone()
     places, there = schema.groups
     if len(places):
@@ -143,10 +146,11 @@ _FAR = -1e9  # logit that pads columns with fewer categories than the largest
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows(ImageSource):
-    """Makes rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
+    """Source of rows (V, B, F): softmax of free variables over each column's categories, and bounded numbers.
 
-    ``bounded``: numbers come from a sigmoid between the schema's bounds. ``counted``: absent categories are left out,
-    and variables start from the others' counts. ``spread``: standard deviation of the first variables.
+    ``bounded``: numbers come from a sigmoid between the schema's bounds. ``counted``: categories that no row has are
+    left out, and variables start from the counts of the other categories. ``spread``: standard deviation of the first
+    variables.
     """
 
     schema: Schema
@@ -189,12 +193,10 @@ class TableRows(ImageSource):
         return evidence_of(context.observation, self.schema, tuple(counts))
 
     def held(self, context: VictimContext) -> Tensor:
-        """Return a mask (F,), 0 for absent categories."""
         found = self._evidence(context)
         return torch.ones(self.schema.width) if found is None else found.present.float()
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return the rows (V, B, F) as a model takes them."""
         return self.rows(variables.reshape(-1, *shape), held)
 
     def rows(self, free: Tensor, held: Tensor) -> Tensor:
@@ -263,7 +265,6 @@ def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None
 
 
 def _certainty(schema: Schema, raw: Tensor, aligned: Tensor) -> Tensor:
-    """Return each cell's certainty (B, C) from aligned attempts (R, B, F)."""
     found = raw.new_zeros(raw.shape[1], len(schema.columns))
     places, there = schema.groups
     if len(places):
@@ -383,7 +384,7 @@ def _seeking_rows(settings: Settings, observation: Observation) -> Settings:
 def _answer_of_rows(
     settings: Settings, attempts: Sequence[Restarted], chosen: Restarted
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the rows (B, F) of the accepted or of all attempts, with cells' certainty (B, C)."""
+    """Return the rows (B, F) of the chosen attempt, or pooled over all attempts, with the certainty (B, C) of cells."""
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
     columns = zip(*((a.images, torch.tensor(a.loss), a.labels) for a in finite), strict=True)

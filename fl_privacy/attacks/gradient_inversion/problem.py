@@ -51,8 +51,8 @@ class RoundUpdates:
     ) -> dict[str, LayerStatistics]:
         """Compute the statistics of each tensor for ``images`` (V, B, C, H, W), as the model sees them.
 
-        ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) of a private loss at the features; requires
-        :class:`Layered`. ``by_layer=False`` joins small tensors under the first one's name.
+        ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) of a private loss with respect to the features;
+        requires :class:`Layered`. ``by_layer=False`` joins small tensors under the first one's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -72,7 +72,6 @@ class RoundUpdates:
         return found if joined else {name: found[name] for name in self.targets}
 
     def compare(self, images: Tensor, labels: Tensor, hidden: Tensor | None, weights: Coefficients) -> Tensor:
-        """Return the weighted sum (V,) of the tensors' distances; see ``statistics``."""
         assert isinstance(self.gradients, Layered)
         found = self.gradients.gradients_and_products(images, labels, self.compared, hidden)
         return weighted_distance(*found, self.targets, weights)
@@ -97,8 +96,8 @@ class RoundUpdates:
 class Problem:
     """The loss of all victims as a function of the variables (V, N).
 
-    Variables are pixels or those of the source, then label logits if labels are optimized, then each round's gradients
-    of a private loss at the features.
+    Variables are pixels or those of the image source, then label logits if labels are optimized, then each round's
+    gradients of a private loss with respect to the features, if they are guessed.
     """
 
     settings: Settings
@@ -132,7 +131,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return the hidden gradients (V, B, F) at the features, one for each round."""
+        """Return each round's guessed gradient (V, B, F) of a private loss at the features, or ``None``."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -197,7 +196,6 @@ class Problem:
         return torch.where(gray.isfinite(), gray, zero).minimum(_LARGE * zero)
 
     def evaluate(self, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (V,) and its gradient (V, N)."""
         with differentiable_twice():
             leaf = variables.detach().requires_grad_()
             loss = self.loss(leaf)
@@ -215,7 +213,6 @@ class Problem:
         return pixels if variables.shape[1] == self.pixels else torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
-        """Return the problem with other ``targets``, one mapping for each round; gradients are not clipped."""
         pairs = zip(self.rounds, targets, strict=True)
         return replace(self, rounds=[RoundUpdates(one.gradients, own, {}, None) for one, own in pairs])
 

@@ -17,15 +17,15 @@ from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types import Observation
 
 Projection = Literal["none", "clamp", "minmax"]
-"""``clamp`` cuts to [0, 1]; ``minmax`` maps the range of each image that leaves [0, 1] onto [0, 1]."""
+"""``clamp``: clamp to [0, 1]; ``minmax`` maps the range of each image that leaves [0, 1] onto [0, 1]."""
 
 Scaling = Literal["clamp", "stretch"]
-"""``clamp`` cuts a guess to [0, 1]; ``stretch`` maps its range onto [0, 1] (FDL-PP, Gu et al. 2021, A.4)."""
+"""``clamp``: clamp a guess to [0, 1]; ``stretch`` maps its range onto [0, 1] (FDL-PP, Gu et al. 2021, A.4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Maps variables to images ``mean + std * variables``; some papers optimize normalized images."""
+    """Map from variables to images ``mean + std * variables``; some papers optimize normalized images."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -37,7 +37,6 @@ class Space:
         return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
 
     def clamped(self, variables: Tensor) -> Tensor:
-        """Cut variables so that their images are in [0, 1]."""
         return variables.clamp(-self.mean / self.std, (1 - self.mean) / self.std)
 
 
@@ -53,7 +52,7 @@ def project(images: Tensor, how: Projection) -> Tensor:
 
 
 def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
-    """Scale or cut finished guesses (..., C, H, W) to [0, 1]; constant images are always cut."""
+    """Scale or clamp finished guesses (..., C, H, W) to [0, 1]; constant images are always clamped."""
     if how == "clamp":
         return images.clamp(0, 1)
     low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
@@ -189,13 +188,12 @@ Shape = Sequence[int]  # (B, C, H, W) of one victim's images
 
 
 class ImageSource(Protocol):
-    """Makes images from variables (V, n) and fixed values (V, m), by default in one stage without a penalty.
+    """Source of images from variables (V, n) and fixed values (V, m), by default in one stage without a penalty.
 
     A victim's first values are drawn on the CPU from its own random stream.
     """
 
     def size(self, shape: Shape) -> int:
-        """Return the number n of variables, by default that of pixels."""
         return int(torch.Size(shape).numel())
 
     def start(self, context: VictimContext) -> Tensor:
@@ -211,7 +209,6 @@ class ImageSource(Protocol):
         ...
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return the weighted penalty (V,) for unlikely variables."""
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
@@ -229,7 +226,7 @@ class ImageSource(Protocol):
         return 1
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the source's training data, or ``None``; raise ``UserError`` if it can't make images (C, H, W)."""
+        """Return the source's training data or ``None``; ``UserError`` if it can't make images (C, H, W)."""
         return None
 
 
@@ -292,8 +289,9 @@ class Settings:
         pooled: ``True`` takes the median of the aligned attempts at a table's rows instead of the best attempt.
         evident: ``True`` lets an attacker who knows no defense infer it from zeros, few levels or empty columns, or
             else clip guesses to the update's norm (GGL, Li et al. 2022, section 4.2).
-        enough, accept: shares of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a
-            victim is done, and below which it is not attacked again.
+        enough: loss at which a descent ends, as a share of a zero gradient's loss (with ``L2``: of the observed squared
+            norm).
+        accept: loss below which a victim is not attacked again, in the same unit.
     """
 
     objective: Objective = field(default_factory=L2)

@@ -30,13 +30,13 @@ _TOGETHER, _VALUES = 16, 16_000_000  # most victims at once, and most values of 
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateModel(GroupAttack):
-    """Match an update of many local steps by one gradient at an intermediate model.
+    """Attack that matches an update of many local steps by one gradient at an intermediate model.
 
     The update u of the weights w points along the images' mean gradient at some model w + a u. Signed Adam finds images
     and a together, from the angle between that gradient and the update plus total variation (Zhu et al. 2023,
     "Surrogate model extension"). An iteration costs one pass over the images.
 
-    With Adam, each gradient value is divided by its size plus the root mean square of its tensor.
+    If the client uses Adam, each gradient value is divided by its size plus the root mean square of its tensor.
 
     Attributes:
         lr: first learning rate, in standard deviations of a pixel, 0.25.
@@ -62,10 +62,6 @@ class SurrogateModel(GroupAttack):
         expect_choices(self)
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Attack the victims of ``group``, each at its own model, and return results by position.
-
-        A gradient, one step of Adam, or inputs that are no images raise ``NotAttackableError``.
-        """
         first = group.first
         if not modality_of(first.model).pixels:
             raise NotAttackableError("Images are expected, but got texts or rows; use attack=auto.")

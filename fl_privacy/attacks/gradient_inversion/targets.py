@@ -31,7 +31,6 @@ def expect_images(observation: Observation) -> None:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Return ``True`` if all values are finite, as a finite sum proves cheaply."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
@@ -132,7 +131,10 @@ def as_gradient(observation: Observation) -> Tensors:
 
 
 def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -> float:
-    """Return the absolute factor from uploaded to matched tensors, 1 for a gradient."""
+    """Return the positive factor from an upload to what the attack compares with its guess, 1 for a gradient.
+
+    ``unrolls``: local steps are replayed.
+    """
     if plan.shares == "gradient":
         return 1.0
     if unrolls or plan.optimizer != "sgd":

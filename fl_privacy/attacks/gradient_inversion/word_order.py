@@ -84,7 +84,7 @@ class LanguageModel:
 
     @cached_property
     def _counts(self) -> list[tuple[Tensor, ...]]:
-        """Return the keys and counts of each n-gram and its prefix, with the prefix's number of followers."""
+        """Return (keys, counts, prefix keys, prefix counts, followers of the prefix) for each length of n-grams."""
         texts, found = self.texts.cpu().long(), list[tuple[Tensor, ...]]()
         for length in range(1, _ORDER + 1):
             keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
@@ -95,7 +95,6 @@ class LanguageModel:
 
 
 def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """Return the ``values`` of the sorted ``keys`` for each of ``wanted``, 0 if missing."""
     at = torch.searchsorted(keys, wanted).clamp_max(max(0, len(keys) - 1))
     return torch.where(keys[at] == wanted, values[at], 0).double()
 
@@ -110,7 +109,7 @@ _BETTER = 1e-2  # least improvement by a new order, as a share of the usual diff
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """Searches the order of a text's words by ``moves``, comparing at most ``capacity`` guesses at once."""
+    """Search for the order of a text's words by ``moves``, with at most ``capacity`` guesses compared at once."""
 
     moves: Rearranging
     language: LanguageModel | None
@@ -146,7 +145,6 @@ class Rearranged:
     def __call__(
         self, iteration: int, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]
     ) -> Tensor:
-        """Return the variables (V, N) after an ``iteration``, with words moved if due."""
         burnt_in = iteration >= int(self.moves.burn_in * self.iterations)
         if not burnt_in or iteration % self.moves.every != 1 or iteration >= self.iterations:
             return variables
@@ -238,7 +236,6 @@ def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence
 
 
 def _as_read(problem: Problem, variables: Tensor) -> Tensor:
-    """Replace the variables (V, N) by the embeddings of the tokens that they decode to."""
     source, found = problem.settings.source, problem.images(variables)
     assert isinstance(source, WordEmbeddings)
     return torch.cat([source.variables_of(source.read(found)).flatten(1), variables[:, problem.pixels :]], 1)
@@ -260,7 +257,6 @@ def _lengths(problem: Problem) -> Tensor:
 
 
 def _better(variables: Tensor, scores: Tensor, tried: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each victim's best variables among ``variables`` and ``tried`` (V, T, N), and their score."""
     least, which = found.min(1)
     chosen = tried[torch.arange(len(tried), device=tried.device), which]
     return torch.where((least < scores)[:, None], chosen, variables), torch.minimum(least, scores)

@@ -25,7 +25,7 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeInference:
-    """Infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
+    """Attack that infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
     Classifiers learn it from public examples' gradients at the sent values; log probabilities are summed over rounds.
 
@@ -63,7 +63,7 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Sums each method's log probabilities (V, A) of A attribute values over rounds; ``seen`` (V,): observed."""
+    """Log probabilities (V, A) of A attribute values by method, summed over rounds; ``seen`` (V,): observed."""
 
     settings: AttributeInference
     total: dict[str, Tensor] = field(repr=False)
@@ -98,7 +98,6 @@ class AttributeWatch:
     def _known(
         self, read: ReadRound, model: nn.Module, sent: ModelState, sketch: GradientSketch
     ) -> tuple[Tensor, Tensor]:
-        """Return sketches (N, F) of public examples' gradients, and their attributes (N,)."""
         if self.settings.adaptive and read.rehearsal is not None:
             own, rehearsed = read.rehearsal.attributes, read.rehearsal.uploads(sent, self.settings.public)
             known = torch.cat([_sketched(sketch, observation, read) for observation in rehearsed])
@@ -110,7 +109,6 @@ class AttributeWatch:
         return known, read.public_attributes[: len(known)].to(read.device)
 
     def answers(self) -> dict[str, Tensor]:
-        """Return each method's scores (V, A) of A attribute values, higher for likelier; NaN for unseen victims."""
         return {name: torch.where(self.seen[:, None], total, torch.nan) for name, total in self.total.items()}
 
     def titles(self) -> dict[str, tuple[str, str]]:
@@ -134,7 +132,7 @@ METHODS: dict[str, type[MembershipMethod]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SourceInference:
-    """Infers which client has an example (Hu et al. 2021, "Source inference attacks").
+    """Attack that infers which client has an example (Hu et al. 2021, "Source inference attacks").
 
     Attributes:
         methods: ``loss`` is the paper's, ``cosine`` compares gradients.

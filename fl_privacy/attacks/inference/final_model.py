@@ -37,7 +37,6 @@ class FinalLoss(MembershipMethod):
         return found.unsqueeze(1).expand(-1, self._total.shape[1])
 
     def told(self, read: ReadRound) -> Tensor:
-        """Return each candidate's evidence (C,) at the final model, higher for members."""
         return -read.measured(read.observations[0].model.to(read.device), read.published, losses_of)
 
 
@@ -90,7 +89,7 @@ def ratio_to_others(read: ReadRound) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """Signals of attacked and reference models, on candidates followed by the attacker's examples.
+    """Signals (loss, margin ...) of attacked and reference models, on candidates, then the attacker's examples.
 
     Attributes:
         own: (N, S) of the attacked model.
@@ -137,10 +136,10 @@ def by_lira(found: Compared) -> Tensor:
 
 
 def stacked(found: Compared) -> Tensor:
-    """Return log odds (C,) by a logistic regression on all signals and their differences to reference models.
+    """Return log odds (C,) of membership by a logistic regression on signals and differences to reference models.
 
-    The regression is fitted to members and non-members of each reference model, scored by the other ones; none is
-    trained on a candidate. NaN with a single reference model.
+    The regression is fitted to members and non-members of each reference model, whose signals are compared with the
+    other reference models; none is trained on a candidate. NaN with a single reference model.
     """
     if len(found.outside) == 1:
         return torch.full((found.candidates,), torch.nan)

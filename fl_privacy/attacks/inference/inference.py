@@ -51,7 +51,7 @@ class Inference(Protocol):
 
 
 class Watch(Protocol):
-    """Observes the rounds of a training, in constant memory."""
+    """Observer of the rounds of a training that needs constant memory."""
 
     def add(self, read: ReadRound) -> None:
         """Process a round without keeping it."""

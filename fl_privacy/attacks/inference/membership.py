@@ -35,7 +35,7 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return the normal probability (C, K) below each value, by mean and deviation of the other columns.
+    """Return the probability (C, K) of a lower value under a normal distribution fitted to the other columns.
 
     NaN with fewer than two other finite columns. For statistics that are higher for members, this is a one-sided
     likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
@@ -80,7 +80,7 @@ BY_DEFAULT = tuple(name for name, method in METHODS.items() if name != "rmia" an
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """Infers if an example was among a client's training data.
+    """Attack that infers whether an example was among a client's training data.
 
     Attributes:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
@@ -136,7 +136,6 @@ class MembershipWatch:
             method.add(read)
 
     def answers(self) -> dict[str, Tensor]:
-        """Return scores (C, N) of each method that suits the data, higher for members."""
         return {name: method.scores() for name, method in self.methods.items()}
 
     def titles(self) -> dict[str, tuple[str, str]]:

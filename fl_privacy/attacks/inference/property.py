@@ -21,7 +21,7 @@ RIDGE = 1e-3  # penalty of the regression, in units of the features' variance
 
 @dataclass(frozen=True, kw_only=True)
 class PropertyInference:
-    """Infers the shares of the classes among a client's examples (after Wang et al. 2019).
+    """Attack that infers the shares of the classes among a client's examples (after Wang et al. 2019).
 
     Shadow clients train on public examples with chosen shares; ridge regression predicts shares from an update's inner
     products with the classes' mean gradients.
@@ -48,7 +48,7 @@ class PropertyInference:
 
 @dataclass(eq=False)
 class PropertyWatch:
-    """Sums each client's inferred shares over rounds."""
+    """Each client's inferred class shares, summed over rounds."""
 
     settings: PropertyInference
     clients: tuple[int, ...]
@@ -108,7 +108,6 @@ class _Shadows:
         return torch.cat(found)
 
     def told(self, gradient: Tensors) -> Tensor:
-        """Return features (K,) of one client: products of its mean gradient with the classes' gradients."""
         known = {n: gradient[n] if n in gradient else torch.zeros_like(self.sent.parameters[n]) for n in self.names}
         return self._products({n: g.unsqueeze(0) for n, g in known.items()}, 1)[0]
 

@@ -88,7 +88,6 @@ class ReadRound:
 
     @cached_property
     def losses_after(self) -> Tensor:
-        """Return the cross entropy (C, K) at each client's model after its upload; NaN if not finite."""
         return self.after_each(losses_of)
 
     def after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
@@ -97,7 +96,6 @@ class ReadRound:
         return torch.stack([self.measured(o.model.to(self.device), state, measure) for o, state in pairs], 1)
 
     def measured(self, model: nn.Module, state: ModelState, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return ``measure`` (C,) of the candidates' outputs and labels at ``state``, on the CPU."""
         return measured(model, state, self.candidates, measure).cpu()
 
     @cached_property
@@ -146,7 +144,7 @@ def model_after(observation: Observation) -> ModelState:
 
 
 def mean_gradient(observation: Observation) -> Tensors:
-    """Return the shared gradient, or the mean over the local steps."""
+    """Return the shared gradient, or the mean gradient of the local steps."""
     update, plan = observation.update(), observation.plan
     if plan.shares == "gradient":
         return update
@@ -179,7 +177,7 @@ def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean log probability (N,) of the least likely tokens of each text, a share of ``LOWEST``."""
+    """Return Min-K% (N,): mean log probability of the share ``LOWEST`` of each text's tokens that is least likely."""
     told = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)
@@ -197,7 +195,6 @@ def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
-    """Average values (N, L) over places whose label is a token."""
     there = labels >= 0
     return (values * there).sum(1) / there.sum(1).clamp_min(1)
 

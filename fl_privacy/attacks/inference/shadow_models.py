@@ -21,7 +21,7 @@ FEWEST = 8  # least number of the attacker's examples in, and out of, a referenc
 
 @dataclass(eq=False)
 class ReferenceModels:
-    """Collects signals of global and reference models, on candidates followed by the attacker's P examples.
+    """Signals of global and reference models, on candidates followed by the attacker's P examples.
 
     Attributes:
         seen: signals (N, 8) of the attacked training: after the last round, and means over the rounds.
@@ -102,7 +102,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Averages membership evidence over rounds; ``of_tokens``: needs a model that predicts next tokens."""
+    """Method that averages membership evidence over rounds; ``of_tokens``: for models that predict next tokens."""
 
     title: ClassVar[str]
     source: ClassVar[str]
@@ -115,7 +115,6 @@ class MembershipMethod(ABC):
         self._rounds = torch.zeros(candidates, len(clients))
 
     def add(self, read: ReadRound) -> None:
-        """Add a round's evidence, except for values that are not finite."""
         found, columns = self.evidence(read).double(), self.columns(read)
         finite = found.isfinite()
         self._total[:, columns] += found.where(finite, 0.0)

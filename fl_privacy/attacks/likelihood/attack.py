@@ -47,7 +47,7 @@ class Likelihood:
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
     ) -> Tensor:
-        """Return the loss (V,) of images (V, B, C, H, W); with ``rng``, estimated from some random states."""
+        """Return the loss (V,) of images (V, B, C, H, W); with ``rng``, estimated from a random part of ``states``."""
         chosen = list(range(len(self.states)))
         if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
             chosen = torch.randperm(len(chosen), generator=rng)[:_ROUNDS_AT_ONCE].tolist()
@@ -62,7 +62,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Computes the undefended uploads of guessed images and labels."""
+    """Function from guessed images and labels to the uploads of clients without a defense."""
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign
@@ -70,7 +70,6 @@ class Guesser:
     norm: float | None = None  # largest norm of each example's gradient before averaging; ``None`` without clipping
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
-        """Return uploads (V, *shape), by name, of images (V, B, C, H, W) with labels (V, B) or (V, B, K)."""
         if self.norm is None or images.shape[1] == 1:
             found = self.round.gradients(images, labels)
         else:
@@ -98,19 +97,20 @@ class Explained:
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumAPosteriori(GroupAttack):
-    """Find the images with the largest posterior density, from all updates and an image prior.
+    """Attack that finds the images with the largest posterior density, from all updates and an image prior.
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same examples. The prior is normal: mean and principal components of a class's public
-    images, or the spectrum of photographs. Leakage is what exceeds the control: this prior with other updates.
+    images, or the spectrum of photographs. Leakage is what exceeds a control, the same attack on updates of other
+    examples.
 
     Attributes:
         iterations: number of Adam's steps on the coefficients of the components.
         lr: first learning rate, in standard deviations of a coefficient.
-        attempts: maximal number of attempts at each victim, with different labels.
+        attempts: largest number of attempts at each victim, with different labels.
         prior: ``auto``: prior of public images, if any, else of photographs; ``photographs``: always these.
         device: device of the computation; ``None``: that of the sent values.
-        most_victims: largest number of victims in one chunk; ``None``: by free memory.
+        most_victims: largest number of victims in one chunk; ``None``: found from the free memory.
     """
 
     iterations: int = 150
@@ -225,7 +225,7 @@ class MaximumAPosteriori(GroupAttack):
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Negative log posterior density, up to a constant, and likeliest images (V, B, C, H, W) and labels (V, B)."""
+    """Negative log posterior density, up to a constant, with the likeliest images (V, B, C, H, W) and labels (V, B)."""
 
     likelihood: Likelihood
     prior: PixelPrior
@@ -248,7 +248,6 @@ class Posterior:
         return [math.inf if others.get(row, _SAME) is None else loss for row, loss in enumerate(found)]
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss (V,) of images (V, B, C, H, W) in [0, 1] with labels (V, B)."""
         return self.likelihood(images, labels) + self.prior.surprise(images.flatten(2), labels)
 
     def of_variables(
@@ -328,7 +327,7 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) in A attempts, up to ``number``, and the number of worthwhile attempts."""
+    """Return labels (V, A, B) for up to ``number`` attempts, likeliest first, and the number of worthwhile attempts."""
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
     known = torch.stack(found) if len(found) == len(victims) else None
@@ -365,7 +364,7 @@ def _better(one: Explained, other: Explained) -> Explained:
 
 
 def sentences(likelihood: Likelihood, one: str, *priors: str, same: str, under: str = "defense") -> tuple[str, ...]:
-    """Return sentences that describe a search."""
+    """Return sentences on a search for the likeliest ``one`` (``image``) under ``under``, after ``priors``."""
     looks = f"It looks for the likeliest {one} by the probability of what was observed under the {under}."
     number = likelihood.uploads
     return looks, *priors, *[f"It compares {number} updates of the same {same} together."] * (number > 1)
