@@ -26,9 +26,9 @@ from fl_privacy.types import Observation, Reconstruction, Tensors
 class Sphere:
     """Objective that is zero for gradients at distance ``radius`` from the upload g (Fan et al. 2025, appendix M).
 
-    Refiner's projection leaves the upload that far from the true gradient. The cosine distance is zero at the largest
-    one of
-    such gradients, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon, an l2 norm.
+    Refiner's projection leaves the upload that far from the true gradient. A cosine ``objective`` is compared with the
+    largest cosine distance of such gradients from g, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon,
+    an l2 norm.
     """
 
     objective: L2 | Cosine

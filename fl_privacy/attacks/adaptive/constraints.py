@@ -130,7 +130,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of quantized elements: all values that round to the observed level, unless noise exceeds them."""
+    """Return bounds of quantized elements: all that rounds to the observed level; if noise is larger, that level."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -214,7 +214,7 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return a transform's index (B,) for each image: by turns with ``restart`` for one image, else at random."""
+    """Return a transform's index (B,) for each image: ``restart`` modulo ``number`` for one image, else random."""
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 
@@ -267,8 +267,7 @@ class HiddenGradient:
 
     Attributes:
         strength: expected size of an element, above 0, over the factor of the cross entropy and over r^``layers``,
-            where
-            r is the root mean square of the private head's weights.
+            where r is the root mean square of the private head's weights.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter
@@ -283,7 +282,7 @@ class HiddenGradient:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Scale and number of variables for a :class:`HiddenGradient`, ``features`` for each example and round."""
+    """Variables of a :class:`HiddenGradient`: ``features`` multiples of ``unit`` for each example and each round."""
 
     features: int
     unit: float

@@ -203,9 +203,8 @@ def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequenc
     """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
 
     Its elements are about alpha2 sqrt(``bits``) times the head's weights; each further private layer of width w
-    multiplies
-    them by sqrt(w / 2). If it can't be guessed, only the output layer is matched, which the private loss leaves
-    unchanged.
+    multiplies them by sqrt(w / 2). If it can't be guessed, only the output layer is matched, which the private loss
+    leaves unchanged.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None
@@ -312,8 +311,7 @@ class KnownDefense:
         """Return the transforms that the client may have used.
 
         If several defenses transform, all sequences are returned, or, if there are more than ``MOST_SEQUENCES``, only
-        the
-        transforms of one defense.
+        the transforms of one defense.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
@@ -336,7 +334,7 @@ class KnownDefense:
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors, number: int | None = None) -> constraints.Bounds:
-        """Return bounds on the upload ``update`` before the defense, by the first ``number`` countermeasures or all."""
+        """Return bounds on ``update`` before the defense; ``number``: of countermeasures used, by default all."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return constraints.widest(rule(update, std) for rule in rules)

@@ -226,7 +226,7 @@ ROUNDS_RACED = 8  # most rounds of the same examples that descents match; the li
 
 
 def descend(state: StageState, report: Report) -> Found:
-    """Run descents from several starts against each other; return the more probable of their and earlier results."""
+    """Run descents from several starts; return the best result, or that of :func:`find_likeliest` if more probable."""
     race, evaluations = entered(state)
     if race.attempts and state.evaluations is None:
         logger.info(sub_attacks.how_to_repeat(evaluations, len(race.attempts), cut=state.cut))
@@ -243,7 +243,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Return a :class:`Race` of descents, and its evaluations for each victim, given or fitting into the time left."""
+    """Return a :class:`Race` of descents, and its evaluations for each victim: those given, or that the time allows."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -308,10 +308,8 @@ class AutoAttack:
     """Attack that combines the strongest attacks without any setting, like AutoAttack (Croce and Hein 2020).
 
     Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. For the victims left,
-    descents
-    from several starts compete by successive halving: L-BFGS on smooth models, signed Adam on others. Unproven
-    solutions
-    are starts, too. A known or evident defense is countered
+    descents from several starts compete by successive halving: L-BFGS on smooth models, signed Adam on others. Unproven
+    solutions are starts, too. A known or evident defense is countered
     (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
     Attributes:

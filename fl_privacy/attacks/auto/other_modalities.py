@@ -55,8 +55,7 @@ class TextMembers(_Members):
     """Attack on texts: DAGER, bag of words, descents, a search for the word order, and the likeliest text.
 
     The result whose gradient is nearest to the update is kept. The search for the likeliest text runs for defended
-    updates
-    and also starts from that result. If noise drowns the update, descents run only if the search fails.
+    updates and also starts from that result. If noise drowns the update, descents run only if the search fails.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -220,7 +219,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return each observation with its evident defense; ``None`` for zeros, which absent words leave, too."""
+    """Return each observation with its evident defense; ``None`` if that is zeros, which absent words leave, too."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

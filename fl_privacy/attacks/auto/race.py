@@ -103,7 +103,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return by how much overfitting of the pixels lowers the widest tensor's log mismatch.
+    """Return by how much overfitting of the pixels lowers the log mismatch of the tensor with the most elements.
 
     It is twice the number of pixels over the number of the tensor's elements (Akaike 1974).
     """
@@ -165,7 +165,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; given images precede attempts with a larger mismatch of the widest tensor."""
+    """Sort attempts, best first. Images of other attacks come before attempts that fit the largest tensor worse."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)

@@ -81,7 +81,7 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return the squared distance (V,) of a node's guess from ``values``, using an active ReLU's inputs."""
+    """Return the squared distance (V,) of a node's guess from ``values``; active ReLUs are compared by their inputs."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -117,8 +117,7 @@ class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
     ``center`` (N,): mean input. ``spread`` (N,): distance of two examples from it; ``None`` if several values share a
-    mean
-    and a variance.
+    mean and a variance.
     """
 
     center: Tensor
@@ -126,7 +125,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the fully connected layer behind batch norm in training mode; ``None`` if it or its statistics are missing."""
+    """Find the fully connected layer behind batch norm in training mode; ``None`` without it or its statistics."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -180,20 +179,19 @@ _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 @dataclass(frozen=True, kw_only=True)
 class ExactInversion(GroupAttack):
-    """Attack that solves for images from the gradients of the first layers, with a certificate that does not use the
-    originals.
+    """Attack that solves for images from the first layers' gradients, and certifies them without the originals.
 
     - One image in front of a fully connected layer is the quotient of the gradients of weight and bias (Geiping et al.
-    2020, proposition 3.1).
+      2020, proposition 3.1).
     - A batch in front of a ReLU is found by SPEAR (:mod:`fl_privacy.attacks.exact.spear`, Dimitrov et al. 2024), else
-    as by ``attack=analytic``.
+      as by ``attack=analytic``.
     - Batch norm before the layer is inverted, and copies of an image are counted
-    (:mod:`fl_privacy.attacks.exact.certificate`).
+      (:mod:`fl_privacy.attacks.exact.certificate`).
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
     - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and
-    its first layers by a descent.
+      its first layers by a descent.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
     zeros of the ReLU's outputs, and the whole update is reproduced. The proof concerns the model's inputs, after any
@@ -359,7 +357,6 @@ def _behind_blocks(
 
 
 def _certified_in_range(reproduction: certificate.Reproduction, read: certificate.Read) -> Reconstruction:
-    """Certify the solved images, clamped to [0, 1] unless only the unclamped ones reproduce the update."""
     cut = certificate.certified(reproduction, replace(read, images=read.images.clamp(0, 1)))
     if cut.certainty is not Certainty.APPROXIMATE:
         return cut

@@ -306,8 +306,7 @@ def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = N
     """Return a function from a batch's size to the occurrences of each distinct input (R, ...).
 
     For classes, an input's gradient with respect to the outputs is proportional to its occurrences; for other targets,
-    it
-    is linear in their sum, a whole number.
+    it is linear in their sum, a whole number.
     """
     rank, loss = len(inputs), victim.loss
     if rank == 1:

@@ -52,7 +52,7 @@ def neighbors(images: Tensor) -> Tensor:
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
-    """Return the negative log-likelihood of the components ``directions`` (B, B) @ ``features`` (B, n), plus a constant."""
+    """Return the negative log-likelihood of components ``directions`` (B, B) @ ``features`` (B, n), plus a constant."""
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
@@ -107,8 +107,8 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU silences; ``None`` if that fails.
 
     As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at outputs silent for image i; C A^-1 1 = g
-    gives
-    sign and scale. ``columns``: C = G R^T (M, B). ``bias``: g (M,). ``projected``: P = R W^T (B, M). ``shift``: b (M,).
+    gives sign and scale. ``columns``: C = G R^T (M, B). ``bias``: g (M,). ``projected``: P = R W^T (B, M). ``shift``: b
+    (M,).
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
@@ -280,7 +280,7 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Return ``inputs`` (B, N) improved by descent on the network's gradient, or themselves if likelier."""
+        """Return ``inputs`` (B, N), moved by descent until the network explains the gradient, if that is likelier."""
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]
         if self._is_silent(first, labels):

@@ -94,7 +94,7 @@ def solve_inputs(
         slopes: (V, O, P, Q) of the activation, at least 0.
         deltas: (V, O, P, Q) gradient of the loss.
         gradient: (V, O, C, kernel) of the weight.
-        smooth: ``True`` for the smoothest of several solutions instead of the shortest.
+        smooth: ``True`` for the smoothest of several solutions instead of that of least norm.
     """
     tiny = torch.finfo(outputs.dtype).tiny
     largest = slopes.flatten(1).amax(1).clamp_min(tiny)[:, None, None, None]
@@ -270,7 +270,6 @@ def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
 
 
 def _least_eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two least eigenvalues (2,) of a positive semidefinite matrix, and the vector of the least."""
     size = len(matrix)
     matrix.diagonal().add_(_RIDGE)
     lower = torch.linalg.cholesky(matrix)

@@ -64,7 +64,6 @@ class Probed:
 
     @property
     def one_by_one(self) -> bool:
-        """Return whether each pixel was at most shifted and scaled before the layer."""
         scale = self.white - self.black
         expected = self.black + scale * self.random.reshape(scale.shape)
         return torch.allclose(self.mixed, expected, rtol=1e-4, atol=1e-6) and bool(scale.all())
@@ -215,8 +214,7 @@ def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torc
     """Reconstruct the inputs of the layer at ``path`` (:mod:`fl_privacy.attacks.exact.spear`); ``None`` if uncertain.
 
     A single image gives ``None``. Its features are a quotient of gradients (Gu et al. 2021, Lemma 1), but descents that
-    also
-    match them reconstruct less (LeNet with tanh, 600 evaluations: 47, not 54 dB).
+    also match them reconstruct less (LeNet with tanh, 600 evaluations: 47, not 54 dB).
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples

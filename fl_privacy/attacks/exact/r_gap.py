@@ -213,7 +213,6 @@ def recursed(chain: LayerChain, gradients: Tensors) -> tuple[Tensor, Tensor]:
 
 
 def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a fully connected layer's inputs, and the loss's gradient with respect to them."""
     weight, bias = gradients[f"{layer.name}.weight"].double(), gradients.get(f"{layer.name}.bias")
     delta = delta if bias is None else bias.double()
     squared = delta.square().sum(1, keepdim=True).clamp_min(torch.finfo(delta.dtype).tiny)

@@ -200,7 +200,7 @@ class _Gradient:
 
 
 class _Pool:
-    """Distinct directions whose products have more zeros than a generic one's; the ``_KEPT`` sparsest stay."""
+    """Distinct directions that give more zeros than a random direction does; the ``_KEPT`` sparsest stay."""
 
     def __init__(self, gradient: _Gradient) -> None:
         self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows
@@ -263,7 +263,7 @@ class _Search:
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
     def _beside_the_chosen(self) -> Tensor:
-        """Search from the complement of all or all but one chosen direction, plus a random mixture of these."""
+        """Search from the complement of all or all but one chosen direction, plus a random mixture of the chosen."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T

@@ -55,7 +55,6 @@ class Mixture:
     noise: float  # variance of an element of G
 
     def signal(self, mixing: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs z and gradient D (B, M) at the mixing A (B, B), for classes (B,); D is differentiable."""
         outputs = (mixing @ self.projected + self.bias).detach().requires_grad_()
         return outputs, self.behind.signal(outputs, labels)
 

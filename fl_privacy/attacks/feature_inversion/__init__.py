@@ -32,8 +32,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
     """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
 
     It solves ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020) in least squares, which is exact
-    if
-    :func:`applies`. ``None`` if the layer is neither linear nor an ungrouped convolution, or the bias's gradient is
+    if :func:`applies`. ``None`` if the layer is neither linear nor an ungrouped convolution, or the bias's gradient is
     zero.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
@@ -70,7 +69,7 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Callable that recovers the first public layer's input, by Lemma 1 or by ``matching`` the uploaded gradients."""
+    """Callable that recovers the input of the first public layer, by :func:`recover_by_lemma` or ``matching``."""
 
     matching: GradientInversion
 
@@ -124,7 +123,7 @@ def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InversionProblem:
-    """``||F(x) - O||^2`` plus image priors for V victims, where F is ``front`` and O ``features`` (V, B, ...).
+    """Loss ``||F(x) - O||^2`` plus image priors of V victims, where F is ``front`` and O ``features`` (V, B, ...).
 
     The variables (V, N) are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of the front.
     """
@@ -247,7 +246,8 @@ class ModelInversion(GroupAttack):
     With ``front="joint"`` the parameters of F are optimized with each image.
 
     Attributes:
-        recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.
+        recover_at: later module whose input is O, instead of the first public layer's, such as one where
+            :func:`recover_by_lemma` is exact.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))

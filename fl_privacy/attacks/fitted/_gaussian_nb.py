@@ -57,10 +57,10 @@ class RowsBetween:
 
 
 def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
-    """Compare two rounds of one client, class by class; unchanged classes are left out.
+    """Return the rows that came or went between two rounds of one client, for each class that changed.
 
     Differences of sums and sums of squares give one row, or mean +- deviation of two; an exchange of x for x' gives x -
-    x' and x^2 - x'^2. Rounds of other classes or features raise ``UserError``.
+    x' and x^2 - x'^2. Rounds with different numbers of classes or features raise ``UserError``.
     """
     if before.means.shape != after.means.shape:
         raise UserError(

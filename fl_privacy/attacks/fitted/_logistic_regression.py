@@ -42,10 +42,10 @@ def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
 
 
 def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Solve for the client's one row (F,) besides the known ``rows`` (N - 1, F), and its label.
+    """Return the client's one row (F,) that is not among the known ``rows`` (N - 1, F), and its label.
 
-    In closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries, IEEE S&P 2022,
-    section 3). If there is no such row, or rounding hides it, raise ``UserError``.
+    The solution has a closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries,
+    IEEE S&P 2022, section 3). If there is no such row, or rounding hides it, raise ``UserError``.
     """
     left = optimum.residuals(rows, labels)
     sums = weighted_sums(optimum) - left.T @ rows  # (K, F), (y - p) of the row times the row

@@ -66,7 +66,6 @@ class WordEmbeddings(ImageSource):
         return scores.argmax(-1).masked_fill(inputs[..., -1] < 0.5, -1)
 
     def variables_of(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (..., L), -1 for none, into variables (..., L, d)."""
         return self.table[tokens.clamp_min(0)] / self._unit * (tokens >= 0).unsqueeze(-1)
 
     @cached_property
@@ -79,7 +78,10 @@ class WordEmbeddings(ImageSource):
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """Return texts' lengths (B,), given or from one text's gradient of positions; ``None`` if unknown."""
+    """Return the lengths (B,) of the texts; ``None`` if they are unknown.
+
+    If they are not given, the length of a single text follows from the gradient of the position embeddings.
+    """
     told, model = observation.knowledge.lengths, observation.model
     if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return told

@@ -59,7 +59,7 @@ Smoothing = tuple[float, float]
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Measure each observation's smoothing weights, ``at_once`` at a time; ``None`` if one's noise is unknown."""
+    """Return each observation's :data:`Smoothing`, measured ``at_once`` at a time; ``None`` if any noise is unknown."""
     ratios = [noise_over_gradient(observation) for observation in observations]
     told = [ratio for ratio in ratios if ratio is not None]
     if len(told) < len(ratios):
@@ -172,7 +172,7 @@ def usual_of(observation: Observation) -> Usual:
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """Infer a defense from levels, zeros, empty columns or noise in the update."""
+    """Infer a defense from levels, zeros, empty columns or noise in the update; () without evidence."""
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
     if grids and None not in grids:

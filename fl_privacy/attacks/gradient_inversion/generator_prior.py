@@ -47,7 +47,8 @@ class NamedGenerator:
 class Generated(ImageSource):
     """Source of images that a trained generator makes, B for each victim.
 
-    Variables are latents (GGL, Li et al. 2022), or a layer's changes within an l1 ball (GIFD, Fang et al. 2023).
+    Variables are latents (GGL, Li et al. 2022), or changes of a layer's output within an l1 ball (GIFD, Fang et al.
+    2023). ``deeper``: number of later layers that are optimized in turn.
     """
 
     generator: NamedGenerator
@@ -148,8 +149,8 @@ class Untrained(ImageSource):
     """Source of images made by a victim's untrained decoder (Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
     Fixed noise of a few pixels is upsampled, convolved, normalized and rectified up to the image's size; a sigmoid
-    makes
-    colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1) and variables x from 0.
+    makes colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1) and variables x from
+    0.
     """
 
     width: int = 32
@@ -190,14 +191,12 @@ class Untrained(ImageSource):
         return found.sigmoid().reshape(number, victims, shape[1], height, width).transpose(0, 1)
 
     def _sides(self, shape: Shape) -> list[tuple[int, int]]:
-        """Return (height, width) of the maps, from input to image, each half of the next, rounded up."""
         sides = [(int(shape[2]), int(shape[3]))]
         while min(sides[0]) // 2 >= _SMALLEST:
             sides.insert(0, (-(-sides[0][0] // 2), -(-sides[0][1] // 2)))
         return [sides[0], *sides] if len(sides) == 1 else sides
 
     def _kernels(self, shape: Shape) -> list[tuple[int, int, int, int]]:
-        """Return the shapes of the weights: 3x3 after each doubling, 1x1 for the colors."""
         hidden = [(self.width, self.width, 3, 3) for _ in pairwise(self._sides(shape))]
         return [*hidden, (int(shape[1]), self.width, 1, 1)]
 

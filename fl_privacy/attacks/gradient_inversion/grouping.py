@@ -41,7 +41,7 @@ def as_mixture(observation: Observation) -> Observation:
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
     """Replace the mixtures of one example in ``found`` by their common image.
 
-    The attacker has to know the defense and public images. Batches are unchanged.
+    Nothing changes unless the attacker knows the defense and public images. Batches are unchanged.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -75,8 +75,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
     A mixture's expected pixel is the image's share plus class means of the others; it decides how likely the pixel was
     negated. The mixture minus the others is a noisy view of the image; its posterior under a normal prior is the next
-    guess.
-    ``mixtures``: (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
+    guess. ``mixtures``: (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -98,7 +97,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Return the image (N,) in mixtures ``seen`` (U, N), with its shares (U,) and the ``others`` (U, K) by class."""
+    """Return the image (N,) of mixtures ``seen`` (U, N), given shares of ``own`` (U,) and of other classes (U, K)."""
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
     means, which = prior.of(label)

@@ -72,7 +72,7 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
 def precision_of(gradient: Tensor) -> torch.dtype:
     """Return the floating-point type in which a gradient was computed, before any scaling.
 
-    Half precision has so few values that many are equal.
+    Half precision is recognized by many equal values.
     """
     values = gradient[gradient != 0].abs().sort().values
     coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
@@ -142,7 +142,7 @@ def _candidates(head: Head) -> list[Loss]:
 
 
 def _smoothed(labels: Tensor) -> Loss:
-    """Return the cross entropy of soft labels (1, K), with label smoothing if all others are equal."""
+    """Return the cross entropy of soft labels (1, K), with label smoothing if all but the largest are equal."""
     others = labels[0].sort().values[:-1]
     share = float(others.mean()) * labels.shape[1]
     if labels.shape[1] > 2 and float(others.std()) < _WHOLE * float(others.mean()) and 0 < share < 1:
@@ -165,8 +165,8 @@ _LEAST_KNOWN = 2  # known values of a row, or of a column, that suffice to find 
 def without_adam(observation: Observation) -> Observation:
     """Replace one step of Adam by the gradient behind it; other observations are unchanged.
 
-    Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for its size r. With
-    PyTorch's settings and single precision, this gives sizes below 1e-3, and below 1e-4 to a few percent. For one
+    Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for ``r = |delta| / lr``.
+    With PyTorch's settings and single precision, this gives sizes below 1e-3, and below 1e-4 to a few percent. For one
     example, a linear layer's gradient is a product of two vectors, which gives the rest.
 
     If a step is longer than Adam's, or none is half as long, the observation only gets a note.
@@ -212,7 +212,6 @@ def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[
 
 
 def _size(quotient: Tensor) -> Tensor:
-    """Return |g| from the ``quotient`` |g| / (|g| + eps), infinite from 1 on."""
     inside = quotient.clamp_min(0)
     return torch.where(inside < 1, EPSILON * inside / (1 - inside).clamp_min(1e-300), torch.inf)
 
@@ -294,7 +293,7 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation with inferred loss, deterministic mode and inputs in [0, 1], or why it can't be attacked."""
+    """An observation with inferred loss, deterministic mode and inputs in [0, 1]; ``wrong``: why it is not attacked."""
 
     observation: Observation
     wrong: str | None = None

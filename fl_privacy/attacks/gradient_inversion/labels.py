@@ -48,7 +48,7 @@ class Head:
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Solve for labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K); return them and the error left.
+    """Return labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K), and the relative error that is left.
 
     Classes follow from the direction of gradients, since class weights and clipping change only their lengths. Other
     targets solve linear equations, since usual losses are linear in them.
@@ -118,8 +118,7 @@ def counted_labels(
     """Return sorted labels (B,) whose summed gradients with respect to the logits point along ``evidence`` (K,).
 
     Each class's gradient is measured on noise images. Labels are added, then changed, one by one. Only directions
-    count,
-    since class weights change lengths.
+    count, since class weights change lengths.
     """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
@@ -156,13 +155,12 @@ def usual_outputs(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer from random inputs.
 
-    With the layer's gradients G (K, F) and b (K,), these are mixed: if all examples had the same features, these would
-    be h
-    = G^T b / |b|^2, which explain the share rho = |b h^T|^2 / |G|^2 of G. Both softmax(h) and the mean softmax deviate
-    from
-    1 / K, by d and e; with m = (d + e) / 2, the answer is rho (1 / K + w m) + (1 - rho) (estimate without gradient),
-    where w
-    = <d, e> / |m|^2 in [0, 1] (James and Stein 1961).
+    If the layer's gradients G (K, F) of the weight and b (K,) of the bias are given, the mean softmax is corrected:
+
+    1. h = G^T b / |b|^2 are the features, if all examples have the same; they explain rho = |b h^T|^2 / |G|^2 of G.
+    2. d = softmax(W h + bias) - 1 / K and e = mean softmax - 1 / K have independent errors; m = (d + e) / 2.
+    3. The answer is rho (1 / K + w m) + (1 - rho) (uncorrected), where w = <d, e> / |m|^2 in [0, 1] (James and Stein
+       1961).
 
     ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU. ``gradient``: of the mean loss, unscaled.
     """
@@ -208,7 +206,6 @@ def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tenso
 
 @torch.no_grad()
 def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return the softmax over classes (N, K) for ``inputs``, and the mean input (F,) of the output ``layer``."""
     owner = layer.rpartition(".")[0]
     with entering({owner: model.get_submodule(owner)}) as calls:
         logits = model(inputs)
@@ -303,7 +300,7 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def _labels_of(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Find labels under other losses than plain cross entropy: solved for, counted, or optimized."""
+    """Return labels, ``None`` to optimize them, and their source, under losses other than plain cross entropy."""
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:

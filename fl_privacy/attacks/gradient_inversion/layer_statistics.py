@@ -199,12 +199,10 @@ class Products:
 
     @cached_property
     def _split(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the coordinates (V, r, P) of ``deltas`` along the left factors and the rest; then of ``inputs``."""
         return *_parts(self.deltas, self.factors.left), *_parts(self.inputs, self.factors.right)
 
     @cached_property
     def _along(self) -> Tensor:
-        """Return the gradient's part (V, r, q) in the coordinates of the observed factors."""
         along, _, input_along, _ = self._split
         return along @ input_along.mT
 
@@ -266,7 +264,7 @@ Coefficients = Mapping[str, tuple[float, float]]  # weights of each tensor's squ
 def weighted_distance(
     formed: Tensors, factored: Mapping[str, tuple[Tensor, Tensor]], targets: Mapping[str, Target], weights: Coefficients
 ) -> Tensor:
-    """Sum ``a ||g' - g||^2 + b sum |g' - g|`` (V,) over the tensors; differentiable once.
+    """Return the sum (V,) over tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
 
     ``formed``: gradients (V, *shape). ``factored``: output gradients (V, O, P) and inputs (V, D, P) of the other
     tensors. ``targets``: without bounds. ``weights``: (a, b).

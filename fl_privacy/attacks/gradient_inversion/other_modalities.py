@@ -174,7 +174,6 @@ class TableRows(ImageSource):
         return drawn.flatten()
 
     def _middles(self, context: VictimContext) -> Tensor:
-        """Return shares of categories and means of numbers, (B, F) or (F,), to start from."""
         found, labels = self._evidence(context), context.labels
         if found is None:
             return self.schema.usual

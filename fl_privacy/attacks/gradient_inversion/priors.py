@@ -117,7 +117,7 @@ class BatchNormStatistics:
 class GroupConsistency:
     """Distance to the mean image of all attempts at the victim (GradInversion, Yin et al. 2021, R_group).
 
-    The current mean is not differentiated.
+    No gradient flows through the mean.
     """
 
     weight: float = 1e-2
@@ -182,9 +182,10 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 
 
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
-    """Return mean and variance (C,), by buffer name, of a batch with ``values`` elements a channel in ``layer``.
+    """Return mean and variance (C,) of a batch, by buffer name, from running statistics sent and uploaded.
 
-    The result is empty if running statistics change too little or are not finite.
+    ``values``: number of the batch's elements for each channel of ``layer``. The result is empty if the running
+    statistics change too little or are not finite.
     """
     sent, uploaded = observation.assumed().buffers, observation.upload.buffers
     share = getattr(observation.model.get_submodule(layer), "momentum", None)

@@ -124,7 +124,6 @@ class Problem:
         return self.settings.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def guessed_labels(self, variables: Tensor) -> Tensor:
-        """Return the known labels (V, B), or the guessed probabilities (V, B, K)."""
         if self.labels is not None:
             return self.labels
         logits = variables[:, self.pixels : self._known]
@@ -157,7 +156,6 @@ class Problem:
         return loss if known.smoothness is None else loss + known.smoothness * self.roughness(guess)
 
     def roughness(self, guess: Guess) -> Tensor:
-        """Return the total variation (V,), at equal contrast if the model ignores contrast."""
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
@@ -179,7 +177,7 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, at most ``_LARGE`` zero losses: the unit of smoothness.
+        """Return the objective (V,) of gray images, the unit of smoothness; at most ``_LARGE`` times ``zero_loss``.
 
         If gradients hardly depend on images, it is far less: 1e-5 of a zero loss behind a LeNet with sigmoids.
         """

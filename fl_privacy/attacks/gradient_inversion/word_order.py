@@ -47,7 +47,6 @@ class LanguageModel:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the share (n,) of each word, smoothed by half an occurrence."""
         words, times = self._counts[0][:2]
         counts = torch.full((self.size,), 0.5).index_add(0, words, times.float())
         return counts / counts.sum()
@@ -118,7 +117,7 @@ class Rearranged:
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return first guesses (V, N): the best of ``variables`` and random others, then the best of its orders."""
+        """Return first guesses (V, N): the best order of the best guess among ``variables`` and random ones."""
         scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
         lengths = _lengths(problem)
         own = lengths.amax(1).tolist()  # draws for a victim do not depend on the other texts
@@ -212,7 +211,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T orders (V, T, L) of the first ``lengths`` (V,) words by each kind of move; the first is unchanged."""
+    """Draw orders (V, T, L) of the first ``lengths`` (V,) words, moved as by :class:`Rearranging`, except the first."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

@@ -30,7 +30,7 @@ class AttributeInference:
     Classifiers learn it from public examples' gradients at the sent values; log probabilities are summed over rounds.
 
     Attributes:
-        methods: ``linear`` and ``mlp``.
+        methods: classifiers, ``linear`` and ``mlp``.
         public: number of public examples, with known attributes, from the split that is not attacked.
     """
 
@@ -55,7 +55,7 @@ class AttributeInference:
 class AdaptiveAttributeInference(AttributeInference):
     """Attribute inference by an attacker who knows the defense, but not the clients' secrets.
 
-    It learns from defended uploads; ``threat_model=adaptive`` runs it next to the other attack.
+    It learns from defended uploads; ``threat_model=adaptive`` runs it next to :class:`AttributeInference`.
     """
 
     adaptive: ClassVar[bool] = True

@@ -74,7 +74,7 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 
 
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
-    """Return ``own`` probabilities over those expected from ``usual``, the mean without the example."""
+    """Return probabilities ``own`` over their expectation, given the means ``usual`` of models without the example."""
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 
@@ -104,7 +104,6 @@ class Compared:
     candidates: int
 
     def usual(self, values: Tensor) -> Tensor:
-        """Return the mean (N, ...) of ``values`` (M, N, ...) over the reference models without the example."""
         counted = (self.outside & self.references.isfinite().all(2)).reshape(
             *self.outside.shape, *(1,) * (values.dim() - 2)
         )
@@ -221,8 +220,9 @@ def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, en
     """Test if a language model completes texts from their beginnings (Carlini et al. 2023, Def. 3.1).
 
     Returns:
-        (N,) ``True`` if a long enough text's greedy continuation is its end, and log probabilities (N,) that a
-        sampled one is (Hayes et al. 2024, "Measuring memorization through probabilistic discoverable extraction").
+        For each of N texts that are long enough, (N,) ``True`` if the greedy continuation is its end, and log
+            probabilities (N,) that a sampled one is (Hayes et al. 2024, "Measuring memorization through probabilistic
+            discoverable extraction").
 
     Args:
         logits: network's outputs (1, L, V) of tokens (1, L).

@@ -14,7 +14,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Canaries:
-    """Number and kind of a run's canaries.
+    """Number and kind of the canaries that a run inserts to audit differential privacy.
 
     Attributes:
         number: number m; each takes part with probability 1/2, independently.

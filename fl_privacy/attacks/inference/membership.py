@@ -89,7 +89,7 @@ class Membership:
         shadows: number of models that `lira` trains in a round, like clients on the attacker's examples.
         shadow_rounds: number of last rounds with shadow models.
         references: number of models trained on the attacker's examples like a whole federation, for ``final_rmia``,
-            ``rounds_rmia`` and the like; ``stacked`` ones need two.
+            ``rounds_rmia`` and the like; those with ``stacked`` need two.
     """
 
     about: ClassVar[About] = About.MEMBERSHIP

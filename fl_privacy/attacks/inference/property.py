@@ -86,7 +86,10 @@ class PropertyWatch:
 
 @dataclass(frozen=True, eq=False)
 class _Shadows:
-    """Shadow clients that train on public examples and upload the tensors ``names``."""
+    """Shadow clients that train on public examples and upload the tensors ``names``.
+
+    Features (K,) of a client are the inner products of its mean gradient with each class's mean gradient.
+    """
 
     model: nn.Module
     sent: ModelState

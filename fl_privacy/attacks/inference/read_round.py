@@ -50,7 +50,7 @@ class ReadRound:
     rehearsal: Rehearsal | None = None
     victims: tuple[tuple[int, Observation], ...] = ()
     sent_next: ModelState | None = None
-    remaining: int = 0
+    remaining: int = 0  # number of rounds to come
     seed: int = 0
     device: torch.device | str = "cpu"
 
@@ -80,7 +80,6 @@ class ReadRound:
 
     @cached_property
     def losses_before(self) -> Tensor:
-        """Return the cross entropy (C, K) of each candidate at the model sent to each client."""
         columns = torch.empty(len(self.candidates), len(self.observations))
         for model, sent, own in self.same_sent:
             columns[:, own] = self.measured(model, sent, losses_of).unsqueeze(1)

@@ -55,7 +55,10 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train ``number`` reference models on public examples; return signals, and ``True`` for members."""
+        """Train ``number`` reference models on public examples.
+
+        Return their signals (M, N, 8), and (M, P) ``True`` for examples that a model was trained on.
+        """
         assert self.first is not None
         sent, plan = self.first
         sizes = [max(1, observation.upload.num_examples) for observation in read.observations]

@@ -47,7 +47,11 @@ class Likelihood:
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
     ) -> Tensor:
-        """Return the loss (V,) of images (V, B, C, H, W); with ``rng``, estimated from a random part of ``states``."""
+        """Return the loss (V,) of images (V, B, C, H, W).
+
+        ``softening``: additional noise, as a share of each tensor's root mean square. With ``rng``, the loss is
+        estimated from a random part of ``states``.
+        """
         chosen = list(range(len(self.states)))
         if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
             chosen = torch.randperm(len(chosen), generator=rng)[:_ROUNDS_AT_ONCE].tolist()
@@ -364,7 +368,10 @@ def _better(one: Explained, other: Explained) -> Explained:
 
 
 def sentences(likelihood: Likelihood, one: str, *priors: str, same: str, under: str = "defense") -> tuple[str, ...]:
-    """Return sentences on a search for the likeliest ``one`` (``image``) under ``under``, after ``priors``."""
+    """Return sentences on a search for the likeliest ``one`` (such as ``image``) under ``under``.
+
+    ``priors``: sentences on the priors. ``same``: what several updates have in common (such as ``examples``).
+    """
     looks = f"It looks for the likeliest {one} by the probability of what was observed under the {under}."
     number = likelihood.uploads
     return looks, *priors, *[f"It compares {number} updates of the same {same} together."] * (number > 1)
