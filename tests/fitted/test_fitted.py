@@ -121,7 +121,7 @@ def test_a_row_between_optima_of_rows_that_are_known() -> None:
 def test_bad_input_is_told() -> None:
     with pytest.raises(UserError, match="Means, variances"):
         Moments(means=np.zeros((2, 3)), variances=np.zeros((2, 2)))
-    with pytest.raises(UserError, match="counts are expected"):
+    with pytest.raises(UserError, match="Counts of 2 classes"):
         Moments(means=np.zeros((2, 3)), variances=np.zeros((2, 3)), counts=np.zeros(3))
     with pytest.raises(UserError, match="Rounds of one model"):
         rows_between(*(Moments(means=np.zeros((2, n)), variances=np.zeros((2, n))) for n in (2, 3)))

@@ -130,7 +130,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of quantized elements: all that rounds to the observed level; if noise is larger, that level."""
+    """Return bounds of quantized elements: the bin of the observed level, or that level if noise exceeds the bins."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -138,7 +138,6 @@ def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper bound (same shape) of the values that round to each element."""
     largest = tensor.abs().max()
     if bits == 1 and not stochastic:
         inf = torch.full_like(tensor, torch.inf)
@@ -214,7 +213,7 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return a transform's index (B,) for each image: ``restart`` modulo ``number`` for one image, else random."""
+    """Return the index (B,), below ``number``, of each image's transform: by ``restart`` for one image, else random."""
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 

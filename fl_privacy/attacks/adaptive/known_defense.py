@@ -263,7 +263,8 @@ class KnownDefense:
     """Countermeasures against one known defense.
 
     Attributes:
-        noise_stds: standard deviations of the parts that add noise, in units of the update; ``None`` if unknown.
+        noise_stds: standard deviations of the defense's parts that add noise, in units of the update; ``None`` if
+            unknown.
     """
 
     countermeasures: tuple[Countermeasure, ...] = ()  # sequence in the order of the defense's parts
@@ -334,7 +335,6 @@ class KnownDefense:
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors, number: int | None = None) -> constraints.Bounds:
-        """Return bounds on ``update`` before the defense; ``number``: of countermeasures used, by default all."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return constraints.widest(rule(update, std) for rule in rules)

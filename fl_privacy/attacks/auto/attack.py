@@ -33,7 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """Victims of a group that are left to attack, and results of the stages by position.
+    """Victims of a group that are left to attack, and results of the stages, by position of the victim.
 
     Attributes:
         starts: images from which descents may start, with the attacks that found them.
@@ -243,7 +243,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Return a :class:`Race` of descents, and its evaluations for each victim: those given, or that the time allows."""
+    """Return a :class:`Race` of descents, and its evaluations for each victim, given or as many as the time allows."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 

@@ -108,7 +108,10 @@ class TextMembers(_Members):
         seed: int,
         progress: Progress,
     ) -> None:
-        """Replace results in ``best``, at the indices ``among``, if a descent fits the update better."""
+        """Replace results in ``best``, at the indices ``among``, if a descent fits the update better.
+
+        ``bags``: results of the bag of words. ``limit``: limit of the exact solutions. ``share``: of the evaluations.
+        """
         asked, apart = [], dict[int, float]()
         for k in among:  # descents start from the words of a whole bag
             seen, bag = observations[k], bags[k].batch

@@ -224,6 +224,9 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 class Race:
     """Successive halving of descents for each victim of a group; ``entered`` lists the descents.
 
+    Args:
+        features: exact inputs of a hidden layer, by position, which one of the descents has to match, too.
+
     Raises:
         NotAttackableError: no sub-attack can attack the group.
     """

@@ -59,13 +59,13 @@ class Rung:
 
 
 def most_attempts(evaluations: int) -> int:
-    """Return the largest number of attempts that ``evaluations`` suffice to compare by successive halving."""
+    """Return the largest number of descents that ``evaluations`` suffice to compare by successive halving."""
     most = [n for n in range(1, _MOST + 1) if n * LEAST * (len(rungs(evaluations, n)) - 1) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the largest budget whose rungs cost at most ``evaluations``, with ``beside`` additional attempts."""
+    """Return the largest budget whose :func:`rungs`, with ``beside`` more attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)
@@ -110,10 +110,7 @@ def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:
-    """Plan successive halving (Jamieson and Talwalkar 2016) from ``attempts`` to one attempt.
-
-    Each attempt gets at least one iteration of L-BFGS; the last rung has stages.
-    """
+    """Plan successive halving (Jamieson and Talwalkar 2016) of ``attempts`` down to one within ``evaluations``."""
     numbers = [attempts]
     while numbers[-1] > 1:
         numbers.append(math.ceil(numbers[-1] / _KEPT))
@@ -165,7 +162,7 @@ Entry = tuple[SubAttack, int, float]
 def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
-    """List at most ``most`` attempts, the strongest first; ``placed`` sets device and dtype."""
+    """List at most ``most`` attempts at ``observation``, strongest first; ``placed`` sets their device and dtype."""
     found = (replace(contender, attack=placed(contender.attack)) for contender in _sub_attacks_for(observation))
     curved, layered, squared, signed, usual = found
     # quasi-Newton methods get far if no layer has a kink or is a transformer's

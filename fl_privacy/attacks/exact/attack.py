@@ -81,7 +81,6 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return the squared distance (V,) of a node's guess from ``values``; active ReLUs are compared by their inputs."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -116,8 +115,8 @@ def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: in
 class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
-    ``center`` (N,): mean input. ``spread`` (N,): distance of two examples from it; ``None`` if several values share a
-    mean and a variance.
+    ``center`` (N,): mean input. ``spread`` (N,): distance of each of two examples from the mean; ``None`` if several
+    values share a mean and a variance.
     """
 
     center: Tensor

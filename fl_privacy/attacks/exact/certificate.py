@@ -136,7 +136,6 @@ class Reproduction:
         return math.nan if any(map(math.isnan, shares)) else max(shares)
 
     def share(self, batch: Batch, weight: float) -> float:
-        """Return ``weight`` times the largest ratio, over tensors, of ``batch``'s gradient norm to the observed one."""
         found, observed = self._gradients(batch), as_gradient(self.observation)
         return max(weight * float(found[name].norm()) / float(v.norm()) for name, v in observed.items() if v.any())
 
@@ -160,10 +159,8 @@ class Reproduction:
 
 
 def least_squares(known: Tensor, sums: Tensor) -> Tensor:
-    """Return the least squares solution X (n, k) of least norm of ``known`` (m, n) X = ``sums`` (m, k).
-
-    It runs on the CPU: on a GPU ``torch.linalg.lstsq`` fails without full rank, as with two equal examples.
-    """
+    """Return the least squares solution X (n, k) of least norm of ``known`` (m, n) X = ``sums`` (m, k)."""
+    # on a GPU, lstsq fails without full rank, as with two equal examples
     found: Tensor = torch.linalg.lstsq(known.cpu(), sums.cpu(), driver="gelsd").solution
     return found.to(sums.device)
 
@@ -272,8 +269,7 @@ Times = Callable[[int], list[int] | None]
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
     """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note.
 
-    Under cross entropy, an image that occurs n times, with counts c of its labels, adds n p - c to the gradient with
-    respect to the outputs. A batch of unknown size may be larger than its rank R.
+    A batch of unknown size may be larger than R.
     """
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
@@ -303,11 +299,7 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function from a batch's size to the occurrences of each distinct input (R, ...).
-
-    For classes, an input's gradient with respect to the outputs is proportional to its occurrences; for other targets,
-    it is linear in their sum, a whole number.
-    """
+    """Return a function from a batch's size to the number of occurrences of each distinct input (R, ...)."""
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]
@@ -358,10 +350,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return ``observation`` as that of one example if the batch repeats a single one, else ``None``.
-
-    The output layer's gradient then has rank 1. With two outputs it always has, which gives ``None``.
-    """
+    """Return ``observation`` as that of one example if the batch repeats a single one, else ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

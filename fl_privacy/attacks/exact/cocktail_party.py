@@ -62,8 +62,8 @@ def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
 def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
     """Find directions (V, B, B) whose products with ``features`` (V, B, n) are independent and heavy-tailed.
 
-    FastICA (Hyvarinen 1999), then quasi-Newton steps on the likelihood (Ablin et al. 2018, "Picard"), ``iterations`` of
-    each from the orthogonal ``start`` (V, B, B).
+    The search starts from the orthogonal ``start`` (V, B, B), with ``iterations`` of FastICA (Hyvarinen 1999) and as
+    many quasi-Newton steps on the likelihood (Ablin et al. 2018, "Picard").
     """
     centered = features - features.mean(2, keepdim=True)
     values, vectors = torch.linalg.eigh(centered @ centered.mT / centered.shape[2])
@@ -79,7 +79,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Maximize the likelihood of components under a Cauchy density, each at its own scale."""
+    """Return ``directions`` (V, B, B) moved to the largest likelihood of components with Cauchy densities."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):
@@ -106,9 +106,10 @@ _SURE = (0.8, 0.95)
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
     """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU silences; ``None`` if that fails.
 
-    As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at outputs silent for image i; C A^-1 1 = g
-    gives sign and scale. ``columns``: C = G R^T (M, B). ``bias``: g (M,). ``projected``: P = R W^T (B, M). ``shift``: b
-    (M,).
+    The gradient D with respect to the layer's outputs satisfies D^T = C A^-1, so that column i of A^-1 is a direction
+    in which C is zero at outputs silent for image i; C A^-1 1 = g gives sign and scale. ``columns``: C = G R^T (M, B)
+    for the weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g (M,). ``projected``: R W^T (B,
+    M) for the weight W. ``shift``: bias (M,).
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
@@ -172,9 +173,15 @@ class CocktailParty(GroupAttack):
             raise NotFullyConnectedError(f"{min(missing)} is expected, but was withheld; use attack=auto.")
         (outputs, pixels), count = first.upload.tensors[layer.weight].shape, first.upload.num_examples
         if outputs < count:
-            raise NotAttackableError(f"At least {count} outputs are expected, but got {outputs}; use smaller batches.")
+            raise NotAttackableError(
+                f"At least {count} outputs of {layer.weight} are expected, one for each example, but got {outputs};"
+                " use smaller batches."
+            )
         if pixels < count:
-            raise NotAttackableError(f"At least {count} values are expected, but got {pixels}; use smaller batches.")
+            raise NotAttackableError(
+                f"At least {count} inputs of {layer.weight} are expected, one for each example, but got {pixels};"
+                " use smaller batches."
+            )
         channels, height, width = first.input_shape
         if (pairs := (channels + (channels > 1)) * (height * (width - 1) + (height - 1) * width)) <= count:
             raise NotAttackableError(
@@ -199,7 +206,8 @@ class CocktailParty(GroupAttack):
             ((position, observation),) = alone.items()
             shown(0.0)
             if not enough[row := rows[position]]:
-                reason = f"A gradient of {layer.weight} of rank {len(basis[row])} is expected."
+                rank = len(basis[row])
+                reason = f"A gradient of {layer.weight} of rank {rank} is expected, but got less; use attack=auto."
                 return {position: failed(observation, reason)}
             mixed = _Mixed(Reproduction(observation, model), layer, basis[row])
             return {position: self._finished(mixed, inputs[row], shown)}
@@ -245,7 +253,10 @@ class CocktailParty(GroupAttack):
 
 
 class _Mixed:
-    """A layer's inputs as mixed in its gradient, whose rows have the orthonormal ``basis`` (B, N)."""
+    """Inputs of a layer, as they are mixed in its gradient.
+
+    ``basis`` (B, N): orthonormal basis of the gradient's rows, and so of the inputs.
+    """
 
     def __init__(self, reproduction: Reproduction, layer: FirstLayer, basis: Tensor) -> None:
         self.reproduction, self.layer, self.basis = reproduction, layer, basis

@@ -204,7 +204,7 @@ _STEPS = 4
 
 @dataclass(frozen=True, eq=False)
 class BlindInputs:
-    """The inputs of a layer that best solve one victim's equations.
+    """The inputs of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
 
     ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left``: squared residual relative to
     a random guess's. ``next``: the same for the best inputs orthogonal to ``values``.
@@ -257,7 +257,10 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of ||``taps`` (K, O, R) X - Y ``shifts`` (K, P, N)||^2 in X, minimized over Y."""
+    """Return the matrix (R N, R N) of a quadratic form in X: the minimum over Y of ||``taps`` X - Y ``shifts``||^2.
+
+    ``taps``: (K, O, R). ``shifts``: (K, P, N). The matrix is scaled to a mean of 1 on its diagonal.
+    """
     count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
     often = shifts.square().sum((0, 2)).clamp_min(1)
     products = torch.einsum("kor,los->klrs", taps, taps).reshape(count * count, -1)
@@ -324,9 +327,10 @@ Shown = tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
-    """Solve for inputs (V, C, H, W), and return them with their relative residual (V,).
+    """Solve ``equations`` for inputs (V, C, H, W), and return them with their relative residual (V,).
 
-    Elements of ReLU masks that rounding may have flipped are flipped in place while the residual falls.
+    Elements of ReLU masks that rounding may have flipped are flipped in place while the residual falls. ``shown``:
+    values of the inputs known from elsewhere.
     """
     for own in equations:
         if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):

@@ -56,7 +56,6 @@ class FxGraph:
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def kind(self, node: fx.Node) -> str:
-        """Return the kind: ``conv``, ``norm``, ``linear``, ``relu``, ``add``, ``same``, ``chooses`` or ``other``."""
         layer = self.layer(node)
         for name, kind in _KINDS.items():
             if isinstance(layer, kind):
@@ -106,10 +105,7 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in values of layer ``head`` that a known defense truncated or zeroed, after one step on one example.
-
-    The weight's gradient is the bias's gradient times the features, so that the remaining values suffice.
-    """
+    """Fill in values of layer ``head`` that a known defense truncated or zeroed, after one step on one example."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay:
         return observation
@@ -395,7 +391,10 @@ class _Step:
         return _heard(self.network, self.before, found)
 
     def _shown(self) -> Shown | None:
-        """Return inputs that a shortcut shows: outputs of its block minus the other branch; ``None`` without one."""
+        """Return the values of a block's inputs that its shortcut shows; ``None`` without a shortcut.
+
+        They are the block's outputs, where a ReLU is active, minus those of the other branch.
+        """
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(_input_of(self.at)) != "add":
             return None

@@ -81,7 +81,7 @@ def columns_of(weight: Tensor, most: int) -> Tensor | None:
 def sparse_factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, *, rng: torch.Generator, starts: int
 ) -> Iterator[SparseFactors | None]:
-    """Yield ever better factors of one victim's gradient, one for each round of ``starts`` starts.
+    """Yield ever better factors D X^T of one victim's gradient G, for each round of ``starts`` random starts.
 
     The factors are sparse combinations of the columns of L, as behind a ReLU, with scales from g.
 
@@ -168,10 +168,6 @@ class _Gradient:
         return chosen
 
     def factors(self, chosen: Tensor) -> SparseFactors:
-        """Build the sparse factors from the directions ``chosen`` (B, B).
-
-        If nearly all signs agree with the zeros, they decide which neurons were silent.
-        """
         silent = zeros(self._basis * len(self._basis) ** 0.5 @ chosen, self.zero)
         found = self._behind(silent)
         if found.agreement < NEARLY:
@@ -223,7 +219,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches; every second round is in the complement of the directions found."""
+    """Rounds of local searches for sparse directions, every second one in the complement of those found."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows

@@ -57,8 +57,6 @@ _ROOM = 2.0  # range, around 0, in which features are searched, as a multiple of
 
 
 class _Stretched(nn.Module):
-    """Network that scales inputs in [0, 1] to [low, low + width], the range of features, and applies ``rest``."""
-
     def __init__(self, rest: Rest, low: float, width: float) -> None:
         super().__init__()
         self.rest, self.low, self.width = rest, low, width
@@ -83,7 +81,7 @@ class Recovery:
             for gradient in map(targets.as_gradient, observations):
                 weight, bias = (gradient.get(f"{front.layer}.{name}") for name in ("weight", "bias"))
                 input_ = None if weight is None or bias is None else recover_by_lemma(layer, weight, bias)
-                missing = f"A gradient of {front.layer} is expected, but was withheld or is zero."
+                missing = f"A gradient of {front.layer} is expected, but was withheld or is zero; use attack=auto."
                 by_lemma.append(missing if input_ is None else input_[None])
             return by_lemma
         values, generator = next(front.parameters()), torch.Generator().manual_seed(seed % 2**63)
@@ -324,7 +322,7 @@ class ModelInversion(GroupAttack):
 
         recovered = iter(self.recovery(needed, front, seed=seed, progress=progress) if needed else ())
         chosen = [next(recovered) if f is None else f for f in known]
-        wrong = "Features of shape {} are expected, but got {}.".format
+        wrong = "Features of shape {} are expected, but got {}; check the layer that they come from.".format
         return [wrong(shape, tuple(f.shape)) if isinstance(f, Tensor) and f.shape != shape else f for f in chosen]
 
     def _invert(

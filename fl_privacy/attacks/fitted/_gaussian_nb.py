@@ -29,10 +29,13 @@ class Moments:
     def __post_init__(self) -> None:
         if self.means.ndim != 2 or self.means.shape != self.variances.shape:
             raise UserError(
-                f"Means, variances (K, F) are expected, but got {self.means.shape}, {self.variances.shape}; pass both."
+                f"Means, variances (K, F) are expected, but got {self.means.shape}, {self.variances.shape};"
+                " pass theta_ and var_ of one model."
             )
         if self.counts is not None and self.counts.shape != self.means.shape[:1]:
-            raise UserError(f"{len(self.means)} counts are expected, but got {self.counts.shape}; pass class_count_.")
+            raise UserError(
+                f"Counts of {len(self.means)} classes are expected, but got {self.counts.shape}; pass class_count_."
+            )
         held = (self.means, self.variances, *([] if self.counts is None else [self.counts]))
         if not all(np.isfinite(values).all() for values in held):
             raise UserError("Finite means, variances and counts are expected, but some are not; fit the model again.")
@@ -64,7 +67,8 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
     """
     if before.means.shape != after.means.shape:
         raise UserError(
-            f"Rounds of one model are expected, but got {before.means.shape} and {after.means.shape}; compare those."
+            f"Rounds of one model are expected, but the means are {before.means.shape} and {after.means.shape};"
+            " compare rounds with the same classes and features."
         )
     found = []
     for label in range(len(before.means)):

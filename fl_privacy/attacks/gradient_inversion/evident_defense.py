@@ -111,7 +111,6 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
 
 
 def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, layer_statistics.Target]:
-    """Return targets: the gradients plus ``noise`` whose norm is ``loud`` (V,) times that of the gradients."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
     factors = {name: each.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}

@@ -163,7 +163,6 @@ class Untrained(ImageSource):
         return torch.zeros(self.size(context.shape))
 
     def held(self, context: VictimContext) -> Tensor:
-        """Draw the network's input, then its initial weights, with biases 0."""
         shape = context.shape
         noise = torch.randn(shape[0] * self._input_size(shape), generator=context.generator)
         drawn = [torch.randn(math.prod(kernel), generator=context.generator) for kernel in self._kernels(shape)]

@@ -71,11 +71,12 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 
 @torch.no_grad()
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
-    """Find the common image of ``mixtures`` of one example, and its label, by expectation maximization.
+    """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
-    A mixture's expected pixel is the image's share plus class means of the others; it decides how likely the pixel was
-    negated. The mixture minus the others is a noisy view of the image; its posterior under a normal prior is the next
-    guess. ``mixtures``: (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
+    Each pixel of a mixture may have been negated. Given an image, the class means of the mixture's other images tell
+    how likely that is. Given these probabilities, the mixtures tell the image's posterior under a normal prior.
+
+    ``mixtures``: (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -139,7 +140,6 @@ class Victim:
 
     @property
     def kinds(self) -> tuple[object, ...]:
-        """Return what all victims of a group have in common in each round, besides the sent values."""
         found = list[tuple[object, ...]]()
         for one in (self.observation, *self.earlier):
             known, tensors = one.knowledge, tuple(sorted(one.upload.tensors))
@@ -330,7 +330,7 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Apply ``read`` to each victim of a group; return reconstructions by position."""
+    """Apply ``read`` to each victim of a group, and return the results by position; ``name`` seeds random streams."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -70,10 +70,7 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
 
 
 def precision_of(gradient: Tensor) -> torch.dtype:
-    """Return the floating-point type in which a gradient was computed, before any scaling.
-
-    Half precision is recognized by many equal values.
-    """
+    """Return the floating-point type in which a gradient was computed, before any scaling."""
     values = gradient[gradient != 0].abs().sort().values
     coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
     return torch.bfloat16 if coarse else computed_in(gradient)
@@ -100,10 +97,7 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _of_many(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer the loss of a batch, with a sentence on it: under a softmax, the gradient's columns add up to zero.
-
-    The bias's gradient, the mean of p - y, then has at most as many negative values as examples, if each has one class.
-    """
+    """Infer the loss of a batch, with a sentence on it: under a softmax, the gradient's columns add up to zero."""
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
@@ -115,8 +109,8 @@ def _of_many(
     if bias is None or not _denies_softmax(bias, fits) or unsure:
         return CROSS_ENTROPY, ASSUMED
     raise NotAttackableError(
-        "The client's loss is no cross entropy, whose gradients of the output layer add up to 0, and of a batch the"
-        " update does not say which other; give loss= to Observation.of_gradients, as 'bce', 'mse' or a function."
+        "A cross entropy is expected, whose gradients of the output layer add up to 0, but the client's do not, and a"
+        " batch shows no other loss; give loss= to Observation.of_gradients, as 'bce', 'mse' or a function."
     )
 
 
@@ -142,7 +136,6 @@ def _candidates(head: Head) -> list[Loss]:
 
 
 def _smoothed(labels: Tensor) -> Loss:
-    """Return the cross entropy of soft labels (1, K), with label smoothing if all but the largest are equal."""
     others = labels[0].sort().values[:-1]
     share = float(others.mean()) * labels.shape[1]
     if labels.shape[1] > 2 and float(others.std()) < _WHOLE * float(others.mean()) and 0 < share < 1:
@@ -217,7 +210,10 @@ def _size(quotient: Tensor) -> Tensor:
 
 
 def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
-    """Fill in unknown sizes of a linear layer's gradient (M, N) in place, since it is a product of two vectors."""
+    """Fill in unknown sizes of a linear layer's gradient (M, N) in place, since it is a product of two vectors.
+
+    ``sizes``: lowest and highest absolute value, and sign, of each element, by parameter.
+    """
     bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
     names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
     low, high, sign = (torch.cat([sizes[n][k].reshape(shape[0], -1) for n in names], 1) for k in range(3))

@@ -94,10 +94,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example.
-
-        For an output gradient s and features h, the gradients of weight and bias are s h^T and s.
-        """
+        """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example."""
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
             return None
@@ -117,8 +114,7 @@ def counted_labels(
 ) -> Tensor:
     """Return sorted labels (B,) whose summed gradients with respect to the logits point along ``evidence`` (K,).
 
-    Each class's gradient is measured on noise images. Labels are added, then changed, one by one. Only directions
-    count, since class weights change lengths.
+    Each class's gradient is measured on noise images. Lengths do not count, since class weights change them.
     """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
@@ -235,8 +231,8 @@ def choose_labels(
         return told.to(like.device, like.dtype if told.is_floating_point() else torch.long), "known"
     if policy == "known":
         raise NotAttackableError(
-            "labels=known is expected with labels that the attacker is given, but it has none; use labels=auto, or in"
-            " Python observation.told(labels=labels)."
+            "Known labels are expected with labels=known, but the attacker has none; use labels=auto, or in Python"
+            " observation.told(labels=labels)."
         )
     if getattr(model, "next_token", False):
         raise NotAttackableError(

@@ -60,9 +60,10 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
     """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
-    Let d_i be the loss's gradient with respect to the layer's output for row x_i. A category's column sums d_i over its
-    rows, the bias's gradient over all rows. In an untrained network, the d_i of a class are alike, so that sums show
-    numbers of rows. ``counts`` (K,): numbers of rows of each class.
+    Let d_i be the loss's gradient with respect to the layer's output for row x_i. The weight's gradient in the column
+    of a category is the sum of d_i over its rows; the bias's gradient is the sum over all rows. In an untrained
+    network, the d_i of a class are alike, so that sums show numbers of rows. ``counts`` (K,): numbers of rows of each
+    class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -383,7 +384,6 @@ def _seeking_rows(settings: Settings, observation: Observation) -> Settings:
 def _answer_of_rows(
     settings: Settings, attempts: Sequence[Restarted], chosen: Restarted
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the rows (B, F) of the chosen attempt, or pooled over all attempts, with the certainty (B, C) of cells."""
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
     columns = zip(*((a.images, torch.tensor(a.loss), a.labels) for a in finite), strict=True)

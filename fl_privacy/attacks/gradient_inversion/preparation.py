@@ -175,7 +175,7 @@ def _unrolled(victim_model: VictimModel, trial: torch.Tensor) -> Unrolled:
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise NotAttackableError(
-                f"Local steps of {victim_model.loss.name} can't be replayed by torch.func ({reason}); use"
+                f"A loss that torch.func can replay is expected, but {victim_model.loss.name} fails: {reason}; use"
                 " attack.local_steps=first_order."
             ) from error
     return unrolled
@@ -290,7 +290,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """Return each victim's ``Smoothing`` by position; empty if no noise is known or measured."""
+        """Return each victim's weights of total variation against noise, by position; empty if no noise is measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}

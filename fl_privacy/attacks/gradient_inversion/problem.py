@@ -130,7 +130,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return each round's guessed gradient (V, B, F) of a private loss at the features, or ``None``."""
+        """Return each round's guessed gradient (V, B, F) with respect to the features, or ``None``."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -177,10 +177,7 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, the unit of smoothness; at most ``_LARGE`` times ``zero_loss``.
-
-        If gradients hardly depend on images, it is far less: 1e-5 of a zero loss behind a LeNet with sigmoids.
-        """
+        """Return the objective (V,) of gray images, the unit of smoothness; at most ``_LARGE`` times ``zero_loss``."""
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
         labels = self.labels

@@ -122,7 +122,7 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
     return Reconstruction(
         id=victim.observation.id,
         batch=Batch(images, victim.labels.cpu()) if finite else None,
-        failure=None if finite else "The gradient is not finite; check the update.",
+        failure=None if finite else "A finite gradient is expected, but got none; check the update.",
         loss=history[-1],
         history=tuple(history),
         label_source=victim.label_source,
@@ -176,7 +176,7 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of update and images' negative gradient at shares ``between`` (V,) of the update."""
+        """Return 1 - cosine (V,) of the updates and the negative gradients of ``images`` at shares ``between`` (V,)."""
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))

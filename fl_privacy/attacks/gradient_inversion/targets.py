@@ -39,9 +39,9 @@ def _wrong_model(observation: Observation) -> str | None:
     for name, parameter in observation.model.named_parameters():
         sent = assumed.get(name)
         if sent is None:
-            return f"The values sent are expected to cover the model, but {name} is missing; stand in for private ones."
+            return f"The values sent are expected to cover the model, but {name} is missing; give a stand-in for it."
         if sent.shape != parameter.shape:
-            return f"{name} is expected to be sent as {tuple(parameter.shape)}, but got {tuple(sent.shape)}; mend it."
+            return f"{name} is expected to be sent as {tuple(parameter.shape)}, but got {tuple(sent.shape)}; check it."
         if not _finite(sent):
             return f"The values sent are expected to be finite, but {name} is not; check the model."
     return None
@@ -58,7 +58,7 @@ def _wrong_tensors(observation: Observation) -> str | None:
         if sent is None:
             return f"The upload is expected to hold tensors of the model, but got {name}; give the model that was sent."
         if tensor.shape != sent.shape:
-            return f"{name} is expected to be uploaded as {tuple(sent.shape)}, but got {tuple(tensor.shape)}; mend it."
+            return f"{name} is expected to be uploaded as {tuple(sent.shape)}, but got {tuple(tensor.shape)}; check it."
         if not _finite(tensor):
             return f"The upload is expected to be finite, but {name} is not; check the training."
     return None
@@ -83,14 +83,17 @@ def _wrong_knowledge(observation: Observation) -> str | None:
     if labels.is_floating_point() and labels.shape == (count, observation.num_classes):
         if labels.min() >= 0 and (labels.sum(1) - 1).abs().max() < 1e-3:
             return None
-        return "Known probabilities are expected to add up to 1 for each example, but do not; scale them."
+        return "Known labels are expected to be probabilities that add up to 1, but some do not; scale each example's."
     if labels.shape != (count,) or labels.dtype not in (torch.int64, torch.int32):
         return (
             f"The known labels are expected to be {count} class indices or rows of {observation.num_classes}"
             f" probabilities, but got {tuple(labels.shape)} {labels.dtype}; give one for each example."
         )
     if labels.min() < 0 or labels.max() >= observation.num_classes:
-        return f"Known labels in [0, {observation.num_classes}) are expected, but reach {int(labels.max())}; mend them."
+        return (
+            f"Known labels in [0, {observation.num_classes}) are expected, but reach from {int(labels.min())} to"
+            f" {int(labels.max())}; check them, or set num_classes."
+        )
     return None
 
 

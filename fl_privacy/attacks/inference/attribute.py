@@ -87,7 +87,7 @@ class AttributeWatch:
             if (left := int(sound.sum())) < FEWEST:
                 raise UserError(
                     f"At least {FEWEST} public examples with finite uploads are expected to learn an attribute from,"
-                    f" but {left} of {len(known)} are; give more."
+                    f" but {left} of {len(known)} are; raise inference.attribute.public."
                 )
             for name, total in self.total.items():
                 hidden = HEADS[name.removesuffix(ADAPTIVE)]

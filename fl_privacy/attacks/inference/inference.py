@@ -51,7 +51,7 @@ class Inference(Protocol):
 
 
 class Watch(Protocol):
-    """Observer of the rounds of a training that needs constant memory."""
+    """Observer of a training's rounds, which keeps none of them."""
 
     def add(self, read: ReadRound) -> None:
         """Process a round without keeping it."""

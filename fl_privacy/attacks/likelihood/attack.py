@@ -257,7 +257,7 @@ class Posterior:
     def of_variables(
         self, variables: Tensor, labels: Tensor, shape: tuple[int, ...], *, softening: float, rng: torch.Generator
     ) -> Tensor:
-        """Return the loss (V,) of images with coefficients (V, B, M), with a penalty on pixels outside of [0, 1]."""
+        """Return the loss (V,) of images with coefficients (V, B, M) of the prior, plus a penalty outside of [0, 1]."""
         pixels = self.prior.images_of(variables, labels)
         outside = (pixels - pixels.clamp(0, 1)).square().sum((1, 2))
         own = 0.5 * variables.square().sum((1, 2)) + _OUTSIDE * outside

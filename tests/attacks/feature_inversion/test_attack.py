@@ -233,7 +233,7 @@ def test_who_is_told_nothing_says_so() -> None:
     assert "threat_model=shown_features" in told_nothing.failure
     bare = replace(observed[0], knowledge=replace(observed[0].knowledge, private=None))
     (without,) = model_inversion(**FAST)([bare], seed=0)
-    assert "0.weight is missing; stand in for private ones" in without.failure
+    assert "0.weight is missing; give a stand-in for it" in without.failure
     wrong = observed[0].told(features=torch.zeros(1, *SHAPE))
     assert "are expected, but got" in model_inversion(**FAST)([wrong], seed=0)[0].failure
 
