@@ -27,8 +27,7 @@ class Sphere:
     """Objective that is zero for gradients at distance ``radius`` from the upload g (Fan et al. 2025, appendix M).
 
     Refiner's projection leaves the upload that far from the true gradient. A cosine ``objective`` is compared with the
-    largest cosine distance of such gradients from g, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon,
-    an l2 norm.
+    largest cosine distance of such gradients from g, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon.
     """
 
     objective: L2 | Cosine
@@ -78,8 +77,7 @@ def refiner_aware(
 ) -> GradientInversion:
     """Build a gradient inversion that looks for a gradient at distance ``radius`` from Refiner's upload.
 
-    Objective and prior are this package's own, after Fan et al. (2025), appendix M. Both reconstruct less than ``base``
-    alone in our measurements.
+    Objective and prior are our own, after Fan et al. (2025), appendix M. Both reconstruct less than ``base`` alone.
 
     Args:
         base: attack whose objective and optimizer are used.

@@ -202,9 +202,8 @@ def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> 
 def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequence[Countermeasure]:
     """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
 
-    Its elements are about alpha2 sqrt(``bits``) times the head's weights; each further private layer of width w
-    multiplies them by sqrt(w / 2). If it can't be guessed, only the output layer is matched, which the private loss
-    leaves unchanged.
+    Its elements are about alpha2 sqrt(``bits``) times the head's weights, and sqrt(w / 2) times more for each further
+    private layer of width w. If it can't be guessed, only the output layer is matched, which it leaves unchanged.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None
@@ -263,8 +262,7 @@ class KnownDefense:
     """Countermeasures against one known defense.
 
     Attributes:
-        noise_stds: standard deviations of the defense's parts that add noise, in units of the update; ``None`` if
-            unknown.
+        noise_stds: standard deviations of all noise of the defense, in units of the update; ``None`` if unknown.
     """
 
     countermeasures: tuple[Countermeasure, ...] = ()  # sequence in the order of the defense's parts

@@ -110,7 +110,7 @@ class TextMembers(_Members):
     ) -> None:
         """Replace results in ``best``, at the indices ``among``, if a descent fits the update better.
 
-        ``bags``: results of the bag of words. ``limit``: limit of the exact solutions. ``share``: of the evaluations.
+        ``bags``: results of the bag of words. ``limit``: of the exact solutions. ``share``: share of all evaluations.
         """
         asked, apart = [], dict[int, float]()
         for k in among:  # descents start from the words of a whole bag
@@ -222,7 +222,10 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return each observation with its evident defense; ``None`` if that is zeros, which absent words leave, too."""
+    """Return each observation with the defense that its update shows.
+
+    ``None`` if the update shows zeros alone, which words that the text lacks leave, too.
+    """
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

@@ -50,8 +50,7 @@ class Judgment:
     Attributes:
         mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2]; differences within
             the bounds of a known or evident defense do not count.
-        balance: (V,) weight at which total variation equals the loss of the attempt, relative to that of a zero
-            gradient.
+        balance: (V,) weight at which total variation equals the loss, relative to the loss of a zero gradient.
         score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
             batch; the least wins. If the noise determines a weight of total variation, cosine distance over that weight
             plus total variation. Infinite for NaN.

@@ -206,10 +206,10 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """Return five descents: L-BFGS on cosine, cosine of each layer and L2, and two by signed Adam.
+    """Return five descents: by L-BFGS on cosine, cosine of each layer and L2, and two by signed Adam on cosine.
 
-    The second gives layers equal weight, since gradients before saturated activations can be a thousand times smaller.
-    The last also matches batch-norm statistics.
+    With a cosine of each layer, layers have equal weight, since gradients before saturated activations can be a
+    thousand times smaller. The last descent also matches batch-norm statistics.
     """
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(

@@ -37,8 +37,7 @@ _NEAREST = 2  # blocks nearest to the image whose outputs are matched
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
     """Fit images (V, C, H, W) by L-BFGS to known features and the gradients of the first layers.
 
-    Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: for each
-    victim.
+    Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: per victim.
     """
     missed = _loss(network, known)
     like = next(iter(known.values.values()))
@@ -81,6 +80,7 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
+    """Return the squared distance (V,) of a node's guess from ``values``; active ReLUs are compared by their inputs."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -180,8 +180,8 @@ _TOGETHER = 16  # images behind convolutions that are solved for at once
 class ExactInversion(GroupAttack):
     """Attack that solves for images from the first layers' gradients, and certifies them without the originals.
 
-    - One image in front of a fully connected layer is the quotient of the gradients of weight and bias (Geiping et al.
-      2020, proposition 3.1).
+    - One image in front of a fully connected layer is a quotient of two gradients (Geiping et al. 2020, proposition
+      3.1).
     - A batch in front of a ReLU is found by SPEAR (:mod:`fl_privacy.attacks.exact.spear`, Dimitrov et al. 2024), else
       as by ``attack=analytic``.
     - Batch norm before the layer is inverted, and copies of an image are counted
@@ -193,7 +193,7 @@ class ExactInversion(GroupAttack):
       its first layers by a descent.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
-    zeros of the ReLU's outputs, and the whole update is reproduced. The proof concerns the model's inputs, after any
+    zeros of the ReLU's outputs, and the whole update is reproduced. The proof concerns the model's inputs after a
     defense.
 
     Attributes:

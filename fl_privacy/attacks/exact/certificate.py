@@ -233,9 +233,10 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Return whether a defense seems to have zeroed columns of the gradient (M, N).
+    """Return whether columns of the gradient (M, N) are zero, as after a defense that mutes them.
 
-    A pixel whose input is zero gives such a column, too; its value ``shade`` (..., N) is rare inside of (0, 1).
+    A column is also zero if the pixel's input is zero. The pixel then has the value ``shade`` (..., N), which is
+    unlikely if that is inside of (0, 1).
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
@@ -267,10 +268,7 @@ Times = Callable[[int], list[int] | None]
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note.
-
-    A batch of unknown size may be larger than R.
-    """
+    """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note."""
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
     stated = not any(note.startswith(COUNTED_BY_RANK) for note in observation.notes)

@@ -260,8 +260,7 @@ class AnalyticInversion(GroupAttack):
     """Attack that solves b x^T = W for the inputs of a first layer (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
     One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
-    give that example; the ratios shared by most rows are taken. Several local steps count as one gradient; Adam's are
-    refused.
+    give that example; the ratios shared by most rows are taken. Several local steps count as one; Adam's are refused.
 
     Attributes:
         smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).

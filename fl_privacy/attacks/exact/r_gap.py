@@ -122,10 +122,7 @@ class LayerChain:
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> LayerChain | None:
-    """Find the layers from the image to the first whose gradients determine its inputs.
-
-    ``None`` for other networks, and for several images.
-    """
+    """Find the layers from one image to the first whose gradients determine its inputs; ``None`` if there are none."""
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()

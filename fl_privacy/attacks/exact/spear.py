@@ -81,9 +81,9 @@ def columns_of(weight: Tensor, most: int) -> Tensor | None:
 def sparse_factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, *, rng: torch.Generator, starts: int
 ) -> Iterator[SparseFactors | None]:
-    """Yield ever better factors D X^T of one victim's gradient G, for each round of ``starts`` random starts.
+    """Yield ever better factors D X^T of one victim's gradient G, after each round of ``starts`` random starts.
 
-    The factors are sparse combinations of the columns of L, as behind a ReLU, with scales from g.
+    The columns of D are sparse combinations of those of L, as behind a ReLU; their scales follow from g.
 
     Args:
         weight: G (M, N).
@@ -276,7 +276,8 @@ class _Search:
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]], noise: float) -> Tensor:
     """Move directions (B, K) until rows @ directions is locally sparsest.
 
-    Each (smoothing, power) is one step of least squares on the sphere, with weights (y^2 + smoothing^2)^-power.
+    Each (smoothing, power) is one step of least squares on the sphere, with weights (y^2 + smoothing^2)^-power for y =
+    rows @ directions.
     """
     ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for smoothing, power in timely(schedule):

@@ -1,8 +1,8 @@
 """Separate images that a layer has mixed, exactly, by the network behind it (one victim at a time).
 
 Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g]
-(:mod:`fl_privacy.attacks.exact.cocktail_party`), where D_i is the gradient of the loss with respect to z_i = P^T a_i +
-b, P = R W^T.
+(:mod:`fl_privacy.attacks.exact.cocktail_party`), where D_i is the gradient with respect to z_i = P^T a_i + b, P = R
+W^T.
 """
 
 import math
@@ -36,7 +36,7 @@ class Behind:
     loss: Loss = CROSS_ENTROPY
 
     def signal(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the gradient D (B, M) with respect to outputs z (B, M), for classes (B,); differentiable."""
+        """Return the loss's gradient D (B, M) with respect to outputs z (B, M), for classes (B,); differentiable."""
         layer, black = self.model.get_submodule(self.path), outputs.new_zeros(len(outputs), *self.image_shape)
         with torch.enable_grad(), leaving({self.path: layer}, lambda *_: outputs):
             loss = self.loss(self.model(black), labels)
@@ -60,7 +60,10 @@ class Mixture:
 
 
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
-    """Build the mixture of gradients G (M, N), g (M,), ``layer`` (W, b) and basis R (B, N)."""
+    """Build the :class:`Mixture` of a layer with the parameters ``layer``, W and b.
+
+    ``weight``, ``bias``: their gradients G (M, N) and g (M,). ``basis``: R (B, N).
+    """
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
     rest = float(gradient.square().sum() - on_basis.square().sum())

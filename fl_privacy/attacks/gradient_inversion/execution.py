@@ -141,8 +141,7 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
     """Return whether compiling likely saves more time than it takes.
 
     On a CPU, fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
-    takes one thread some seconds for each of ``tensors``. A GPU saves the time between operations, for each of
-    ``runs``.
+    takes one thread some seconds for each of ``tensors``. A GPU saves time in each of ``runs``.
     """
     if compiler() is None:
         return False

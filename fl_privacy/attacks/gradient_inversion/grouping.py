@@ -73,8 +73,8 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
-    Each pixel of a mixture may have been negated. Given an image, the class means of the mixture's other images tell
-    how likely that is. Given these probabilities, the mixtures tell the image's posterior under a normal prior.
+    Pixels of mixtures may have been negated. Given a guess of the image and the class means of the others, each has a
+    probability of that; given these, the image has a posterior under a normal prior.
 
     ``mixtures``: (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
     """
@@ -220,8 +220,7 @@ class Groups:
 
     Args:
         progress: callback for the work done, in thousandths of a victim.
-        rounds: ``joined`` attacks updates of the same examples together, ``last`` only the last one, ``apart`` each
-            alone.
+        rounds: ``joined`` attacks updates of the same examples together, ``last`` only the last, ``apart`` each one.
         wrong: reason why an observation can't be attacked, or ``None``.
         see: function applied to the observations after undisclosed parts were inferred.
 

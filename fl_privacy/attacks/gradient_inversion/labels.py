@@ -132,7 +132,10 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return each class's mean gradient (K, K) with respect to the logits, over the first's norm, on noise images."""
+    """Return each class's mean gradient (K, K) with respect to the logits, on noise images.
+
+    It is divided by the norm of the mean gradient of the first class in the same batch.
+    """
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -154,9 +157,8 @@ def usual_outputs(
     If the layer's gradients G (K, F) of the weight and b (K,) of the bias are given, the mean softmax is corrected:
 
     1. h = G^T b / |b|^2 are the features, if all examples have the same; they explain rho = |b h^T|^2 / |G|^2 of G.
-    2. d = softmax(W h + bias) - 1 / K and e = mean softmax - 1 / K have independent errors; m = (d + e) / 2.
-    3. The answer is rho (1 / K + w m) + (1 - rho) (uncorrected), where w = <d, e> / |m|^2 in [0, 1] (James and Stein
-       1961).
+    2. d = softmax for h - 1 / K and e = mean softmax - 1 / K have independent errors; m = (d + e) / 2.
+    3. The answer is rho (1 / K + w m) + (1 - rho) (uncorrected), w = <d, e> / |m|^2 in [0, 1] (James and Stein 1961).
 
     ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU. ``gradient``: of the mean loss, unscaled.
     """

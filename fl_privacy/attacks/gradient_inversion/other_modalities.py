@@ -62,8 +62,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
     Let d_i be the loss's gradient with respect to the layer's output for row x_i. The weight's gradient in the column
     of a category is the sum of d_i over its rows; the bias's gradient is the sum over all rows. In an untrained
-    network, the d_i of a class are alike, so that sums show numbers of rows. ``counts`` (K,): numbers of rows of each
-    class.
+    network, the d_i of a class are alike, so that sums show numbers of rows. ``counts`` (K,): rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -150,7 +149,7 @@ class TableRows(ImageSource):
     """Source of rows (V, B, F): softmax of free variables over each column's categories, and bounded numbers.
 
     ``bounded``: numbers come from a sigmoid between the schema's bounds. ``counted``: categories that no row has are
-    left out, and variables start from the counts of the other categories. ``spread``: standard deviation of the first
+    left out, and variables start from the counts of the other categories. ``spread``: standard deviation of first
     variables.
     """
 

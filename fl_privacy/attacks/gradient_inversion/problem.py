@@ -130,7 +130,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return each round's guessed gradient (V, B, F) with respect to the features, or ``None``."""
+        """Return each round's guessed gradient (V, B, F) with respect to the features; ``None`` if not guessed."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)

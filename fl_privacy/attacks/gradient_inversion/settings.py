@@ -289,7 +289,7 @@ class Settings:
         pooled: ``True`` takes the median of the aligned attempts at a table's rows instead of the best attempt.
         evident: ``True`` lets an attacker who knows no defense infer it from zeros, few levels or empty columns, or
             else clip guesses to the update's norm (GGL, Li et al. 2022, section 4.2).
-        enough: loss at which a descent ends, as a share of a zero gradient's loss (with ``L2``: of the observed squared
+        enough: loss at which a descent ends, as a share of a zero gradient's (with ``L2``: of the observed squared
             norm).
         accept: loss below which a victim is not attacked again, in the same unit.
     """

@@ -83,7 +83,7 @@ class LanguageModel:
 
     @cached_property
     def _counts(self) -> list[tuple[Tensor, ...]]:
-        """Return (keys, counts, prefix keys, prefix counts, followers of the prefix) for each length of n-grams."""
+        """Return (keys, counts, prefix keys, prefix counts, numbers of followers) for each length of n-grams."""
         texts, found = self.texts.cpu().long(), list[tuple[Tensor, ...]]()
         for length in range(1, _ORDER + 1):
             keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)

@@ -220,9 +220,9 @@ def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, en
     """Test if a language model completes texts from their beginnings (Carlini et al. 2023, Def. 3.1).
 
     Returns:
-        For each of N texts that are long enough, (N,) ``True`` if the greedy continuation is its end, and log
-            probabilities (N,) that a sampled one is (Hayes et al. 2024, "Measuring memorization through probabilistic
-            discoverable extraction").
+        For N long enough texts, (N,) ``True`` if the greedy continuation equals the text's end, and the log probability
+            (N,) that a sampled one does (Hayes et al. 2024, "Measuring memorization through probabilistic discoverable
+            extraction").
 
     Args:
         logits: network's outputs (1, L, V) of tokens (1, L).

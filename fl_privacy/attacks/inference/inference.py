@@ -19,8 +19,7 @@ class Canaries:
     Attributes:
         number: number m; each takes part with probability 1/2, independently.
         unit: ``client``, an update of the clipping norm that passes the upload's defense in each round; ``example``, a
-            gradient of the clipping norm, sampled in local steps like an example; ``auto``, the unit that the defense
-            protects.
+            gradient of the clipping norm, sampled in local steps like an example; ``auto``, what the defense protects.
     """
 
     about: ClassVar[About] = About.CANARIES

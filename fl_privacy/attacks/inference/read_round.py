@@ -163,7 +163,10 @@ def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: i
 
 
 def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross entropy (N,) of logits (N, K) for classes (N,), or (N, K, L) for tokens (N, L) or -100."""
+    """Return the cross entropy (N,) of each example.
+
+    ``logits``: (N, K) for classes ``labels`` (N,), or (N, K, L) for tokens (N, L), of which -100 does not count.
+    """
     found = F.cross_entropy(logits, labels, reduction="none")
     return found if labels.dim() == 1 else _mean_there(found, labels)
 

@@ -81,7 +81,10 @@ class ReferenceModels:
 def _signals(
     measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
 ) -> tuple[Tensor, Tensor | None]:
-    """Return signals (..., N, 4), and after the last round the same with losses of augmented images."""
+    """Return signals (..., N, 4) and, after the last round, the signals of the final model.
+
+    For images, the last one of the final model's signals is their loss under augmentation.
+    """
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
     last = found = measure(Batch(inputs, labels), signals_of).double().cpu()
@@ -138,7 +141,10 @@ class MembershipMethod(ABC):
 def averaged(
     name: str, paper: str, shown: Callable[[ReadRound], Tensor], *, tokens: bool = False
 ) -> type[MembershipMethod]:
-    """Return the class of a method that averages the evidence ``shown`` (C, K) over rounds."""
+    """Return the class of a method that averages the evidence ``shown`` (C, K) over rounds.
+
+    ``name``, ``paper``: its title and source. ``tokens``: it needs a model that predicts next tokens.
+    """
 
     class Averaged(MembershipMethod):
         title, source, of_tokens = name, paper, tokens

@@ -89,7 +89,7 @@ class Guesser:
 class Explained:
     """The likeliest images (V, B, C, H, W) of V victims, with labels (V, B).
 
-    ``loss``: (V,) negative log posterior density, up to a constant. ``history``: (T, V).
+    ``loss``: (V,) negative log posterior density, up to a constant. ``history``: losses (T, V).
     """
 
     images: Tensor
@@ -105,8 +105,7 @@ class MaximumAPosteriori(GroupAttack):
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same examples. The prior is normal: mean and principal components of a class's public
-    images, or the spectrum of photographs. Leakage is what exceeds a control, the same attack on updates of other
-    examples.
+    images, or the spectrum of photographs. Leakage is what exceeds a control, the attack on updates of others.
 
     Attributes:
         iterations: number of Adam's steps on the coefficients of the components.
@@ -237,7 +236,10 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss; ``others`` replace the likeliest images of some victims, by row."""
+        """Return each victim's loss for its likeliest images.
+
+        ``others``: batches that replace these images, by row; a batch of ``None`` has an infinite loss.
+        """
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
