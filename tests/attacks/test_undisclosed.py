@@ -266,7 +266,7 @@ def test_another_loss_in_mixed_precision_is_none_of_classes(of) -> None:
         loss = of(net(images(4)).float(), F.one_hot(torch.arange(4), 5).float())
     gradients = torch.autograd.grad(loss, list(net.parameters()))
     seen = Observation.of_gradients(net, gradients, input_shape=SHAPE, batch_size=4)
-    assert "no cross entropy" in (disclosed([seen])[0].wrong or "")
+    assert "A cross entropy is expected" in (disclosed([seen])[0].wrong or "")
 
 
 def test_the_rank_of_rounded_values_is_none_of_examples() -> None:

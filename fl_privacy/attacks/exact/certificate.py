@@ -235,8 +235,8 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of the gradient (M, N) are zero, as after a defense that mutes them.
 
-    A column is also zero if the pixel's input is zero. The pixel then has the value ``shade`` (..., N), which is
-    unlikely if that is inside of (0, 1).
+    A column is also zero if all pixels have the value ``shade`` (..., N), which gives an input of zero. This is
+    unlikely if the value is inside of (0, 1).
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 

@@ -53,7 +53,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer, and its inputs for images that are ``black``, ``white`` and noise (``random``, (C, H, W))."""
+    """The first layer, and its inputs for images that are black, white and noise (``mixed``, of ``random``)."""
 
     name: str
     module: nn.Module
@@ -119,7 +119,7 @@ def probe_first_layer(
 
 
 def fit(weights: Tensor, biases: Tensor) -> Tensor:
-    """Solve b x^T = W for x (V, N) by least squares over all rows."""
+    """Solve ``biases`` x^T = ``weights`` for x (V, N) by least squares over all rows."""
     w, b = weights.double(), biases.double()
     return torch.einsum("vm,vmn->vn", b, w) / b.square().sum(1, keepdim=True)
 

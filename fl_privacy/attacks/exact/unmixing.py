@@ -108,7 +108,7 @@ def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return the metric (B, B) in which a change E A_0 of A_0 (B, B) is as long as E."""
+    """Return the metric (B, B) that gives a change E A_0 of A_0, ``first`` (B, B), the length of E."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 

@@ -98,7 +98,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Return the image (N,) of mixtures ``seen`` (U, N), given shares of ``own`` (U,) and of other classes (U, K)."""
+    """Return the image (N,) with shares ``own`` (U,) of mixtures ``seen`` (U, N), and ``others`` (U, K) of classes."""
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
     means, which = prior.of(label)

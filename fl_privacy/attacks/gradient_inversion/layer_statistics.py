@@ -17,8 +17,8 @@ class AngularDistance(torch.autograd.Function):
     """Function for 1 - cosine (V,) of two vectors: half the squared distance of their unit vectors, exact near zero.
 
     Arguments are the lengths (V,) of both vectors, the squared distance (V,) of parts that are not passed, the number
-    of parts, and the guessed and observed parts (V, n), of any n. With q = g - |g| o / |o| of each part, D = |q|^2 / (2
-    |g|^2) and dD/dg = (q - D g) / |g|^2, which includes the change of length.
+    of parts, and the guessed and observed parts (V, n), of any n. For parts g and o and q = g - |g| o / |o|, the
+    distance is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2 includes the change of length.
     """
 
     @staticmethod

@@ -164,7 +164,7 @@ def test_what_can_not_be_unmixed_says_why():
         ((1, 1, 1), 1, "neighboring"),
         ((3, 1, 1), 2, "neighboring"),
         ((1, 1, 2), 2, "neighboring"),
-        ((1, 2, 2), 8, "8 values"),
+        ((1, 2, 2), 8, "8 inputs"),
     ],
 )
 def test_images_of_few_pixels_are_left_to_others(shape, count, line):
