@@ -325,8 +325,8 @@ class Constraints:
     Attributes:
         transform: client's transform of its images, applied to the guesses too. Priors of natural images see the guess
             without it, those of the model's inputs the guess with it.
-        likeliest: (V,) weight of total variation, relative to the cosine distance of the whole update, that makes the
-            smoothest fitting image the likeliest under the noise; 0 if unknown.
+        likeliest: (V,) weight of total variation that the measured noise calls for, relative to the cosine distance of
+            the whole update; 0 if unknown.
     """
 
     transform: AssumedTransform | None = None

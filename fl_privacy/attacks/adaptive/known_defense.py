@@ -26,7 +26,7 @@ class AttackSetting:
     matched_per_uploaded: float  # factor from what was uploaded to what is matched
     scales: bool  # ``True`` if the objective depends on the scale of the whole gradient
     complete: bool  # ``True`` if every parameter is matched
-    smooths: bool  # ``True`` if the attack has a prior of total variation
+    smooths: bool  # ``True`` if priors hold total variation, or guesses are no pixels
     pixels: bool  # ``True`` if the guess consists of pixels
     learnable: Sequence[str]  # weights of the linear layers into whose input unknown gradients can be guessed
 
