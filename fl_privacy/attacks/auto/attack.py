@@ -205,7 +205,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Store the likeliest images under the defense in ``state.likeliest``; return no images."""
+    """Store the images with the largest posterior probability in ``state.likeliest``; return no images."""
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
         return None

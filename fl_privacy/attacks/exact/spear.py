@@ -219,7 +219,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches for sparse directions, every second one in the complement of those found."""
+    """Rounds of local searches for sparse directions; every second round searches the complement of those found."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows

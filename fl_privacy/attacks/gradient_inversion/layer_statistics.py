@@ -280,7 +280,7 @@ def weighted_distance(
 
 
 class _Compare(torch.autograd.Function):
-    """Loss (V,) of joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D).
+    """Loss (V,) of :func:`weighted_distance` for joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D).
 
     ``elementwise``: weights a and b (n,). ``products``: (a, b) of each. ``observed``: targets (V, n).
     """

@@ -74,7 +74,7 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 
 
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
-    """Return probabilities ``own`` over their expectation, given the means ``usual`` of models without the example."""
+    """Return ``own`` over the probabilities expected from ``usual``, their means over models without the example."""
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 
