@@ -183,7 +183,6 @@ def _of_convolutions(
 
 @torch.enable_grad()
 def _is_solved(model: nn.Module, shape: Sequence[int]) -> bool:
-    """Return ``True`` if the exact attack reconstructs random images, each from its own update."""
     seen, parameters = list[Observation](), list(model.parameters())
     for image in search_of(model).proxies(model, tuple(shape), torch.Generator().manual_seed(0))[-_REHEARSED:]:
         loss = nn.functional.cross_entropy(model(image[None]), torch.zeros(1, dtype=torch.long))

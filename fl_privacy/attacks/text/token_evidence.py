@@ -28,8 +28,7 @@ _ULPS = 4.0  # roundings in single precision by which a step of Adam from zero m
 class Entrance:
     """A linear layer before any attention, whose input depends on one token.
 
-    Attributes:
-        through: name of the parameter (d, n) between that input and this layer, if any, such as an adapter's A.
+    ``through``: name of the parameter (d, n) between that input and this layer, if any, such as an adapter's A.
     """
 
     weight: str  # name of its parameter, (O, d), or (d, O) if ``transposed``
@@ -183,7 +182,6 @@ class EvidenceCandidates:
         self._frames: dict[tuple[str, int], WhitenedFrame] = {}
 
     def of(self, tokens: Tensor, path: str) -> Tensor:
-        """Return the inputs (n, L, d) of the layer ``path`` for ``tokens`` (n,) at each position."""
         texts = tokens[:, None].expand(-1, self.length).to(self._model.words.weight.device)
         return entering_layers(self._model, texts, [path])
 
@@ -207,7 +205,6 @@ class EvidenceCandidates:
         return torch.cat(parts)
 
     def frame(self, view: View) -> "WhitenedFrame":
-        """Return the whitened coordinates of ``view``, which all victims share."""
         key = (view.module, 0 if view.through is None else hash(view.through.sum().item()))
         if key not in self._frames:
             sample = self.spread(view.module)
@@ -241,7 +238,10 @@ class _Basis:
     best: Tensor  # (numbers, V) each token's evidence at its best position
 
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
-        """Return the evidence (numbers, n, L) of a layer's inputs (n, L, d) with squared lengths (n, L)."""
+        """Return minus the log of a bound on the probability (numbers, n, L) that chance reaches the inputs' shares.
+
+        ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths in the frame.
+        """
         share = _shares(states @ (self.frame.whole @ self.rows.T).to(states), whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
         empty = torch.tensor(self.numbers, device=share.device)[:, None, None] == 0
@@ -289,7 +289,7 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find each victim's tokens whose share in its views exceeds chance; ``None`` if views hold all directions.
+    """Find each victim's tokens whose share in its views exceeds chance; ``None`` if its views have full rank.
 
     Views of inputs or those behind an adapter's A count, whichever find more tokens.
     """

@@ -41,7 +41,7 @@ class Expected:
 def simulated(
     model: TextModel, *, length: int, public: Tensor | None, labels: Tensor | None, texts: int, rng: torch.Generator
 ) -> Expected:
-    """Simulate the rows of words by texts of ``length`` tokens, drawn from ``public`` texts if given.
+    """Simulate the rows of words in gradients of texts of ``length`` tokens, drawn from ``public`` texts if given.
 
     Args:
         length: number of tokens of a text, at least 2.
@@ -76,7 +76,6 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Draw tokens (number, length), from ``public`` texts if given."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -86,7 +85,7 @@ def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rn
 
 @torch.enable_grad()
 def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
-    """Return the gradient (n, L, d) of each text's loss by its embeddings."""
+    """Return the gradient (n, L, d) of each text's loss with respect to its embeddings."""
     embedded = model.words(tokens).detach().requires_grad_()
     logits = model(torch.cat([embedded, torch.ones_like(embedded[..., :1])], -1))
     if model.next_token:
@@ -99,7 +98,6 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """Fit a normal distribution to ``rows`` (m, d), along leading directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -138,9 +136,11 @@ _SWEEPS = 20
 
 
 def placed(words: Tensor, positions: Tensor) -> Tensor:
-    """Return the word (L,) at each position, by rows of ``words`` (k, d) and ``positions`` (L, d).
+    """Return the index (L,) of the word at each position.
 
-    Exchanges minimize the squared distance of each word from the sum of its positions. Zero elements are not compared.
+    ``words`` (k, d) and ``positions`` (L, d) are rows of both embeddings' gradients. Exchanges minimize the squared
+    distance of each word's row from the sum of its positions' rows. If elements of ``positions`` are zero, as after
+    pruning, these are not compared, and nothing is exchanged.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -235,7 +235,8 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
     """Return the words' rows of the tensor ``name`` in updates with one plan and model.
 
-    Weight decay is subtracted, as is the median row of heads, whose other rows are nearly equal, or of rounded rows.
+    Weight decay is subtracted. So is the median row: for a head, whose other rows are nearly equal, and for embeddings
+    whose rows mostly equal the median.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan

@@ -69,10 +69,7 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
     """Infer learning rate and lambda from the equations of inner nodes.
 
     For children l and r: G_l + G_r = G, and gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda), with
-    eta w in leaves.
-
-    Raises:
-        UserError: no tree splits, or the model lacks the sums of hessians.
+    eta w in leaves. ``UserError`` if no tree splits, or the model lacks the sums of hessians.
     """
     parts = [_node_terms(one.tree, one.parallel) for one in own if len(one.tree.inner)]
     terms = [np.concatenate([part[k] for part in parts]) for k in range(len(parts[0]))] if parts else []
@@ -109,7 +106,10 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Return inner nodes' w, H, gain, and sums of children's (H, 1) by inner ones' w, leaves' value, and squares."""
+    """Return w, H and gain of inner nodes, and four sums (n, 2) over each one's children.
+
+    The sums are of (H, 1), times w of inner children, times the value of leaves, and times the squares of both.
+    """
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
     for child in (tree.left[nodes], tree.right[nodes]):
@@ -162,8 +162,7 @@ def count_first_tree(
         positive_weight: XGBoost's ``scale_pos_weight``.
         rows: number of rows that the client states; without it no counts are called exact.
 
-    Raises:
-        UserError: there is no such tree, the objective is unsupported, or the tree has too many rows or leaves.
+    ``UserError`` if there is no such tree, the objective is unsupported, or the tree has too many rows or leaves.
     """
     if not own or own[0].before:
         raise UserError("A first tree is expected, but the client was given trees before; start at round 1.")
@@ -211,15 +210,12 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
 
     A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models of
     NVFlare since 2.7.2 lack the sums, so that only thresholds count. Similar sites of equal size are not distinguished.
-
-    Args:
-        rounds: new trees of each round, from ``read_others``; those of a site are adjacent.
+    ``rounds``: new trees of each round, from ``read_others``; those of a site are adjacent.
 
     Returns:
         Rounds of each site, in the order of the first round, whose base score is the one that makes counts whole.
 
-    Raises:
-        UserError: a round's trees are not equally many for each site.
+    ``UserError`` if a round's trees are not equally many for each site.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 

@@ -31,7 +31,6 @@ class Grid:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """Return the number of states of each feature (F,)."""
         return np.array([len(edges) + 1 + lacks for edges, lacks in zip(self.edges, self.missing, strict=True)])
 
     @cached_property
@@ -122,20 +121,16 @@ class OwnTree:
 def read_exchange(sent: bytes, reply: bytes) -> Exchange:
     """Parse the models of one round; ``sent`` is empty without a model.
 
-    Raises:
-        UserError: one of them is no known kind of model.
+    ``UserError`` if one of them is no known kind of model.
     """
     return Exchange(sent=read_model(sent) if len(sent) > 1 else None, reply=read_model(reply))
 
 
 def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
-    """Parse the other clients' new trees of a bagging round, from the models and the ``own`` reply.
+    """Parse the other clients' new trees of a bagging round: those ``after`` it, without those ``before`` and ``own``.
 
     With two clients, this is the other's exchange, except for the first round's base score, which is that of the client
-    that the server counted first.
-
-    Raises:
-        UserError: one of them is no known kind of model.
+    that the server counted first. ``UserError`` if one of them is no known kind of model.
     """
     sent, following = (read_model(model) if len(model) > 1 else None for model in (before, after))
     known = Counter(tree.digest for model in (sent, read_model(own)) if model is not None for tree in model.trees)
@@ -153,8 +148,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
     """Return the trees that the client fitted, in order, each with the trees that precede it.
 
-    Raises:
-        UserError: the rounds have different objectives or numbers of features.
+    ``UserError`` if the rounds have different objectives or numbers of features.
     """
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:

@@ -63,17 +63,14 @@ class Tree:
 
     @cached_property
     def leaves(self) -> np.ndarray:
-        """Return the reachable leaves, from left to right."""
         return np.asarray(self.nodes[self.left[self.nodes] < 0][::-1])
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """Return the reachable nodes that split; parents precede children."""
         return np.asarray(self.nodes[self.left[self.nodes] >= 0])
 
     @cached_property
     def digest(self) -> bytes:
-        """Return a hash of all that the tree's predictions depend on."""
         parts = (self.left, self.right, self.feature, self.threshold, self.default_left, self.value)
         told = hashlib.sha256(bytes([self.group % 256]))
         for part in parts:
@@ -86,9 +83,9 @@ class Trees:
     """An ensemble of decision trees.
 
     Attributes:
-        base_score: prediction without any tree, a share for logistic models; one for each class.
+        base_score: prediction without trees, a probability for logistic objectives; one value, or one for each class.
         classes: number of classes, 1 for a single output.
-        parallel: trees of one round and class.
+        parallel: number of trees that a boosting round adds for each class.
     """
 
     trees: tuple[Tree, ...]
@@ -101,7 +98,6 @@ class Trees:
 
     @property
     def base_margin(self) -> np.ndarray:
-        """Return the (K,) initial margins."""
         base = np.asarray(self.base_score, dtype=float)
         if self.objective in LOGISTIC:
             base = np.clip(base, 1e-12, 1 - 1e-12)
@@ -118,8 +114,7 @@ def is_model(data: bytes) -> bool:
 def read_model(data: bytes) -> Trees:
     """Parse a model written by ``Booster.save_raw``, JSON or UBJSON.
 
-    Raises:
-        UserError: the model is too large, damaged, or of no known kind.
+    ``UserError`` if the model is too large, damaged, or of no known kind.
     """
     if len(data) > LARGEST_MODEL:
         raise UserError(
@@ -250,11 +245,8 @@ _CONSTANTS = {"Z": None, "T": True, "F": False}
 def read_ubjson(data: bytes) -> Any:
     """Parse one UBJSON value.
 
-    Args:
-        data: all bytes. Memory stays near their number, plus some hundred bytes for each of ``MOST_VALUES``.
-
-    Raises:
-        UserError: the value is damaged, nested too deeply, or of a type that XGBoost does not write.
+    ``data``: all bytes. Memory stays near their number, plus some hundred bytes for each of ``MOST_VALUES``.
+    ``UserError`` if the value is damaged, nested too deeply, or of a type that XGBoost does not write.
     """
     reader = _Reader(data)
     try:

@@ -117,7 +117,6 @@ class BoxProblem:
         return states, labels, home
 
     def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw states (number, F) of rows within a leaf of the first tree."""
         possible = np.ones(len(self.masks), dtype=bool)
         if leaf >= 0:
             word, bit = divmod(leaf, 64)
@@ -164,7 +163,6 @@ class Chain:
 
     @property
     def misfit(self) -> float:
-        """Return the root mean square residual of gradient sums."""
         return float(np.sqrt(np.mean(self.left[0] ** 2)))
 
     def redraw(self, row: int, feature: int, width: float, rng: np.random.Generator) -> None:
@@ -226,7 +224,10 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Return half the change (C,) of the squared residual by candidates (C, T), in units of ``width``."""
+        """Return by how much each of C candidate rows raises the squared residual (C,), over 2 ``width``^2.
+
+        ``slot``, ``gradient``, ``hessian``: (C, T) each candidate's leaf index, gradient and hessian in T trees.
+        """
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
@@ -311,8 +312,7 @@ def reconstruct_rows(
         rows, positives: numbers of rows and of positives; needed only if the client was given trees before its first.
         chains: number of searches, each with its own random stream.
 
-    Raises:
-        UserError: the models are unsupported or too large, or the number of rows is needed and not given.
+    ``UserError`` if the models are unsupported or too large, or the number of rows is needed and not given.
     """
     began = time.perf_counter()
     knowledge = knowledge or Knowledge()
@@ -392,7 +392,6 @@ def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | 
 
 
 def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """Return a mask of the grid's S states: ``False`` for those without any of the known categories."""
     found = np.ones(int(grid.states.sum()), dtype=bool)
     for feature, codes in knowledge.categories.items():
         here = np.zeros(int(grid.states[feature]), dtype=bool)

@@ -88,10 +88,8 @@ def audit_app(
 ) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
-    The app's code is executed. ``tell`` gets the progress, ``show`` the records instead of files.
-
-    Raises:
-        UserError: the app can't be loaded, or the folder can't be written.
+    The app's code is executed. ``tell`` is called with lines of progress. ``show`` is called with each record, which is
+    then not written to files. ``UserError`` if the app can't be loaded, or the folder can't be written.
     """
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
@@ -182,7 +180,7 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
 
 
 class AppAudit(AuditSession):
-    """The audit of an app that is run: observations of its grid, and answers of attacks."""
+    """An audit that runs an app, observes its uploads, and attacks them."""
 
     def __init__(
         self,
@@ -268,7 +266,10 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Add notes on how this run differs from the app's own: changes ``there``, and ``rounds`` beyond a limit."""
+        """Add notes on how this run differs from the app's usual one.
+
+        ``there``: changes around the app. ``rounds``: number of rounds trained, noted if above ``--rounds``.
+        """
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (
@@ -423,7 +424,7 @@ def remedies(problems: Iterable[str]) -> list[str]:
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:
-    """Return ``problems``, each followed by its remedy, if that is new."""
+    """Return ``problems``, each followed by its remedies that no earlier problem has."""
     found, said = list[str](), set[str]()
     for problem in problems:
         new = [sentence for sentence in remedies([problem]) if sentence not in said]

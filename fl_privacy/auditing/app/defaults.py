@@ -115,7 +115,6 @@ class Defaults:
             node = parent
 
     def _units_around(self, node: ast.AST) -> Iterator[str]:
-        """Yield names of functions and classes around ``node``, without methods and decorated ones."""
         while (parent := self.parents.get(node)) is not None:
             method = isinstance(parent, Function) and isinstance(self.parents.get(parent), ast.ClassDef)
             if isinstance(parent, Function | ast.ClassDef) and not parent.decorator_list and not method:
@@ -166,7 +165,7 @@ class Defaults:
         return self._known.setdefault(name, found) if found is not UNKNOWN else found
 
     def _set(self, holder: ast.AST, key: object, default: Any) -> Any:
-        """Return the entry ``key`` of the run config or environment; ``UNKNOWN`` for other mappings."""
+        """Return the entry ``key`` of the run config, or ``default`` if unset; ``UNKNOWN`` for other mappings."""
         last = _last(holder)
         if isinstance(key, str) and key in self.config and last not in ("environ", "os", "node_config"):
             return self.config[key]
@@ -184,7 +183,7 @@ def _last(node: ast.AST | None) -> str:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
-    """Yield (name, value); ``None`` for a value that changes or is not written there."""
+    """Yield (name, value) of assignments and defaults at ``node``; the value is ``None`` if it varies, as in a loop."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Tuple | ast.List):

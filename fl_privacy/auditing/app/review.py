@@ -113,8 +113,7 @@ class Review:
 def review_app(path: str | Path) -> Review:
     """Review the app or scripts in the folder or bundle ``path`` without running them.
 
-    Raises:
-        UserError: it is no Flower app, and no script in it starts Flower.
+    ``UserError`` if it is no Flower app, and no script in it starts Flower.
     """
     app = read_app(path)
     ran = () if app.scripts is None else dict.fromkeys((app.scripts.server, *app.scripts.clients))
@@ -147,7 +146,7 @@ def review_app(path: str | Path) -> Review:
 
 
 def _classes_of_clients(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Return the names of classes derived from Flower's clients, also through others of the project."""
+    """Return the names of the project's classes that are derived, also indirectly, from Flower's clients."""
     classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
     found, known = set[str](), {"NumPyClient", "Client"}

@@ -83,7 +83,6 @@ class Scripts:
         return Path() if here == folder or (here / "__init__.py").exists() else here.relative_to(folder)
 
     def in_words(self, folder: Path) -> str:
-        """Describe in sentences the scripts that are run, with paths relative to ``folder``."""
         names = [named(path, folder) for path in (self.server, *self.clients)]
         said = f"The project has no app format of Flower: {names[0]} is run"
         if self.server in self.clients:
@@ -118,11 +117,9 @@ class SourceFile:
 
     @cached_property
     def starts(self) -> set[str]:
-        """Return the starting functions of Flower that are called anywhere in the file."""
         return {called(node) for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.begins(node)}
 
     def begins(self, node: ast.Call) -> bool:
-        """Return ``True`` for a call of one of Flower's starting functions, not of the project's own of that name."""
         return called(node) in STARTS and dotted(node.func).partition(".")[0] in self.flower
 
     @cached_property
@@ -134,7 +131,6 @@ class SourceFile:
 
     @property
     def calls_imported(self) -> bool:
-        """Return ``True`` if running the file calls a function that it imports by name."""
         imported = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
         names = {alias.asname or alias.name for node in imported for alias in node.names}
         return any(called(each) in names for each in self._calls)
@@ -158,11 +154,9 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Given scripts are relative to the folder, and no others are searched for.
-    Scripts in ``but`` are left out. With ``alone``, clients need no server. ``None`` if no script starts Flower.
-
-    Raises:
-        UserError: a given script does not exist, or nothing in the folder starts a client when it is run.
+    Given scripts are relative to the folder, and no others are searched for. Scripts in ``but`` are left out. With
+    ``alone``, clients need no server. ``None`` if no script starts Flower. ``UserError`` if a given script does not
+    exist, or nothing in the folder starts a client when it is run.
     """
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():
@@ -208,8 +202,7 @@ def find_scripts(
 def cells_of(path: Path) -> list[str]:
     """Return the Python code of a script, or of each of a notebook's code cells without IPython's own lines.
 
-    Raises:
-        UserError: it can't be read.
+    ``UserError`` if it can't be read.
     """
     try:
         if path.suffix != ".ipynb":

@@ -52,7 +52,10 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's answer to a training message with the arrays ``sent``, by record/name, and the state to ask again."""
+    """A client's answer to a training message, and the state to ask the client again.
+
+    ``sent``: arrays of the message, by record/name.
+    """
 
     message: Message
     context: Context
@@ -61,7 +64,7 @@ class KeptReply(WatchedReply):
 
 
 class TappedGrid(LocalGrid):
-    """Nodes that answer by ``client_app``; messages are recorded, and some answers are kept.
+    """Nodes that answer using ``client_app``; messages are recorded, and some answers are kept.
 
     Args:
         keeps: number of clients whose first and latest answers are kept.
@@ -105,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds, by their names in messages, else by the messages to one node."""
+        """Return the number of training rounds: of those named in messages, or else of messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -126,7 +129,6 @@ class TappedGrid(LocalGrid):
         return f" on {self._covered[True]} of {self._covered.total()} replies"
 
     def asked_clients(self) -> list[AskedClient]:
-        """Return the clients with kept answers, which can be asked again."""
         found = []
         for node in dict.fromkeys(node for node, _ in self.answers):
             first, latest = self.answers[node, "first"], self.answers.get((node, "latest"))
@@ -230,7 +232,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply that was trained; return it, and the meaning of its arrays before the defense."""
+        """Defend a reply that was trained; return it, and the meaning of its arrays before or ``None``."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):
@@ -297,7 +299,6 @@ class TappedGrid(LocalGrid):
             self.answers[place] = KeptReply(**asked, sent=sent, reply=uploaded, watched=seen, matched=pairs)
 
     def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
-        """Count each kind of leak once a reply, for example addresses in a list."""
         for leak in {_alike(leak): leak for leak in reversed(leaks)}.values():
             self.found[kind, leak] += 1
 
@@ -377,7 +378,6 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
 
 
 def _values(array: Array) -> np.ndarray:
-    """Decode an array, also from plain bytes without NumPy's header."""
     try:
         return array.numpy()
     except Exception:

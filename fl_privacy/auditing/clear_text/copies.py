@@ -44,7 +44,7 @@ _QUIET = np.errstate(all="ignore")  # untrusted numbers may be NaN, or overflow 
 
 @_QUIET
 def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> str | None:
-    """Describe rows of ``tables``, (N, F) each, in ``array``; ``None`` without significant copies.
+    """Return a phrase on rows of ``tables``, (N, F) each, that ``array`` holds; ``None`` if that may be chance.
 
     With ``unknown``, the array is also compared in other shapes, and its rows reordered or scaled.
     """
@@ -269,7 +269,7 @@ def numbers_in(text: str) -> np.ndarray:
 
 
 def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[str, ...]:
-    """Return the keys in ``values`` that hold the numbers, or shares, of the classes in ``labels`` (N,)."""
+    """Return the keys in ``values`` of the numbers of examples, or their shares, of the classes in ``labels`` (N,)."""
     if labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0 or labels.max() > len(labels) + 1000:
         return ()
     counts = np.bincount(labels)

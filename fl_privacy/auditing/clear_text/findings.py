@@ -55,7 +55,10 @@ def leak_of(kind: str, where: str, *found: object) -> Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The data that a client was observed to load: ``rows`` (N, F), one an example; ``examples`` is 0 if unknown."""
+    """The data that a client was observed to load.
+
+    ``rows``: tables (N, F), a row for each example. ``examples``: number of examples; 0 if unknown.
+    """
 
     rows: Sequence[np.ndarray] = ()
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -116,7 +119,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
-    """Return ``True`` for the classes of all examples; of two classes, order or name must decide."""
+    """Return ``True`` if ``array`` has the classes of all examples; if these are only two, order or name must agree."""
     labels = loaded.labels
     if labels is None or array.dtype.kind not in "fiub":
         return False

@@ -73,7 +73,7 @@ _TOLD = {
 
 
 class FittedBy:
-    """Record fits until the block ends, without importing any library for the app."""
+    """Records fits until the block ends, without importing any library for the app."""
 
     def __init__(self) -> None:
         self.fits: list[Fitted] = []

@@ -43,7 +43,10 @@ def owner_of(kind: type, name: str) -> type:
 
 
 def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimizer:
-    """Describe a Keras optimizer of ``variables`` by one of PyTorch that makes no step."""
+    """Return a PyTorch optimizer that describes a Keras optimizer of ``variables``, and makes no step.
+
+    If PyTorch has no equal one, its class is named like ``RMSprop of Keras``.
+    """
     told, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
     options = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "gradient_accumulation_steps")
@@ -192,7 +195,7 @@ class _Flatten(nn.Flatten):
 
 
 class _Joined(nn.Module):
-    """Adds, multiplies or concatenates by channels the outputs of several layers."""
+    """Adds, multiplies or concatenates along channels the outputs of several layers."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
