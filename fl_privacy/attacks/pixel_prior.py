@@ -39,7 +39,6 @@ class PixelPrior:
         return self.means[own], own if len(self.bases) > 1 else torch.zeros_like(own)
 
     def images_of(self, variables: Tensor, labels: Tensor) -> Tensor:
-        """Return the pixels (V, B, N) of the coefficients ``variables`` (V, B, M)."""
         means, which = self.of(labels)
         if len(self.bases) == 1:
             return torch.add(means, variables @ self.bases[0])

@@ -191,7 +191,7 @@ def idlg(
 
 @takes(GradientOptions)
 def adam_dlg(*, lr: float = 1e-3, weight_decay: float = 0.01, **options: Unpack[GradientOptions]) -> GradientInversion:
-    """Build DLG with AdamW, to which SAPAG compares itself (Wang et al. 2020)."""
+    """Build DLG with AdamW, a baseline in the paper of SAPAG (Wang et al. 2020)."""
     published = GradientInversion(
         objective=L2(), optimizer=Adam(lr=lr, weight_decay=weight_decay), iterations=20_000, labels="optimize"
     )
@@ -212,8 +212,8 @@ def sapag(
 ) -> GradientInversion:
     """Build SAPAG (Wang et al. 2020): match gradients under a Gaussian kernel.
 
-    L-BFGS has rate 1 and 500 iterations (paper: LeNet), AdamW rate 1e-3 and 20,000 (ResNet-18). The paper projects
-    images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
+    L-BFGS has rate 1 and 500 iterations (in the paper for LeNet), AdamW rate 1e-3 and 20,000 (for ResNet-18). The paper
+    projects images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
 
     ``bandwidth`` is 1 for AdamW and for ``per="element"``, else 10, since L-BFGS ends on a saturated kernel. The
     printed equations are ``per="layer", form="literal"`` (4) and ``per="element"`` (6, 7); see
@@ -249,8 +249,9 @@ def tableak(
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
-    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the others' counts; a third of
-    the paper's iterations then reconstructs more. ``pooled`` takes the median of the attempts instead of the best.
+    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of all others; a
+    third of the paper's iterations then reconstructs more. ``pooled`` takes the median of the attempts instead of the
+    best.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(

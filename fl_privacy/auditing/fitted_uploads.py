@@ -157,7 +157,9 @@ def _trees(
             continue
         rounds = max(rounds, len(kept.exchanges[client]) - (name == "site"))
         if not fit:
-            reason = "the client was not seen to give XGBoost its rows, so guesses can't be judged"
+            reason = (
+                "rows given to XGBoost are expected, to judge guesses, but none were seen; train by xgboost.DMatrix"
+            )
             continue
         truth = np.column_stack([fit[-1].rows, fit[-1].labels])
         categories = [f for f in range(truth.shape[1]) if len(np.unique(truth[:, f])) <= 6]
@@ -272,7 +274,7 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
             original, guessed = (None if v is None else ((v - low) / spread).tolist() for v in (fit.rows[row], guess))
             shown.append(Shown(original=original, guess=guessed, reconstructed=hits[0]))
     if not judged:
-        reason = "the arrays of the reply are not the weights and intercepts of the model that was fitted"
+        reason = "weights and intercepts of the fitted model are expected, but the reply has other arrays; upload these"
         return _not_attacked("logistic", reason)
     left = float(np.median(residuals))
     note = (

@@ -50,7 +50,7 @@ UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class PrivateConvolution:
-    """The private first convolution of a model, with public geometry and unknown weights."""
+    """A model's first convolution, whose geometry is known and whose weights clients keep private."""
 
     name: str
     layer: str  # name of the public layer that the features enter
@@ -83,9 +83,9 @@ class PrivateConvolution:
         return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Invert the activation: return the convolution's outputs behind features (N, O, H, W), and a mask of known.
+        """Return the private convolution's outputs (N, O, H, W) behind ``features``, and ``True`` for known ones.
 
-        Outputs below the threshold of a ReLU are unknown.
+        A ReLU hides outputs of at most 0.
         """
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
@@ -242,7 +242,6 @@ def _has_prior(first: Observation) -> bool:
 
 
 def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
-    """Return the class () inferred from the output layer's gradient, or 0 if it can't be inferred."""
     try:
         found, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=seed)
     except NotAttackableError:
@@ -309,9 +308,8 @@ class Deconvolution:
 class Turn:
     """One turn of S attempts at an image: solve for the convolution given the image, then for the image.
 
-    Attributes:
-        put_out: (O channels, P positions) outputs of the private layer, scaled to standard deviation 1.
-        known: (O, P) ``True`` for outputs that are known.
+    ``put_out``: (O channels, P positions) outputs of the private layer, scaled to standard deviation 1. ``known``: (O,
+    P) ``True`` for outputs that are known.
     """
 
     mean_patches: Tensor  # (1, K, P) of the prior's mean
@@ -323,7 +321,8 @@ class Turn:
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
         """Return the next coefficients (S, M), the next turn, and the attempts' mean squared misfits (S,).
 
-        ``z``: (S, M) present coefficients. ``std``: assumed standard deviation of the outputs around their fit.
+        ``z``: (S, M) present coefficients of the prior. ``std``: assumed standard deviation of the outputs around the
+        fit.
         """
         ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
         patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)

@@ -26,9 +26,8 @@ _SAMPLES = 16  # draws that estimate the law of a simulated defense
 class Belief:
     """Distribution of the uploads that a guess predicts for V victims, by tensor name.
 
-    Attributes:
-        std: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise.
-        hidden: (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
+    ``std``: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise. ``hidden``:
+    (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
     """
 
     mean: Tensors  # (V, n)
@@ -113,8 +112,8 @@ class Channel:
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
 
-        A single victim's channel takes many guesses. ``softening``: further noise at the start of a descent, as a share
-        of each tensor's root mean square. ``doubt``: relative error allowed for the largest magnitude of a
+        With one victim, ``uploads`` may hold many guesses. ``softening``: further noise at the start of a descent, as a
+        share of each tensor's root mean square. ``doubt``: relative error allowed for the largest magnitude of a
         stochastically rounded tensor; 0 allows any.
         """
         if self.own:
@@ -175,9 +174,8 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
     """Build the likelihood of V victims' ``updates`` under a known ``defense``.
 
-    Args:
-        defense: public description; empty without a defense.
-        like: tensor with the device and dtype of the computation.
+    ``defense``: public description; empty without a defense. ``like``: tensor with the device and dtype of the
+    computation.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
@@ -284,10 +282,7 @@ def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit
 
 @likelihood_of.register
 def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
-    """Add normal or Laplace noise; noise of the base class counts as normal.
-
-    ``NotAttackableError`` if the noise has another law and no likelihood.
-    """
+    """Add normal or Laplace noise (base class: normal); ``NotAttackableError`` for other laws without likelihood."""
     if type(effect) is not effects.Noise and not isinstance(effect, effects.Gaussian | effects.Laplace):
         own = likelihood_of.dispatch(object)(effect, setting)
         if own is None:

@@ -129,9 +129,8 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 class RowMoves:
     """P changes of one cell of an encoded row (F,).
 
-    Attributes:
-        rows, labels: public rows (N, F) and (N,).
-        mask, values: (P, F) entries that a change sets, and their values; :meth:`tried` draws new values of numbers.
+    ``rows``, ``labels``: public rows (N, F) and (N,). ``mask``, ``values``: (P, F) entries that a change sets, and
+    their values; :meth:`tried` draws new values of numbers.
     """
 
     prior: RowPrior
@@ -142,7 +141,7 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): the row (F,) of each of S searches, ``row``, after each of P changes.
+        """Return rows (S, P, F): ``row`` (S, F), one for each of S searches, after each of the P changes.
 
         A categorical cell takes each category, a number takes values of public rows and nearby values.
         """
@@ -249,7 +248,7 @@ class RowSearch:
         return torch.cat(found).nan_to_num(_IMPOSSIBLE, _IMPOSSIBLE, _IMPOSSIBLE)
 
     def _drawn(self, losses: Tensor, temperature: float) -> Tensor:
-        """Return by how much ``losses`` (S, ...) are below the present ones, plus Gumbel noise."""
+        """Return by how much ``losses`` (S, ...) are below the current losses, plus Gumbel noise at ``temperature``."""
         rand = torch.rand(losses.shape, generator=self.rng).clamp(1e-9, 1 - 1e-6).to(losses)
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
@@ -287,7 +286,7 @@ class RowSearch:
         self.losses = torch.where(take, losses[at, chosen], self.losses)
 
     def certainty(self) -> Tensor:
-        """Return the probability (B, C) of each cell among the values tried for it, for a single search."""
+        """Return the posterior probability (B, C) of each cell's value among those tried, for a single search."""
         schema, found = self.moves.prior.schema, []
         for place in range(self.labels.shape[1]):
             tried = self.moves.tried(self.rows[:, place], self.rng)
@@ -365,7 +364,7 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at the likeliest batches of public rows and at ``start``."""
+    """Begin searches at the likeliest batches of public rows and, if given, at an earlier guess ``start``."""
     likelihood, size = likelihood_of_victims(prepared, [victim]), prepared.shape[0]
     if not all(one.informative for _, channels in likelihood.states for one in channels):
         raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=tableak.")

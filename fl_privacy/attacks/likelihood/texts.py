@@ -85,10 +85,10 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return the gain (M, B, L, n), in nats, of each of n words at each place, from the slope at ``words``.
+        """Return how much each of n words at each place raises the likelihood (M, B, L, n), in nats, linearized.
 
-        ``words``: (M, B, L, d) embeddings. ``there``: (M, B, L) ``True`` for places with a word. ``soft``: smoothing of
-        Adam's step.
+        ``words``: (M, B, L, d) embeddings at which the slope is taken. ``there``: (M, B, L) ``True`` for places with a
+        word. ``soft``: smoothing of Adam's step.
         """
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
@@ -117,7 +117,7 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) of all tensors except the word embedding, and the positions' rows (M, B L, d)."""
+        """Return the loss (M,) without the word embedding's, and the upload's row (M, B L, d) for each position."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))
@@ -372,7 +372,7 @@ def is_drowned(observation: Observation) -> bool:
 
 
 def _white(observation: Observation) -> tuple[float, float | None] | None:
-    """Return the standard deviation and the clipping norm of Gaussian noise if it is the only defense."""
+    """Return the noise's standard deviation and the clipping norm, if any; ``None`` unless Gaussian noise is all."""
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None
     normal = type(effect) in (effects.Noise, effects.Gaussian)

@@ -33,7 +33,6 @@ class ImprintBlock(nn.Module):
     """Block before a model that adds a pattern to an image, times the sum of its brightness rows' outputs.
 
     Args:
-        input_shape: (C, H, W).
         bins: number of rows of the layer ``measure``.
         activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row reacts only to images in its own bin.
         slices: number of clients; a convolution passes each client's images to its own columns of ``measure``. ``None``

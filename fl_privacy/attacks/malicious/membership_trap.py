@@ -78,7 +78,6 @@ class MembershipTrap(server_attack.ServerAttack):
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return the candidates that the client trains on, proven after one undefended local step."""
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
         if traps.bias not in observation.upload.tensors:
             return failed(observation, f"The gradient of {traps.bias} is expected, but was withheld; use defense=none.")

@@ -199,10 +199,7 @@ class EvolutionStrategy:
         expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> Any:
-        """Begin the ``cma.CMAEvolutionStrategy`` of one victim with that number of ``variables``.
-
-        ``generator``: a generator on the CPU.
-        """
+        """Begin the ``cma.CMAEvolutionStrategy`` of one victim, with that number of ``variables``."""
         self.expect_package()
         import cma  # noqa: PLC0415
 

@@ -239,10 +239,7 @@ class StrongWolfe(_Rows):
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the minimum, within ``bounds``, of the cubic through two (step, loss, slope).
-
-    If the cubic has no minimum, the middle of ``bounds`` is returned.
-    """
+    """Return the minimum within ``bounds`` of the cubic through two (step, loss, slope), or their middle if none."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2

@@ -175,7 +175,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return each token's probability (V,) to be among ``expected`` ones drawn as frequently as in public texts."""
+    """Return the probability (V,) that ``expected`` tokens, as frequent as in public texts, include each token."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:

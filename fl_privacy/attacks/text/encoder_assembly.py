@@ -36,7 +36,7 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """Search for texts of candidate tokens whose states are in the span."""
+    """Search for texts of candidate tokens whose hidden states are in ``span``."""
 
     model: TextModel
     span: Span
@@ -46,7 +46,6 @@ class Assembly:
     unit: float = 1.0  # distance of texts of random candidates, which are nearer to the span than random vectors
 
     def residuals(self, texts: Tensor) -> Tensor:
-        """Return the root mean square distances (n,) of texts (n, L) from the span, in :attr:`unit`."""
         apart = self.distances(texts)
         return (apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified]) / self.unit
 
@@ -226,17 +225,17 @@ _PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the varian
 class Parts:
     """The first block's gradient, split by word and by position."""
 
-    words: Tensor  # (V, m) D_w, float64
-    positions: Tensor  # (P, m) E_p, whose sum is that of the words
-    attended: Tensor  # (V, 2, d) words' parts from queries and keys
+    words: Tensor  # (V, m) summand of each word, float64
+    positions: Tensor  # (P, m) summand of each position, with the same sum over all
+    attended: Tensor  # (V, 2, d) words' summands of the query and key gradients
 
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
     """Texts guessed by their words' positions, in which most tokens are right.
 
-    ``texts``: (L,) each, the shortest first; all of the greatest length if lengths are unknown. ``held``: (L,) ``True``
-    for words that stood at one position only.
+    ``tokens``: (n,) possible ones at each position. ``texts``: (L,) each, the shortest first; all of the greatest
+    length if lengths are unknown. ``held``: (L,) ``True`` for words that stood at one position only.
     """
 
     tokens: Sequence[Tensor]

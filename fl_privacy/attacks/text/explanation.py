@@ -29,8 +29,9 @@ def next_tokens(tokens: Tensor) -> Tensor:
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
     """Return ``tokens`` (B, L) with the inferred token after each text's last position appended.
 
-    Least squares solve the head's gradient minus the part of known predictions, which also give the client's scaling. A
-    tied head adds the embeddings' gradient only in the texts' own rows.
+    It follows from the output layer's gradient, minus the part of known predictions, by least squares. That part also
+    gives the client's scaling, without the rows of the texts' words, to which a tied layer adds the embeddings'
+    gradient.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:
@@ -94,7 +95,6 @@ class Explanation:
     gradient: Tensors
 
     def labelled(self, texts: Sequence[Tensor]) -> Batch | None:
-        """Return ``texts`` (L,) with inferred labels; ``None`` without an output layer."""
         tokens = pad_sequence(list(texts), batch_first=True, padding_value=-1)
         if self.model.next_token:
             tokens = last_tokens(self.model, self.gradient, tokens, longest=self.observation.input_shape[0])

@@ -152,7 +152,7 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return how many tokens to accept, given the ``expected`` (k,) number of false ones among the first."""
+    """Return how many of k tokens to accept, given the ``expected`` (k,) number of false ones in the first 1 to k."""
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
     return int(held[-1]) + 1 if len(held) else 0
@@ -249,7 +249,6 @@ class _Basis:
 
 
 def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Return the shares (numbers, ...) of squared lengths (...) in the first ``numbers`` coordinates."""
     summed = along.square().cumsum(-1)
     shares = [
         (summed[..., k - 1] / whole.clamp_min(1e-30)).clamp(0, 1) if k else torch.zeros_like(whole) for k in numbers
@@ -339,7 +338,7 @@ def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, 
 def _alike(
     bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: EvidenceCandidates
 ) -> int:
-    """Count ``tokens`` whose part outside of the tokens before them is no more than chance.
+    """Count ``tokens`` whose component outside the span of the tokens before them may be chance.
 
     In trained embeddings, tokens that resemble a present one share its direction; only the rest proves their presence.
 

@@ -85,7 +85,6 @@ def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rn
 
 @torch.enable_grad()
 def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
-    """Return the gradient (n, L, d) of each text's loss with respect to its embeddings."""
     embedded = model.words(tokens).detach().requires_grad_()
     logits = model(torch.cat([embedded, torch.ones_like(embedded[..., :1])], -1))
     if model.next_token:
@@ -345,7 +344,7 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
-    """Return ``True`` if most of the first victim's rows are untouched and at most ``most`` are not."""
+    """Return ``True`` if a minority of the first victim's rows, at most ``most``, changed, and no noise is known."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 

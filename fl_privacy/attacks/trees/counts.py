@@ -35,9 +35,8 @@ class Training:
 class Leaf:
     """A leaf of the first tree.
 
-    Attributes:
-        labels: counts of each class; for two classes, negatives and positives. Empty for numeric labels.
-        bounds: feature -> (least, below), possibly infinite: the leaf's rows have least <= value < below.
+    ``labels``: counts of each class; for two classes, negatives and positives. Empty for numeric labels. ``bounds``:
+    feature -> (least, below), possibly infinite: the leaf's rows have least <= value < below.
     """
 
     rows: int
@@ -140,7 +139,9 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
             found.append(bounds)
             held += len(bounds)
             if held > MOST_BOUNDS:
-                raise UserError(f"Leaves are expected to have at most {MOST_BOUNDS} thresholds, but got more; omit it.")
+                raise UserError(
+                    f"Leaves are expected to have at most {MOST_BOUNDS} thresholds, but got more; leave it out."
+                )
             continue
         feature, threshold = int(tree.feature[node]), float(tree.threshold[node])
         low, high = bounds.get(feature, (-np.inf, np.inf))
@@ -185,7 +186,7 @@ def count_first_tree(
     else:
         raise UserError(f"Logistic, squared error or softmax is expected, but got {objective}; use thresholds alone.")
     if not (np.abs(counts) <= MOST_COUNTED).all():
-        raise UserError(f"At most {MOST_COUNTED} rows are expected in a leaf, but the model states more; check it.")
+        raise UserError(f"At most {MOST_COUNTED} rows are expected in a leaf, but the model states more; leave it out.")
     near = np.round(counts)
     whole = bool((np.abs(counts - near) <= WHOLE + 1e-5 * np.abs(counts)).all() and (near >= 0).all())
     near = np.maximum(near, 0).astype(int)
@@ -197,25 +198,23 @@ def count_first_tree(
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
-    """Return each feature's distinct thresholds, ascending: values from the client's rows.
+    """Return each feature's distinct thresholds, ascending, which are values from the client's rows.
 
-    This holds for ``tree_method=hist`` (the default) up to ``max_bin`` distinct values, beyond for quantile sketches;
-    ``exact`` splits halfway between neighbors.
+    If a feature has more than ``max_bin`` values, they are from a sketch of its quantiles. With ``tree_method=exact``
+    (not the default, ``hist``), they are halfway between neighboring values.
     """
     return list(distinct_thresholds([one.tree for one in own], features))
 
 
 def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
-    """Divide the other sites' new trees of bagging rounds, of unknown origin, among ``sites``.
+    """Divide the other sites' new trees of bagging rounds, whose origin is unknown, among ``sites`` sites.
 
     A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models of
     NVFlare since 2.7.2 lack the sums, so that only thresholds count. Similar sites of equal size are not distinguished.
-    ``rounds``: new trees of each round, from ``read_others``; those of a site are adjacent.
+    ``rounds``: new trees of each round, from ``read_others``; those of a site are adjacent. ``UserError`` if a round's
+    trees are not equally many for each site.
 
-    Returns:
-        Rounds of each site, in the order of the first round, whose base score is the one that makes counts whole.
-
-    ``UserError`` if a round's trees are not equally many for each site.
+    Return rounds of each site, in the order of the first round, whose base score is the one that makes counts whole.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 

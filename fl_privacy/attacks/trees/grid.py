@@ -21,9 +21,8 @@ WORD = 64  # leaves in the bits of one number
 class Grid:
     """The intervals into which thresholds cut each feature.
 
-    Attributes:
-        edges: ascending thresholds of each feature; a value in interval k is at least edge k - 1 and below edge k.
-        missing: ``True`` for each feature whose last state stands for a missing value.
+    ``edges``: ascending thresholds of each feature; a value in interval k is at least edge k - 1 and below edge k.
+    ``missing``: ``True`` for each feature whose last state stands for a missing value.
     """
 
     edges: tuple[np.ndarray, ...]
@@ -119,10 +118,7 @@ class OwnTree:
 
 
 def read_exchange(sent: bytes, reply: bytes) -> Exchange:
-    """Parse the models of one round; ``sent`` is empty without a model.
-
-    ``UserError`` if one of them is no known kind of model.
-    """
+    """Parse the models of one round; ``sent`` is empty without a model. ``UserError`` for unknown kinds of models."""
     return Exchange(sent=read_model(sent) if len(sent) > 1 else None, reply=read_model(reply))
 
 
@@ -146,10 +142,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Return the trees that the client fitted, in order, each with the trees that precede it.
-
-    ``UserError`` if the rounds have different objectives or numbers of features.
-    """
+    """Return the trees that the client fitted, each with the trees before it; ``UserError`` if rounds do not match."""
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:
         raise UserError("Rounds of one objective and features are expected, but differ; give one client's.")

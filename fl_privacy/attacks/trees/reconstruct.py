@@ -93,7 +93,7 @@ class BoxProblem:
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw states (N, F), labels (N,) and indices of known rows (N,), -1 for none, that fit the first tree."""
+        """Draw initial states (N, F), labels (N,) and known rows' indices (N,), else -1, that fit the first tree."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -385,9 +385,11 @@ def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | 
     if knowledge.rows is None:
         return None
     if knowledge.labels is None or len(knowledge.labels) != len(knowledge.rows):
-        raise UserError("Known rows are expected with a label each, but got others; give knowledge.labels.")
+        raise UserError("Known rows are expected with a label each, but labels are missing; give knowledge.labels.")
     if knowledge.rows.ndim != 2 or knowledge.rows.shape[1] != len(grid.edges):
-        raise UserError(f"Known rows (R, {len(grid.edges)}) are expected, but got {knowledge.rows.shape}; mend them.")
+        raise UserError(
+            f"Known rows (R, {len(grid.edges)}) are expected, but got {knowledge.rows.shape}; give all columns."
+        )
     return states_of(knowledge.rows, grid), knowledge.labels.astype(int)
 
 

@@ -146,14 +146,13 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
 
 
 def _forget(folder: Path) -> None:
-    """Let the next run import an app's modules anew; they may hold a trained network."""
     for name, module in list(sys.modules.items()):
         if (place := getattr(module, "__file__", None)) and Path(place).is_relative_to(folder):
-            del sys.modules[name]
+            del sys.modules[name]  # it may hold a trained network
 
 
 def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[bytes]], None]) -> None:
-    """Audit the app in folder or bundle ``app`` within a sandbox, and send name, progress and records by ``say``.
+    """Audit the app in folder or bundle ``app`` within a sandbox; send name, progress and records using ``say``.
 
     ``asked`` has the fields of ``AppAuditRequest`` as plain values, with an ``out`` inside the sandbox.
     """

@@ -112,7 +112,9 @@ class App:
             raise UserError(said) from cause
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # such as a port that a sandbox has not
-                raise UserError(f"The app {self.name} raised {in_one_line(error)} when it was imported.") from error
+                raise UserError(
+                    f"The app {self.name} raised {in_one_line(error)} when it was imported; correct it."
+                ) from error
             does = f"opens {error.filename}" if error.filename else f"raised {in_one_line(error)}"
             missing = ", but there is none" * bool(error.filename)
             raise UserError(
@@ -258,7 +260,7 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the requirements in the pyproject.toml, parsed as ``told`` if not empty, or else in requirements.txt."""
+    """Return the requirements in pyproject.toml (``told``, or read if that is empty), or else in requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         told = told or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(told, "project").get("dependencies"), list):
@@ -275,7 +277,7 @@ def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _specifier(text: str) -> str:
-    """Convert a version of Poetry to pip's form: ``^1.3`` ends below 2."""
+    """Convert a version of Poetry, such as ``^1.3``, to pip's form, such as ``>=1.3,<2``."""
     if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):
         return f">={text[1:]},<{caret[1] or ''}{int(caret[2]) + 1}"
     return text if re.match(r"[<>=!]|~=", text) else f"=={text}" if re.fullmatch(r"\d[\w.]*", text) else ""

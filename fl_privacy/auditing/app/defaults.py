@@ -93,7 +93,7 @@ class Defaults:
         return [one for one in dict.fromkeys(said) if "__name__" not in one]
 
     def _conditions(self, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-        """Yield each condition around ``node``, without its ``not``, and the truth that it needs."""
+        """Yield each condition around ``node``, without its ``not``, and the truth with which ``node`` runs."""
         for test, wanted in self._tests(node):
             while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
                 test, wanted = test.operand, not wanted  # noqa: PLW2901

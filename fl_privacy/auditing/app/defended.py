@@ -63,10 +63,7 @@ class ReplyDefense:
     _answers: Counter[int] = field(default_factory=Counter, init=False)
 
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
-        """Defend in place the arrays of ``reply``, which hold the parameters ``found``.
-
-        ``UserError`` if the arrays hold no parameters, or codes of them.
-        """
+        """Defend the parameters ``found`` in ``reply``, in place; ``UserError`` if it has none, or only their codes."""
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()
         for record, held in reply.content.array_records.items():

@@ -239,7 +239,7 @@ def figures_noted(figures: dict[str, float]) -> Iterator[None]:
 
 
 def configure(context: Context, partition: int, config: Mapping[str, Any], node_config: Mapping[str, Any]) -> None:
-    """Give a node the run config and its node config; ``{partition}`` in a text becomes its number."""
+    """Give a node the run config and its node config; ``{partition}`` in a text becomes ``partition``."""
     context.run_config = dict(config)
     for key, value in node_config.items():
         context.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value

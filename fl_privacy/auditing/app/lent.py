@@ -91,7 +91,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``find(name)`` provide names that ``module`` lacks, until ``stack`` closes; ``None``: it has none."""
+    """Let ``find(name)`` provide names that ``module`` lacks, or ``None``, until ``stack`` closes."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:

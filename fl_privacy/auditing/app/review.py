@@ -111,10 +111,7 @@ class Review:
 
 
 def review_app(path: str | Path) -> Review:
-    """Review the app or scripts in the folder or bundle ``path`` without running them.
-
-    ``UserError`` if it is no Flower app, and no script in it starts Flower.
-    """
+    """Review the app or scripts in a folder or bundle, without running them; ``UserError`` if ``path`` has none."""
     app = read_app(path)
     ran = () if app.scripts is None else dict.fromkeys((app.scripts.server, *app.scripts.clients))
     names = [each.relative_to(app.folder).as_posix() for each in ran]
@@ -205,7 +202,6 @@ class _File:
                 self.found.answers.append(CodeNote(what=what, where=where))
 
     def _protects(self, node: ast.AST, name: str) -> bool:
-        """Note a protection, or that it is off by default; return ``False`` for the latter."""
         if reason := self.defaults.off(node):
             self.found.off.append(CodeNote(what=f"{name}: {reason}", where=self.place(node)))
             return False

@@ -65,9 +65,9 @@ class Scripts:
 
     Attributes:
         server: script or notebook that starts the simulation or the server; the first client if none does.
-        clients: scripts that each start one client; empty for a simulation. Client k runs the k-th, in turn.
-        server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}``
-            the number of clients.
+        clients: scripts that each start one client, assigned to clients in turn; empty for a simulation.
+        server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}`` the
+            number of clients.
         notes: sentences on what was chosen among several.
     """
 
@@ -124,7 +124,6 @@ class SourceFile:
 
     @cached_property
     def is_script(self) -> bool:
-        """Return ``True`` if running the file does more than define names."""
         guarded = any(isinstance(node, ast.If) and guards_main(node) for node in self.tree.body)
         notebook = self.path.suffix == ".ipynb" and bool(self.starts)
         return notebook or guarded or any(map(self.begins, self._calls))
@@ -431,7 +430,7 @@ def _first_of_range(node: ast.AST | None) -> int | None:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return ``a.b.c`` of an attribute; a loop, since thousands of dots exceed the recursion limit."""
+    """Return the dotted path of a name or attribute, such as ``a.b.c``."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

@@ -151,11 +151,8 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 class Drawing:
     """Makes up random data for an app, by the columns and classes in its code.
 
-    ``folder`` takes the files that are written.
-
-    Attributes:
-        asked: requested data -> made-up data in their place, in words.
-        shares: largest number of clients that the app divides a data set among.
+    ``folder``: place of the files that are written. ``asked``: requested data -> made-up data in their place, in words.
+    ``shares``: largest number of clients that the app divides a data set among.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
@@ -450,7 +447,6 @@ class Drawing:
         return made
 
     def folder(self, root: object) -> Path:
-        """Write made-up pictures in a folder for each class, in place of the folder ``root``; return the new folder."""
         made = self.files / "stand-in" / re.sub(r"\W+", "_", str(root))
         self.fill(made, str(root), by_class=True)
         return made

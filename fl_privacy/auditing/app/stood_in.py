@@ -218,7 +218,6 @@ class Hooks:
         return indices
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples at random, without stratifying if a class has too few."""
         found = attempt(lambda: original(*args, **kwargs))
         if isinstance(found, Failure):
             few = self.drawing.asked and "least populated" in found.reason

@@ -69,7 +69,7 @@ class TappedGrid(LocalGrid):
     Args:
         keeps: number of clients whose first and latest answers are kept.
         node_config: additional node config; ``{partition}`` in a text becomes the node's.
-        defense: applied to each reply.
+        defense: defense of each trained reply.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class TappedGrid(LocalGrid):
         return sorted(every, key=lambda one: (order[one.severity], one.where))
 
     def covers(self) -> str:
-        """Return the number of replies that were defended, in words; empty for all that were trained."""
+        """Return on how many trained replies the defense acted, as a phrase; empty if on all."""
         if not self._covered[False]:
             return ""
         return f" on {self._covered[True]} of {self._covered.total()} replies"
@@ -232,7 +232,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply that was trained; return it, and the meaning of its arrays before or ``None``."""
+        """Defend a reply that was trained; return it, and what its arrays meant before, if it was defended."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

@@ -31,9 +31,8 @@ MOST_DETAILS, MOST_FIGURES = 12, 12
 class TrialSettings:
     """Settings of a policy's trial.
 
-    Attributes:
-        nodes: number of clients, each behind a gate and a ledger of its own.
-        run_config, node_config, mirror: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
+    ``nodes``: number of clients, each behind a gate and a ledger of its own. ``run_config``, ``node_config``,
+    ``mirror``: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
     """
 
     nodes: int = 4

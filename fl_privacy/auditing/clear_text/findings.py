@@ -69,9 +69,8 @@ class Loaded:
 def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
     """List the leaks of a reply in the clear.
 
-    Args:
-        unknown: names of arrays that are neither trained parameters nor in the server's message.
-        trained: ``True`` if PyTorch modules were observed in training.
+    ``unknown``: names of arrays that are neither trained parameters nor in the server's message. ``trained``: ``True``
+    if PyTorch modules were observed in training.
     """
     found: list[Leak] = []
     said = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
