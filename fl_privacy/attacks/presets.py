@@ -83,7 +83,8 @@ def grad_inversion(
 
     Priors are total variation, image norm, batch norm and, for several ``restarts``, ``consistency``. ``first_layer``
     is the factor on the first batch-norm term (1 in the paper). ``noise`` is the standard deviation on the pixels'
-    gradient: 0.2 of the learning rate in the paper. Refiner's comparison uses ``lr=0.01, iterations=4000``.
+    gradient: 0.2 of the learning rate in the paper. For ``isotropic`` and ``color_range`` see
+    :func:`inverting_gradients`. Refiner's comparison uses ``lr=0.01, iterations=4000``.
     """
     published = GradientInversion(
         objective=L2(),
@@ -216,8 +217,8 @@ def sapag(
     projects images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
 
     ``bandwidth`` is 1 for AdamW and for ``per="element"``, else 10, since L-BFGS ends on a saturated kernel. The
-    printed equations are ``per="layer", form="literal"`` (4) and ``per="element"`` (6, 7); see
-    :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
+    printed equations are ``per="layer", form="literal"`` (4) and ``per="element"`` (6, 7). For these settings,
+    ``depth`` and ``last`` see :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
     one_of("attack.per", per, ("tensor", "layer", "element"))

@@ -69,7 +69,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack each kind of uploads; if an attack fails, its answer has the reason."""
+        """Attack each kind of uploads of up to ``clients`` clients; if an attack fails, its answer has the reason."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange

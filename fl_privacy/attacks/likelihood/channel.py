@@ -408,7 +408,7 @@ _ROUNDED_OFF = 0.1  # share of a Laplace scale within which the loss is smoothed
 
 
 def normal(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return the negative log likelihood (V,), up to a constant, under Gaussian noise of deviation ``std``."""
+    """Return the negative log likelihood (V,), up to a constant, under Gaussian noise of standard deviation ``std``."""
     return (0.5 * ((observed - guessed) / std).square()).sum(1)
 
 

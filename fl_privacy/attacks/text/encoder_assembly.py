@@ -362,9 +362,9 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """Return each token's group (T,) by spectral clustering of ``support`` (Damle, Minden, Ying 2019).
+    """Return each token's group (T,), of ``number``, by spectral clustering (Damle, Minden, Ying 2019).
 
-    ``support``: (T, T) at least 0. ``positions``: (T,) of tokens, different within a group.
+    ``support``: (T, T) affinities, at least 0. ``positions``: (T,) of tokens, different within a group.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

@@ -31,7 +31,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
     It follows from the output layer's gradient, minus the part of known predictions, by least squares. That part also
     gives the client's scaling, without the rows of the texts' words, to which a tied layer adds the embeddings'
-    gradient.
+    gradient. Texts of ``longest`` tokens are not extended.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:

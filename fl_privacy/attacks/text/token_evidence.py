@@ -152,7 +152,11 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return how many of k tokens to accept, given the ``expected`` (k,) number of false ones in the first 1 to k."""
+    """Return how many of k tokens to accept, given the ``expected`` (k,) number of false ones in the first 1 to k.
+
+    At most the share ``FALSE_SHARE`` of the accepted tokens, and ``FALSE_PER_TEXT`` for each of ``texts`` texts, is
+    expected to be false.
+    """
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
     return int(held[-1]) + 1 if len(held) else 0
@@ -290,7 +294,8 @@ def found_pairs(
 ) -> list[Pairs | None]:
     """Find each victim's tokens whose share in its views exceeds chance; ``None`` if its views have full rank.
 
-    Views of inputs or those behind an adapter's A count, whichever find more tokens.
+    Views of inputs or those behind an adapter's A count, whichever find more tokens. ``texts``: number of texts.
+    ``most``: largest number of tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]

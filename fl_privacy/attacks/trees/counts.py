@@ -156,14 +156,14 @@ def count_first_tree(
     """Count rows and labels in the leaves of the first tree, which no other precedes.
 
     All rows then have the same prediction p, so that H = n p (1 - p) and G = n p - n_1 (Di Gennaro et al.,
-    TimberStrike, 2025, section 5).
+    TimberStrike, 2025, section 5). ``UserError`` if there is no such tree, the objective is unsupported, or the tree
+    has too many rows or leaves.
 
     Args:
+        own: the client's trees.
         objective: XGBoost's name for logistic, squared error or softmax.
         positive_weight: XGBoost's ``scale_pos_weight``.
         rows: number of rows that the client states; without it no counts are called exact.
-
-    ``UserError`` if there is no such tree, the objective is unsupported, or the tree has too many rows or leaves.
     """
     if not own or own[0].before:
         raise UserError("A first tree is expected, but the client was given trees before; start at round 1.")

@@ -39,7 +39,7 @@ class Grid:
 
 
 def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> Grid:
-    """Build the grid of all thresholds of the trees."""
+    """Build the grid of all thresholds of ``trees``; ``missing``: features with a state for missing values."""
     return Grid(edges=distinct_thresholds(trees, features), missing=tuple(bool(each) for each in missing))
 
 

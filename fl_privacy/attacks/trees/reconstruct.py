@@ -306,13 +306,14 @@ def reconstruct_rows(
 ) -> TreeReconstruction:
     """Reconstruct the rows of one client from the models sent to it and its replies.
 
+    ``UserError`` if the models are unsupported or too large, or the number of rows is needed and not given.
+
     Args:
         exchanges: the client's rounds in order; XGBoost with one output and logistic loss.
         training: learning rate and lambda; ``None`` infers them from the models.
         rows, positives: numbers of rows and of positives; needed only if the client was given trees before its first.
         chains: number of searches, each with its own random stream.
-
-    ``UserError`` if the models are unsupported or too large, or the number of rows is needed and not given.
+        sweeps: number of passes of a search over all cells.
     """
     began = time.perf_counter()
     knowledge = knowledge or Knowledge()

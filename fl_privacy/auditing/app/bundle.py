@@ -318,7 +318,7 @@ def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
 
 
 def read_pairs(option: str, texts: Sequence[str]) -> Config:
-    """Combine the key=value pairs in all of ``texts``; ``UserError`` for any other text."""
+    """Combine the key=value pairs in all of ``texts``; ``UserError``, which names ``option``, for any other text."""
     import click  # noqa: PLC0415
 
     from fl_privacy.flower.inside.identity import parse_config_args  # noqa: PLC0415

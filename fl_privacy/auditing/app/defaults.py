@@ -165,7 +165,7 @@ class Defaults:
         return self._known.setdefault(name, found) if found is not UNKNOWN else found
 
     def _set(self, holder: ast.AST, key: object, default: Any) -> Any:
-        """Return the entry ``key`` of the run config, or ``default`` if unset; ``UNKNOWN`` for other mappings."""
+        """Return ``holder[key]`` for the run config or environment, or ``default``; ``UNKNOWN`` for other mappings."""
         last = _last(holder)
         if isinstance(key, str) and key in self.config and last not in ("environ", "os", "node_config"):
             return self.config[key]

@@ -298,7 +298,7 @@ def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[
 
 
 def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
-    """Let an app's ``torch.load`` run the code in pickles, as before PyTorch 2.6; libraries' calls do not."""
+    """Let an app's ``torch.load``, not a library's, run code in pickles, as before PyTorch 2.6, and note it."""
 
     def loaded(original: Any, *args: Any, **kwargs: Any) -> Any:
         file: Any = args[0] if args else kwargs.get("f")
@@ -344,7 +344,7 @@ def _with_present_arguments(
 
 @contextmanager
 def nothing_served(asked: list[str]) -> Iterator[None]:
-    """Keep ``prometheus_client`` from opening a port."""
+    """Keep ``prometheus_client`` from opening a port; note in ``asked`` that it tried."""
 
     def serve(original: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         asked.extend({"prometheus_client"} - {*asked})

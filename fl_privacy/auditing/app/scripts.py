@@ -361,7 +361,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:
-    """Return the usual value of an option or a question by its name, or ``None``."""
+    """Return the usual value of an option or question ``name``, or ``None``; ``of_client``: or of a client's number."""
     if of_client and name and _OF_CLIENT.match(name):
         return "{partition}"
     if _COUNT.match(name):

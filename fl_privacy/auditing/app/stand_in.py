@@ -291,7 +291,8 @@ class Drawing:
     def hub(self, path: str, name: object, split: object) -> Any:
         """Make up data in place of the Hugging Face data set, or saved folder, ``path``.
 
-        The columns are those of the known data set of that name, or else those that the app's code names.
+        The columns are those of the known data set of that name, or else those that the app's code names. ``name``:
+        configuration. ``split``: part or parts to return; ``None`` returns a dictionary of all.
         """
         hf = importlib.import_module("datasets")
         known = f"{path} {name if isinstance(name, str) else ''}".lower().strip()
@@ -452,7 +453,7 @@ class Drawing:
         return made
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
-        """Write pictures to a missing folder, in a folder for each class unless its name is that of one class."""
+        """Write pictures to the missing folder ``made``, by class in folders unless its name is that of one class."""
         names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
         classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
         by_class = by_class or bool(OF_DATA.search(made.name))

@@ -211,7 +211,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Turn ``indices`` into the missing data, which had more examples, into valid ones of the made-up examples."""
+        """Turn ``indices`` into the missing data, which had more examples, into valid ones below ``held``."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]

@@ -133,7 +133,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 @_QUIET
 def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str | None:
-    """Return the statistic of all features that an array equals, such as the mean, or ``None``."""
+    """Return the statistic, such as the mean, of a table's columns that ``array`` equals; ``None`` if there is none."""
     if array.dtype.kind not in "fiu" or array.size < 2:
         return None
     fitting = [table for table in tables if table.ndim == 2 and len(table) > 1 and table.shape[1] == array.size]
@@ -164,7 +164,11 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that equal known ones, or 0 if that may be chance."""
+    """Count the rows that equal known ones, or 0 if that may be chance.
+
+    ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if rows are those of the array itself,
+    so that many equal ones are evidence even if each is plain.
+    """
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
     if not len(hits):
@@ -204,7 +208,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the improbability of a row in bits; ``ramps`` counts evenly spaced numbers too."""
+    """Return a row's improbability in bits; ``ordered`` adds its order's, ``ramps`` counts evenly spaced numbers."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):

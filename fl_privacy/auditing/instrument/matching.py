@@ -56,7 +56,7 @@ def matched(
     after: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> Matched:
-    """Find the meaning of each uploaded array; ``before`` are the values at the start of the training."""
+    """Find the meaning of uploaded arrays, given the ``sent`` ones and the values ``before`` and ``after`` training."""
     readings = {
         "weights": after,
         "delta": {name: after[name] - value for name, value in before.items() if name in after},

@@ -182,7 +182,8 @@ def spread(
     """Find parameters that were sent as some values with their places, or joined to one array, under any names.
 
     Places are indices into a parameter, or into all of them joined, or a mask. ``arrays``: those of the reply that are
-    not parameters themselves. ``base``: values where none was uploaded; ``None`` for zero.
+    not parameters themselves. ``trained``: names of trained parameters, which may be joined without the others.
+    ``base``: values where none was uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array

@@ -115,7 +115,8 @@ class Program:
     ) -> Tensor:
         """Replay the program with the tensors ``given`` by number; return the tensor ``until``, or the loss.
 
-        The replay starts after the call number ``after``, whose outputs must then be ``given``.
+        The replay starts after the call number ``after``, whose outputs must then be ``given``. ``parts``,
+        ``parameters``: modules and parameters that replace the recorded ones.
         """
         wanted = self.root if until is None else until
         like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
@@ -163,7 +164,7 @@ class Program:
 
 
 def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
-    """List every tensor in nested lists, tuples, mappings and attributes, in a fixed order."""
+    """List every tensor in nested lists, tuples, mappings and attributes (``deep`` levels), in a fixed order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping | list | tuple):
@@ -203,7 +204,7 @@ class Recorder:
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
-        """Make a program of the calls that the losses ``roots`` depend on.
+        """Make a program of the calls that the losses ``roots`` depend on; ``names``: names of parameters by ``id``.
 
         Several losses become that of all batches joined or, if their calls differ, their sum.
         """

@@ -40,7 +40,7 @@ class FromSklearn(nn.Module):
         return rows
 
     def loss(self, activation: str, rows: Tensor, wanted: Tensor) -> Tensor:
-        """Compute the mean loss of rows (B, F) for the activation of the outputs, without the penalty."""
+        """Compute the mean loss of rows (B, F) with targets ``wanted``, without the penalty."""
         outputs = self(rows)
         if activation == "softmax":
             return F.cross_entropy(outputs, wanted)
@@ -133,7 +133,7 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
 
 
 def _optimizer(estimator: Any, network: FromSklearn, penalty: float, *, goes_on: bool) -> torch.optim.Optimizer:
-    """Return the optimizer of an estimator, with the state of its last training if that goes on."""
+    """Return an estimator's optimizer with weight decay ``penalty``; if training ``goes_on``, in its last state."""
     made: torch.optim.Optimizer
     own, rate, momentum = network.parameters(), estimator.learning_rate_init, estimator.momentum
     if estimator.solver == "adam":
