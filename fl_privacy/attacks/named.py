@@ -32,10 +32,7 @@ def attack_names() -> list[str]:
 
 
 def attack_named(name: str) -> Make:
-    """Return the factory of the attack ``name``, with the settings of its file in ``conf/attack``.
-
-    ``UserError`` if the file has settings, but PyYAML is not installed.
-    """
+    """Return the factory of attack ``name`` with its settings in ``conf/attack``; ``UserError`` if PyYAML is missing."""
     settings = dict(_settings(_FOLDER / f"{name}.yaml"))
     target = _TARGET.fullmatch(f"_target_: {settings.pop('_target_', None)}")
     if target is None:

@@ -376,7 +376,7 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return a mask (N, K) of the values of a table that equal the K known ones of ``row``, not NaN."""
+    """Return a mask (N, K) of the values of ``table`` that equal the K values of ``row`` that are not NaN."""
     spread = np.maximum(np.ptp(table, axis=0), 1e-12)
     return np.asarray((np.abs(table - row) <= EXACT_ROW * spread)[:, ~np.isnan(row)])
 

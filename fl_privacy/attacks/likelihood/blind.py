@@ -321,8 +321,7 @@ class Turn:
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
         """Return the next coefficients (S, M), the next turn, and the attempts' mean squared misfits (S,).
 
-        ``z``: (S, M) present coefficients of the prior. ``std``: assumed standard deviation of the outputs around the
-        fit.
+        ``z``: (S, M) present coefficients. ``std``: assumed standard deviation of the outputs from the fit.
         """
         ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
         patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)

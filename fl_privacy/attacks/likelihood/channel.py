@@ -174,8 +174,7 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
     """Build the likelihood of V victims' ``updates`` under a known ``defense``.
 
-    ``defense``: public description; empty without a defense. ``like``: tensor with the device and dtype of the
-    computation.
+    ``defense``: public description; empty without a defense. ``like``: tensor with device and dtype to compute in.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
@@ -282,7 +281,7 @@ def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit
 
 @likelihood_of.register
 def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
-    """Add normal or Laplace noise (base class: normal); ``NotAttackableError`` for other laws without likelihood."""
+    """Add normal or Laplace noise; ``NotAttackableError`` for other noise, unless it defines a likelihood."""
     if type(effect) is not effects.Noise and not isinstance(effect, effects.Gaussian | effects.Laplace):
         own = likelihood_of.dispatch(object)(effect, setting)
         if own is None:

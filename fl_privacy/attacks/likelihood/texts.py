@@ -372,7 +372,7 @@ def is_drowned(observation: Observation) -> bool:
 
 
 def _white(observation: Observation) -> tuple[float, float | None] | None:
-    """Return the noise's standard deviation and the clipping norm, if any; ``None`` unless Gaussian noise is all."""
+    """Return the noise's standard deviation and clipping norm, if any; ``None`` unless the only defense is Gaussian."""
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None
     normal = type(effect) in (effects.Noise, effects.Gaussian)

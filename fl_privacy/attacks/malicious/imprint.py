@@ -30,7 +30,7 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 
 
 class ImprintBlock(nn.Module):
-    """Block before a model that adds a pattern to an image, times the sum of its brightness rows' outputs.
+    """Block before a model that adds a pattern to an image, scaled by the summed outputs of brightness bins.
 
     Args:
         bins: number of rows of the layer ``measure``.
@@ -103,7 +103,7 @@ def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Te
     """Return the weight and bias, by name, of the layer that compares brightness with ascending ``edges``.
 
     There is one edge for each row, and one more with ``hardtanh``. The weight (bins, slices * pixels) has the shape of
-    ``like`` and equal slices, for inputs multiplied by ``scale``.
+    ``like``, and equal columns in each client's slice. It fits inputs multiplied by ``scale``.
     """
     lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
     rows = (1 / (width * scale * pixels))[:, None].expand_as(like)

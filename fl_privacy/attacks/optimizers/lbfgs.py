@@ -16,7 +16,7 @@ _FIRST_CAPACITY = 16
 
 
 class _Rows:
-    """Base of states whose tensors, and inner states, have a row for each victim."""
+    """Base of optimizer states; tensors, also those of inner states, have a row for each victim."""
 
     def select(self, rows: Tensor) -> None:
         for name, value in vars(self).items():

@@ -335,8 +335,8 @@ class Peeling:
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
         """Subtract the gradient of ``text`` and its copies, if one of its words occurs in no other text.
 
-        Such a word's part of the gradient is a sum of its parts in the text's gradients for each label, with factors
-        that all such words share. Return ``left`` itself if there is no such word.
+        The text's gradients for each label are scaled to explain the parts of such words. Return ``left`` itself if
+        there are none.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:

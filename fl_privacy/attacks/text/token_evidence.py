@@ -70,7 +70,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _of_one_token(states: Tensor) -> bool:
-    """Return ``True`` if inputs ``states`` (3, 4, d) agree at the token that all probe texts share."""
+    """Return ``True`` if inputs ``states`` (3, 4, d) of three probe texts agree at their common token."""
     if states.dim() != 3 or states.shape[:2] != (3, _LENGTH):
         return False
     one, two, three = states[:, _AT[0]]
@@ -193,13 +193,13 @@ class EvidenceCandidates:
         yield from torch.split(torch.arange(self.size), max(1, _AT_ONCE // (self.length * width)))
 
     def sample(self, path: str) -> Tensor:
-        """Return the inputs (m, L, d) of ``path``, float64, for some tokens at each position."""
+        """Return the inputs (m, L, d), float64, of the layer ``path`` for a sample of tokens at each position."""
         if path not in self._samples:
             self._samples[path] = self.of(self._order[: min(_EACH, self.size // 2)], path).double()
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return the inputs (m, d) of ``path``, float64, for tokens outside of ``sample``, each at one position."""
+        """Return inputs (m, d), float64, of the layer ``path`` for tokens not in ``sample``, each at one position."""
         tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):
@@ -261,7 +261,7 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return minus the log of the Chernoff bound exp(-freedom / 2 KL(usual, share)) (Dasgupta and Gupta 2003)."""
+    """Return minus the log of a bound on the chance of ``share`` if ``usual`` is expected (Dasgupta and Gupta 2003)."""
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
@@ -294,8 +294,8 @@ def found_pairs(
 ) -> list[Pairs | None]:
     """Find each victim's tokens whose share in its views exceeds chance; ``None`` if its views have full rank.
 
-    Views of inputs or those behind an adapter's A count, whichever find more tokens. ``texts``: number of texts.
-    ``most``: largest number of tokens.
+    The share is of a token's squared norm. Views of inputs or those behind an adapter's A count, whichever find more
+    tokens. ``texts``: number of texts. ``most``: largest number of tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]
@@ -367,7 +367,7 @@ def _alike(
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
-    """Return a bound on the probability that chance reaches ``evidence`` in ``views`` views; 1 without views."""
+    """Return a bound on the probability of ``evidence``, summed over ``views``, by chance; 1 without views."""
     term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
     for number in range(int(views.max())):
         total = total + term * (number < views)

@@ -31,7 +31,7 @@ class WordModel:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Simulated statistics of words' rows."""
+    """Simulated statistics of the rows of words in a gradient."""
 
     models: tuple[WordModel, ...]  # one model for each class of a text, then an isotropic one
     energy: float  # mean squared length of a token's contribution
@@ -115,7 +115,7 @@ def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
     Args:
         energy: (k,) squared norms, without the noise's.
         common: mean product of two occurrences, as a share in [0, 1] of the squared norm.
-        total: number of tokens; without it, repetitions need twice the usual evidence.
+        total: number of tokens; without it, repetitions need twice the median squared norm.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common

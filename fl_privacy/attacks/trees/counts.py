@@ -65,10 +65,11 @@ class FirstTree:
 
 
 def infer_training(own: Sequence[OwnTree]) -> Training:
-    """Infer learning rate and lambda from the equations of inner nodes.
+    """Infer learning rate eta and lambda from the equations of inner nodes.
 
-    For children l and r: G_l + G_r = G, and gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda), with
-    eta w in leaves. ``UserError`` if no tree splits, or the model lacks the sums of hessians.
+    With sums G and H of gradients and hessians, weights w and children l and r: G_l + G_r = G, and gain = w_l^2 (H_l +
+    lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda), with eta w in leaves. ``UserError`` if no tree splits, or the
+    model lacks the sums of hessians.
     """
     parts = [_node_terms(one.tree, one.parallel) for one in own if len(one.tree.inner)]
     terms = [np.concatenate([part[k] for part in parts]) for k in range(len(parts[0]))] if parts else []
@@ -105,7 +106,7 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Return w, H and gain of inner nodes, and four sums (n, 2) over each one's children.
+    """Return weight w, hessian sum H and gain of inner nodes, and four sums (n, 2) over each one's children.
 
     The sums are of (H, 1), times w of inner children, times the value of leaves, and times the squares of both.
     """
@@ -122,7 +123,7 @@ def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
 
 
 def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndarray]:
-    """Return G (L,) and H (L,) of a tree's leaves, from left to right."""
+    """Return the sums of gradients (L,) and hessians (L,) of a tree's leaves, from left to right."""
     leaves = own.tree.leaves
     cover, value = own.tree.cover[leaves], own.tree.value[leaves] * own.parallel
     return -value / training.learning_rate * (cover + training.reg_lambda), cover
@@ -155,12 +156,11 @@ def count_first_tree(
 ) -> FirstTree:
     """Count rows and labels in the leaves of the first tree, which no other precedes.
 
-    All rows then have the same prediction p, so that H = n p (1 - p) and G = n p - n_1 (Di Gennaro et al.,
-    TimberStrike, 2025, section 5). ``UserError`` if there is no such tree, the objective is unsupported, or the tree
-    has too many rows or leaves.
+    All n rows then have the same prediction p, so that their hessians' sum is n p (1 - p), and their gradients' is n p
+    - n_1 with n_1 positives (Di Gennaro et al., TimberStrike, 2025, section 5). ``UserError`` if there is no such tree,
+    the objective is unsupported, or the tree has too many rows or leaves.
 
     Args:
-        own: the client's trees.
         objective: XGBoost's name for logistic, squared error or softmax.
         positive_weight: XGBoost's ``scale_pos_weight``.
         rows: number of rows that the client states; without it no counts are called exact.
@@ -252,7 +252,7 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
 
 
 def with_own_base(first: Exchange) -> Exchange:
-    """Return a site's first round with a base score that makes its counts whole.
+    """Return a site's first round with a base score for which its counts of rows are whole numbers.
 
     XGBoost's base score is the share of positives k / n, so that the first tree's hessians add up to k (n - k) / n.
     """

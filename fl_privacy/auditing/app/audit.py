@@ -212,7 +212,6 @@ class AppAudit(AuditSession):
         self.understood = self.chose_none = False
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
-        """Run the app in the folder ``files``, attack it, and write the page."""
         asked, inner = self.asked, None if app.scripts is None else app.scripts.works_in(app.folder)
         with contextlib.ExitStack() as stack:
             stack.callback(self.leave)

@@ -87,7 +87,6 @@ class Defaults:
         return self._never[name]
 
     def unsure(self, node: ast.AST) -> list[str]:
-        """Return the conditions on the code at ``node`` whose values are not known."""
         tests = [(test, wanted) for test, wanted in self._conditions(node) if self.value(test) is UNKNOWN]
         said = [shown(test) if wanted else f"not {shown(test)}" for test, wanted in tests]
         return [one for one in dict.fromkeys(said) if "__name__" not in one]
@@ -165,7 +164,6 @@ class Defaults:
         return self._known.setdefault(name, found) if found is not UNKNOWN else found
 
     def _set(self, holder: ast.AST, key: object, default: Any) -> Any:
-        """Return ``holder[key]`` for the run config or environment, or ``default``; ``UNKNOWN`` for other mappings."""
         last = _last(holder)
         if isinstance(key, str) and key in self.config and last not in ("environ", "os", "node_config"):
             return self.config[key]

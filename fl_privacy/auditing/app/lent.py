@@ -48,7 +48,7 @@ def lent_in_words(lent: list[str]) -> str:
 
 @contextmanager
 def moved_names_lent() -> Iterator[list[str]]:
-    """Provide the names of ``EARLIER``, where missing, until the block ends; list those used, as ``module.name``."""
+    """Provide earlier names of Flower (``EARLIER``) until the block ends; list those used, as ``module.name``."""
     asked: list[str] = []
     with ExitStack() as stack:
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy

@@ -78,7 +78,6 @@ class Scripts:
     notes: tuple[str, ...] = ()
 
     def works_in(self, folder: Path) -> Path:
-        """Return the folder, relative to ``folder``, in which people start the server's script."""
         here = self.server.parent
         return Path() if here == folder or (here / "__init__.py").exists() else here.relative_to(folder)
 
@@ -412,7 +411,7 @@ _ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
 def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an option for each argument without default of the functions that Fire runs."""
+    """Yield an option for each argument without default of the functions that Python Fire runs."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
     run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):

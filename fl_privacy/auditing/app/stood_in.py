@@ -211,7 +211,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Turn ``indices`` into the missing data, which had more examples, into valid ones below ``held``."""
+        """Map ``indices`` of the missing data, which had more examples, to valid ones below ``held``."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
@@ -255,7 +255,7 @@ class Hooks:
             return self.made(original, path)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the file that ``path`` names from another folder or in another case, else ``path``."""
+        """Return the file that ``path`` means, if it is for another folder or in another case, or else ``path``."""
         if not _is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))

@@ -101,7 +101,6 @@ class TappedGrid(LocalGrid):
         self._covered = Counter[bool]()
 
     def evaluation(self) -> dict[str, float]:
-        """Return the figures of clients' last evaluation, each a mean weighted by their numbers of examples."""
         last = self._evaluated.get(max(self._evaluated, default=0), {})
         sums = {key: (sum(v * n for v, n in told), sum(n for _, n in told)) for key, told in last.items()}
         return {f"{key} (clients' evaluation)": total / n for key, (total, n) in sums.items() if n > 0}

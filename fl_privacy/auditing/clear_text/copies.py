@@ -224,7 +224,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count rows, among the first, that are known ones scaled and shifted; 0 if that may be chance."""
+    """Count those of the first rows that are known ones, scaled and shifted; 0 if that may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     told = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not told:

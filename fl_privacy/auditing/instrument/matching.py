@@ -142,7 +142,7 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match and decode multiples and integer codes; with ``divides``, undo a multiple's factor, else only its sign."""
+    """Match and decode multiples and integer codes; a factor is undone if ``divides``, else only its sign."""
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():

@@ -149,7 +149,7 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield headerless bytes as floats of each width, if these are as large as weights."""
+    """Yield headerless bytes as floats of each width, if their size is plausible for weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)

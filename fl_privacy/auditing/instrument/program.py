@@ -91,6 +91,7 @@ class Program:
 
     Attributes:
         constants: detached earlier tensors by number.
+        root: number of the loss.
         parts: outermost modules that are called.
         sizes: numbers of examples of the batches that were joined, if any.
     """
@@ -115,7 +116,7 @@ class Program:
     ) -> Tensor:
         """Replay the program with the tensors ``given`` by number; return the tensor ``until``, or the loss.
 
-        The replay starts after the call number ``after``, whose outputs must then be ``given``. ``parts``,
+        Calls of modules up to number ``after`` are left out; their outputs must then be ``given``. ``parts``,
         ``parameters``: modules and parameters that replace the recorded ones.
         """
         wanted = self.root if until is None else until
@@ -383,7 +384,7 @@ def beside(program: Program, variables: Sequence[int], examples: int, *, whole: 
 
 
 def connections_of(model: ReplayModel) -> int:
-    """Return the number of the nodes' connections (2, E); -1 if the network takes no graph."""
+    """Return the number of the tensor (2, E) of connections between nodes; -1 if the network takes no graph."""
     constants, nodes = model.program.constants, model.program.constants[model.variables[0]]
     if len(model.variables) > 1 or nodes.dim() != 2 or len(nodes) <= 2:  # (2, E) may be integers of two examples
         return -1
