@@ -157,9 +157,7 @@ def _trees(
             continue
         rounds = max(rounds, len(kept.exchanges[client]) - (name == "site"))
         if not fit:
-            reason = (
-                "rows given to XGBoost are expected, to judge guesses, but none were seen; train by xgboost.DMatrix"
-            )
+            reason = "rows given to XGBoost are expected, to judge guesses, but none were seen; use xgboost.DMatrix"
             continue
         truth = np.column_stack([fit[-1].rows, fit[-1].labels])
         categories = [f for f in range(truth.shape[1]) if len(np.unique(truth[:, f])) <= 6]

@@ -48,7 +48,6 @@ class ServerAttack(ABC):
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
-        """Return a copy of the attack for a server that has ``public`` images (N, C, H, W)."""
         knowing = copy.copy(self)
         object.__setattr__(knowing, "public", public)
         return knowing

@@ -54,7 +54,6 @@ class Assembly:
         return torch.cat([self.span.distance(entering_block(self.model, part, 1)) for part in parts])
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
-        """Return the search with :attr:`unit` measured on texts of random candidates."""
         at = self.candidates.tokens[: self.candidates.length]
         if all(len(choices) < 2 for choices in at):
             return self

@@ -260,7 +260,7 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the requirements in pyproject.toml (``told``, or read if that is empty), or else in requirements.txt."""
+    """Return a project's requirements in pyproject.toml, which is read if not given parsed, or in requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         told = told or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(told, "project").get("dependencies"), list):

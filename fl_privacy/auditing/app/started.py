@@ -142,6 +142,7 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
+    """Return a strategy's evaluation; if it fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -334,7 +335,6 @@ class _Runner:
         return UserError(f"{said}{words}{remedy}.")
 
     def heard(self, original: Any, *given: Any, **options: Any) -> None:
-        """Keep the last text that a script prints, or logs as an error."""
         logged = given[-1] if given and isinstance(given[-1], logging.LogRecord) else None
         if logged is None or logged.levelno >= logging.ERROR:
             words = attempt(lambda: " ".join(map(str, given)) if logged is None else logged.getMessage())

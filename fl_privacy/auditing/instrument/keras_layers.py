@@ -74,7 +74,7 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``, whose input is source ``entry`` (0: the whole's); return its output's source."""
+        """Add the layers of ``network``, whose input is source ``entry``, 0 at first; return its output's source."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):
