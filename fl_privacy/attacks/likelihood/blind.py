@@ -266,7 +266,7 @@ class Deconvolution:
     private: PrivateConvolution
     basis: Tensor  # (M, N) of the images' prior
     means: Tensor  # (V, N)
-    put_out: Tensor  # (V, O, P) outputs at P places
+    put_out: Tensor  # (V, O, P) outputs at P positions
     known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:

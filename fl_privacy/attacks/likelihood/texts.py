@@ -85,10 +85,10 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return how much each of n words at each place raises the likelihood (M, B, L, n), in nats, linearized.
+        """Return how much each of n words at each position raises the likelihood (M, B, L, n), in nats, linearized.
 
-        ``words``: (M, B, L, d) embeddings at which the slope is taken. ``there``: (M, B, L) ``True`` for places with a
-        word. ``soft``: smoothing of Adam's step.
+        ``words``: (M, B, L, d) embeddings at which the slope is taken. ``there``: (M, B, L) ``True`` for positions with
+        a word. ``soft``: smoothing of Adam's step.
         """
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
@@ -144,7 +144,7 @@ class _TextSearch:
     language: LanguageModel | None
     texts: Tensor
     labels: Tensor  # (B,)
-    inside: slice  # places whose words may change
+    inside: slice  # positions whose words may change
     rng: torch.Generator
     losses: Tensor = field(init=False)  # (S,) negative log posterior density
 
@@ -162,7 +162,7 @@ class _TextSearch:
         return found + (self.language.surprise(each) * (each >= 0).sum(1)).view(len(texts), -1).sum(1).to(found)
 
     def anneal(self, iterations: int, report: Report) -> list[float]:
-        """Anneal a distribution of words at each place, and take the likeliest words; return each step's least loss.
+        """Anneal a distribution of words at each position, and take the likeliest; return each step's least loss.
 
         The energy is the loss at the mean embeddings plus the surprise of words next to the likeliest neighbors. The
         temperature falls with the steps, or with the time limit.
@@ -228,10 +228,10 @@ class LikeliestText(GroupAttack):
     """Attack that finds the texts with the largest posterior density, from all updates and a prior of words.
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`). Searches
-    start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each place
-    is annealed (relaxed as in Guo et al. 2021). Clients must train one step: with SGD on up to four texts, with Adam on
-    one. ``evaluations``: number of evaluations of loss and gradient for each victim. ``device``: ``None`` for that of
-    the sent values.
+    start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each
+    position is annealed (relaxed as in Guo et al. 2021). Clients must train one step: with SGD on up to four texts,
+    with Adam on one. ``evaluations``: number of evaluations of loss and gradient for each victim. ``device``: ``None``
+    for that of the sent values.
     """
 
     evaluations: int = 4800

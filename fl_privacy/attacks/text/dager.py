@@ -303,9 +303,9 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Return the certain texts that descents from ``guess`` find.
+        """Return the certain texts that are found by exchanging tokens of the texts in ``guess``.
 
-        Later descents start from random tokens at positions that are not ``held``, the last from the nearest texts.
+        Later searches start from random tokens at positions that are not ``held``, the last from the nearest texts.
         """
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []

@@ -149,7 +149,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """Pair each position with the nearest word (L,), each word at least once if possible."""
+    """Return the index (L,) of the nearest word for each position, each word at least once if possible."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)

@@ -123,7 +123,7 @@ def read_exchange(sent: bytes, reply: bytes) -> Exchange:
 
 
 def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
-    """Parse the other clients' new trees of a bagging round: those ``after`` it, without those ``before`` and ``own``.
+    """Parse the other clients' new trees of a bagging round: those ``after`` it, but not ``before`` or in ``own``.
 
     With two clients, this is the other's exchange, except for the first round's base score, which is that of the client
     that the server counted first. ``UserError`` if one of them is no known kind of model.

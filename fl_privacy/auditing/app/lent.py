@@ -257,7 +257,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module or class, name in it, entry) for each of the entries ``names`` that ``code`` mentions."""
+    """Yield (module or class, name in it, entry) for each dotted entry of ``names`` that ``code`` mentions."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]

@@ -164,7 +164,7 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that equal known ones, or 0 if that may be chance.
+    """Count the rows that are rows of ``known``, or 0 if that may be chance.
 
     ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if rows are those of the array itself,
     so that many equal ones are evidence even if each is plain.
@@ -224,7 +224,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count those of the first rows that are known ones, scaled and shifted; 0 if that may be chance."""
+    """Count the first rows that are rows of ``known``, scaled and shifted; 0 if that may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     told = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not told:

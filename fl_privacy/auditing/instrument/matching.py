@@ -111,7 +111,7 @@ def _by_parts(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match arrays to equal values, also in another dtype; a repeated value is a tied weight."""
+    """Return the name of each array's equal value, also in another dtype; a repeated value is a tied weight."""
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():

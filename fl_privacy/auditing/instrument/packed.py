@@ -179,10 +179,10 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters that were sent as some values with their places, or joined to one array, under any names.
+    """Find parameters that were sent as some values with their indices, or joined to one array, under any names.
 
-    Places are indices into a parameter, or into all of them joined, or a mask. ``arrays``: those of the reply that are
-    not parameters themselves. ``trained``: names of trained parameters, which may be joined without the others.
+    Indices are into a parameter, or into all of them joined, or they are a mask. ``arrays``: those of the reply that
+    are not parameters themselves. ``trained``: names of trained parameters, which may be joined without the others.
     ``base``: values where none was uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
@@ -232,7 +232,7 @@ def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Values ``numbers`` (K,) of the joined parameters ``target`` at flat ``places`` (K,)."""
+    """Values ``numbers`` (K,) of the joined parameters ``target`` at flat indices ``places`` (K,)."""
 
     target: Sequence[str]
     places: np.ndarray
@@ -261,9 +261,9 @@ class _Search:
     def find(
         self, key: str, numbers: np.ndarray, targets: Sequence[Sequence[str]], whole: Collection[str]
     ) -> _Placed | None:
-        """Return the first of ``targets`` that has ``numbers`` at the places in another array; ``None`` if none has.
+        """Return the first of ``targets`` that has ``numbers`` at the indices in another array; ``None`` if none has.
 
-        ``targets``: parameters, alone or joined; those in ``whole`` need no places.
+        ``targets``: parameters, alone or joined; those in ``whole`` need no indices.
         """
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)
@@ -293,7 +293,7 @@ class _Search:
 
 
 def _places(array: np.ndarray, number: int, size: int, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the flat places (number,) that ``array`` states by indices or as a mask, or ``None``."""
+    """Return the flat indices (number,) that ``array`` holds as indices or as a mask, or ``None``."""
     if array.size == size > number and array.dtype.itemsize == 1:
         chosen = np.flatnonzero(array.reshape(-1))
         return chosen if len(chosen) == number else None

@@ -47,7 +47,7 @@ def graph_entries(value: Any) -> dict[str, Any] | None:
 
 
 def enter_graphs(kind: type) -> None:
-    """Let ``tree_map`` enter the tensors of graphs of a class."""
+    """Let ``tree_map`` descend into the tensors of graphs of the class ``kind``."""
 
     def entries_of(graph: Any) -> tuple[list[Any], Any]:
         entries = graph_entries(graph) or {}
@@ -278,7 +278,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Return the first of ``ways`` with all batches joined; ``None`` if their calls differ."""
+    """Return the first of the programs ``ways`` with all their batches joined; ``None`` if their calls differ."""
     ways = [_loaded(way) for way in ways]
     first, joined, sizes = ways[0], dict[int, Tensor](), tuple[int, ...]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
