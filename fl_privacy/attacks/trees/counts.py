@@ -141,7 +141,7 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
             held += len(bounds)
             if held > MOST_BOUNDS:
                 raise UserError(
-                    f"Leaves are expected to have at most {MOST_BOUNDS} thresholds, but got more; leave it out."
+                    f"Leaves with at most {MOST_BOUNDS} thresholds are expected, but got more; omit the model."
                 )
             continue
         feature, threshold = int(tree.feature[node]), float(tree.threshold[node])

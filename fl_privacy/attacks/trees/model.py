@@ -127,7 +127,7 @@ def read_model(data: bytes) -> Trees:
         return _model(told)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise UserError(
-            f"A model from Booster.save_raw is expected, but it {_plain(error)}; omit or resave it."
+            f"A model from Booster.save_raw is expected, but it {_plain(error)}; save it again, or leave it out."
         ) from error
 
 

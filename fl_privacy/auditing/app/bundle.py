@@ -112,9 +112,7 @@ class App:
             raise UserError(said) from cause
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # such as a port that a sandbox has not
-                raise UserError(
-                    f"The app {self.name} raised {in_one_line(error)} when it was imported; correct it."
-                ) from error
+                raise UserError(f"The app {self.name} raised {in_one_line(error)} on import; correct it.") from error
             does = f"opens {error.filename}" if error.filename else f"raised {in_one_line(error)}"
             missing = ", but there is none" * bool(error.filename)
             raise UserError(
@@ -260,7 +258,7 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a project's requirements in pyproject.toml, which is read if not given parsed, or in requirements.txt."""
+    """Return a project's requirements in pyproject.toml, parsed here unless given, or in requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         told = told or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(told, "project").get("dependencies"), list):

@@ -86,15 +86,11 @@ class FromKeras(nn.Module):
         for layer in layers:
             nodes = () if sequential else layer._inbound_nodes
             if not sequential and len(nodes) != 1:
-                raise UserError(
-                    "each layer of a Keras network is expected once, but one is used several times; copy it"
-                )
+                raise UserError("each Keras layer is expected once, but one is used several times; copy it")
             parents = [each.operation for node in nodes for each in node.parent_nodes]
             before = [entry if type(each).__name__ == "InputLayer" else places.get(id(each), -1) for each in parents]
             if -1 in before:
-                raise UserError(
-                    "only layers are expected, but the app's Keras network has other operations; use layers"
-                )
+                raise UserError("only layers are expected, but the Keras network has other operations; use layers")
             before = before or [last]
             last = self._add(layer, before[0]) if hasattr(layer, "layers") else self._add_layer(layer, tuple(before))
             places[id(layer)] = last
