@@ -361,7 +361,7 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """Return each token's group (T,), of ``number``, by spectral clustering (Damle, Minden, Ying 2019).
+    """Return each token's group (T,), one of ``number``, by spectral clustering (Damle, Minden, Ying 2019).
 
     ``support``: (T, T) affinities, at least 0. ``positions``: (T,) of tokens, different within a group.
     """

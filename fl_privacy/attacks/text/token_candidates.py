@@ -64,7 +64,10 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return orthonormal rows (r, d) that span a gradient (O, d) without its noise and rounding (``least``); and d."""
+    """Return orthonormal rows (r, d) that span a gradient (O, d) without its noise, and d.
+
+    ``least``: singular value below which directions are rounding.
+    """
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0

@@ -214,7 +214,8 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
     ``rounds``: new trees of each round, from ``read_others``; those of a site are adjacent. ``UserError`` if a round's
     trees are not equally many for each site.
 
-    Return rounds of each site, in the order of the first round, whose base score is the one that makes counts whole.
+    Return the rounds of each site, in the order of the first round, each first round with the base score that makes
+    counts whole numbers.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 

@@ -453,7 +453,7 @@ class Drawing:
         return made
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
-        """Write pictures to the missing folder ``made``, by class in folders unless its name is that of one class."""
+        """Write pictures to the missing folder ``made``, in a folder for each class unless it is named as a class."""
         names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
         classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
         by_class = by_class or bool(OF_DATA.search(made.name))
