@@ -32,11 +32,7 @@ def attack_names() -> list[str]:
 
 
 def attack_named(name: str) -> Make:
-    """Return the factory of the attack ``name``, with the settings of its file in ``conf/attack``.
-
-    Raises:
-        UserError: the file has settings, but PyYAML is not installed.
-    """
+    """Return the factory of attack ``name``, set as in ``conf/attack``; ``UserError`` if PyYAML is missing."""
     settings = dict(_settings(_FOLDER / f"{name}.yaml"))
     target = _TARGET.fullmatch(f"_target_: {settings.pop('_target_', None)}")
     if target is None:
@@ -105,17 +101,12 @@ def reconstruct(
     """Attack one or several observations, and return their reconstructions in order, on the CPU.
 
     Float64 weights and updates are attacked in float64, unless ``dtype`` says otherwise. After a failure ``batch`` is
-    ``None`` and ``failure`` gives the reason.
+    ``None`` and ``failure`` gives the reason. ``UserError`` if there is no such attack, option or device.
 
     Args:
         attack: name listed by ``fl-privacy list attack``, or an attack.
-        seed: seed of the attack's random streams.
-        progress: callback for the work done.
         device: ``cpu``, ``cuda`` or ``auto``; ``None``: the device of the sent values.
         options: options of a named attack, such as ``iterations=500``.
-
-    Raises:
-        UserError: there is no such attack, option or device.
 
     >>> import torch
     >>> from fl_privacy.types import Observation

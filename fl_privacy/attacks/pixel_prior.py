@@ -39,7 +39,6 @@ class PixelPrior:
         return self.means[own], own if len(self.bases) > 1 else torch.zeros_like(own)
 
     def images_of(self, variables: Tensor, labels: Tensor) -> Tensor:
-        """Return the pixels (V, B, N) of the coefficients ``variables`` (V, B, M)."""
         means, which = self.of(labels)
         if len(self.bases) == 1:
             return torch.add(means, variables @ self.bases[0])
@@ -138,14 +137,12 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
 
 
 def _cosines(side: int) -> Tensor:
-    """Return the orthonormal cosine basis (side, side), one frequency in each row."""
     place = (torch.arange(side).double() + 0.5) * math.pi / side
     waves = torch.cos(torch.arange(side).double()[:, None] * place)
     return torch.div(waves, waves.square().sum(1, keepdim=True).sqrt())
 
 
 def _colors(channels: int) -> Tensor:
-    """Return orthogonal mixtures (C, C) of channels: gray, and colors a third as strong."""
     if channels == 1:
         return torch.ones(1, 1).double()
     basis, _ = torch.linalg.qr(torch.cat([torch.ones(channels, 1), torch.eye(channels)[:, :-1]], 1).double())

@@ -122,7 +122,7 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
 
 
 def _counted(call: ModuleCall, following: ModuleCall | None, batch_size: int) -> LayerEquations:
-    """Count a layer's equations; outputs count if they reach the ``following`` layer."""
+    """Count the equations of a layer's gradient, and of its outputs if they reach the ``following`` layer."""
     module, kind = call.module, type(call.module).__name__.lower()
     inputs, outputs = call.inputs[0].numel(), call.output[0].numel()
     gradient, known = next(module.parameters()).numel(), outputs
@@ -183,7 +183,6 @@ def _of_convolutions(
 
 @torch.enable_grad()
 def _is_solved(model: nn.Module, shape: Sequence[int]) -> bool:
-    """Return ``True`` if the exact attack reconstructs random images, each from its own update."""
     seen, parameters = list[Observation](), list(model.parameters())
     for image in search_of(model).proxies(model, tuple(shape), torch.Generator().manual_seed(0))[-_REHEARSED:]:
         loss = nn.functional.cross_entropy(model(image[None]), torch.zeros(1, dtype=torch.long))

@@ -46,12 +46,12 @@ def inverting_gradients(
 ) -> GradientInversion:
     """Build Inverting Gradients (Geiping et al. 2020): signed Adam on the cosine distance of gradients.
 
-    The paper optimizes images normalized by their data's ``mean`` and ``std``, here those of natural images, clamped,
-    with total variation at weight 1e-4 (on pixels: over ``std``); the published code's default is 0.1.
+    As in the paper, images are optimized in normalized form, with their data's ``mean`` and ``std`` (default: natural
+    images), and clamped. ``total_variation`` is a weight for normalized images; the published code's default is 0.1.
 
-    Later variants: ``per_layer`` (mean of the tensors' cosine distances), ``sign="soft"``, ``noise`` (standard
-    deviation on the pixels' gradient), ``isotropic`` (Euclidean total variation), and instead of clamping
-    ``projection="minmax"``, or ``"none"`` with the penalty ``color_range`` on pixels outside [0, 1].
+    Later variants: ``per_layer`` takes the mean of the tensors' cosine distances; ``sign="soft"``; ``noise`` is a
+    standard deviation on the pixels' gradient; ``isotropic`` takes Euclidean total variation; ``projection`` is
+    ``minmax`` instead of ``clamp``, or ``none`` with the penalty ``color_range`` on pixels outside [0, 1].
     """
     smooth = priors.TotalVariation(weight=total_variation / std, isotropic=isotropic)
     published = GradientInversion(
@@ -83,7 +83,8 @@ def grad_inversion(
 
     Priors are total variation, image norm, batch norm and, for several ``restarts``, ``consistency``. ``first_layer``
     is the factor on the first batch-norm term (1 in the paper). ``noise`` is the standard deviation on the pixels'
-    gradient: 0.2 of the learning rate in the paper. Refiner's comparison uses ``lr=0.01, iterations=4000``.
+    gradient: 0.2 of the learning rate in the paper. For ``isotropic`` and ``color_range`` see
+    :func:`inverting_gradients`. Refiner's comparison uses ``lr=0.01, iterations=4000``.
     """
     published = GradientInversion(
         objective=L2(),
@@ -121,15 +122,15 @@ def ats_attack(
 ) -> GradientInversion:
     """Build an attack that ATS was tested against (Gao et al. 2021, Table 4; 2023, Section 5.1).
 
-    It pairs an optimizer and a distance. Adam and SGD are those of "Inverting Gradients": signed, 4800 iterations with
-    step decay, total variation 1e-4, clamped; SGD with learning rate 0.01 and Nesterov momentum.
+    It joins an optimizer and a distance. Adam and SGD are those of "Inverting Gradients": signed, 4800 iterations with
+    step decay, total variation 1e-4, clamped; SGD has learning rate 0.01 and Nesterov momentum.
 
-    L-BFGS differs by ``variant``. ``paper``: "the same setting" as DLG (learning rate 1, neither total variation nor
-    clamping), 300 iterations, the best of 16. ``code``: learning rate 1e-4 on normalized images, which hardly leaves
-    its start; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with L2 total
-    variation 1e-3, 50 iterations, 2 restarts.
+    L-BFGS depends on ``variant``. ``paper`` has "the same setting" as DLG: learning rate 1, neither total variation nor
+    clamping, 300 iterations, the best of 16 restarts. ``code`` has learning rate 1e-4 on normalized images, which
+    hardly leaves its start. With L2, ``code`` has total variation 1e-3, 50 iterations and 2 restarts; with other
+    distances it is signed and clamped, with total variation 1e-4, 300 iterations and 16 restarts.
 
-    ``total_variation`` is a weight for images normalized by mean 0.5 and standard deviation 0.25; ``None``: the
+    ``total_variation`` is a weight for images normalized by mean 0.5 and standard deviation 0.25; ``None`` takes the
     variant's. Other optimizers, distances or variants raise ``UserError``.
     """
     if optimizer not in ("lbfgs", *_SIGNED) or distance not in _DISTANCES or variant not in get_args(Variant):
@@ -166,9 +167,9 @@ def dlg(
 ) -> GradientInversion:
     """Build DLG (Zhu et al. 2019): L-BFGS on L2 distance, over image and soft label.
 
-    Both start from N(0, 1). A victim has finished below the share ``enough`` of the observed squared norm, and is not
-    attacked again below ``accept``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2).
-    ``relative`` divides by the observed squared norm, as small gradients stop L-BFGS.
+    Both start from N(0, 1). A victim's descent ends if the loss is below the share ``enough`` of the observed squared
+    norm; below ``accept``, the victim is not attacked again. Later work adds ``total_variation`` (FDL-PP, Gu et al.
+    2021, Algorithm 2). ``relative`` divides the loss by the observed squared norm, since small gradients stop L-BFGS.
     """
     published = GradientInversion(
         objective=L2(relative=relative),
@@ -191,7 +192,7 @@ def idlg(
 
 @takes(GradientOptions)
 def adam_dlg(*, lr: float = 1e-3, weight_decay: float = 0.01, **options: Unpack[GradientOptions]) -> GradientInversion:
-    """Build DLG with AdamW, to which SAPAG compares itself (Wang et al. 2020)."""
+    """Build DLG with AdamW, a baseline in the paper of SAPAG (Wang et al. 2020)."""
     published = GradientInversion(
         objective=L2(), optimizer=Adam(lr=lr, weight_decay=weight_decay), iterations=20_000, labels="optimize"
     )
@@ -212,12 +213,12 @@ def sapag(
 ) -> GradientInversion:
     """Build SAPAG (Wang et al. 2020): match gradients under a Gaussian kernel.
 
-    L-BFGS has rate 1 and 500 iterations (paper: LeNet), AdamW rate 1e-3 and 20,000 (ResNet-18). The paper projects
-    images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
+    L-BFGS has rate 1 and 500 iterations (in the paper for LeNet), AdamW rate 1e-3 and 20,000 (for ResNet-18). The paper
+    projects images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
 
     ``bandwidth`` is 1 for AdamW and for ``per="element"``, else 10, since L-BFGS ends on a saturated kernel. The
-    printed equations are ``per="layer", form="literal"`` (4) and ``per="element"`` (6, 7); see
-    :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
+    printed equations are ``per="layer", form="literal"`` (4) and ``per="element"`` (6, 7). For these settings,
+    ``depth`` and ``last`` see :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
     one_of("attack.per", per, ("tensor", "layer", "element"))
@@ -249,8 +250,9 @@ def tableak(
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
-    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the others' counts; a third of
-    the paper's iterations then reconstructs more. ``pooled`` takes the median of the attempts instead of the best.
+    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of all others; a
+    third of the paper's iterations then reconstructs more. ``pooled`` takes the median of the attempts instead of the
+    best.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(
@@ -271,15 +273,13 @@ def tag(
 ) -> GradientInversion:
     """Build TAG (Deng et al. 2021): AdamW on L2 plus L1 distance of gradients.
 
-    Embeddings are optimized from normal noise and decoded to the nearest tokens, with rate and iterations of public
-    implementations (0.05 falling to zero, 1,000). Their clipping matters for trained models: gradients of guesses are
-    dozens of times as long as that of the text. The embeddings' gradient is not matched; ``attack=dager`` uses its
-    rows.
+    Embeddings are optimized from normal noise and decoded to the nearest tokens. The rate (0.05, falling to zero), the
+    1,000 iterations and the clipping are those of public implementations. The embeddings' gradient is not matched;
+    ``attack=dager`` uses its rows.
 
     Args:
         lr, weight_decay: settings of AdamW; models from scratch leak more with ``lr=0.2, weight_decay=0.05``.
-        clip: largest norm of the gradient by a victim's embeddings, in units of their root mean square. Public
-            implementations clip at 1 for BERT, whose unit is 0.05.
+        clip: largest norm of the gradient with respect to a victim's embeddings, in units of their root mean square.
         alpha: weight of the L1 distance at the first tensor.
         last: factor on ``alpha`` at the last tensor.
     """
@@ -308,19 +308,18 @@ def lamp(
 ) -> GradientInversion:
     """Build LAMP (Balunovic et al. 2022): embeddings by descent, word order by a language model.
 
-    Settings are those of the authors' code for BERT: cosine of each tensor, and the embeddings' mean length held at
-    that of tokens (weight 1 at BERT's length of 1.4). 2,000 iterations of Adam start at 0.01, 0.2 in units of BERT's
-    embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model, instead of GPT-2, is made of
-    public texts.
+    Settings are those of the authors' code for BERT: cosine distance of each tensor, the embeddings' mean length held
+    at that of tokens, 2,000 iterations of Adam with a rate that falls to 0.89 of itself every 50, and the best of 200
+    orders.
 
-    Four things differ. Gradients are clipped (in the paper for the largest model only), since they shrink faster than
-    Adam's averages. Decoded tokens are ordered, since embeddings compensate for positions. Orders are compared after
-    the descent: earlier (``burn_in=0.1``, as published) is worse on our small models, as is the best of 500 random
-    ``starts``. The language model weighs as much as the usual difference between orders.
+    Five things differ. Gradients are always clipped, since they shrink faster than Adam's averages. Decoded tokens are
+    ordered, not embeddings. Orders are compared after the descent, and there is one start: on small models, the
+    published ``burn_in=0.1`` and ``starts=500`` are worse. The language model is learned from public texts, and weighs
+    as much as the usual difference between orders.
 
     Args:
         lr: learning rate of Adam, in units of the root mean square of embeddings.
-        clip: clipping as for :func:`tag`; so small that all iterations weigh alike; infinite for none.
+        clip: clipping as for :func:`tag`; the default is so small that all iterations weigh alike; infinite for none.
         distance: distance of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, relative to a zero gradient's.
         prior: weight of a text's mean negative log likelihood, in units of the usual difference of orders.
         every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`.
@@ -392,8 +391,9 @@ def gifd(
 ) -> GradientInversion:
     """Build GIFD (Fang et al. 2023): search a generator's latents, then its inner features.
 
-    After the latents, each layer's output is optimized in turn, within an l1 ball around the result; the images of the
-    stage that fits best are kept. Cosine distance, Adam with a falling rate, ``iterations`` a stage.
+    After the latents, each layer's output is optimized in turn, within an l1 ball around the result of the stage
+    before; the images of the stage that fits best are kept. Each stage runs ``iterations`` of Adam, with a falling
+    rate, on the cosine distance.
 
     Args:
         generator: file, as for :func:`ggl`.

@@ -49,7 +49,10 @@ class _Started(BaseException):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClaimedApp:
-    """The parts of an app; strategy and initial model are ``None`` for a legacy strategy, or if none was started."""
+    """The parts of an app in which its differential privacy claims are found.
+
+    ``strategy``: ``None`` for one of Flower's legacy API, or if none was started. ``arrays``: initial model, if any.
+    """
 
     folder: Path
     client: ClientApp
@@ -63,7 +66,7 @@ class ClaimedApp:
 
     @property
     def mods(self) -> list[Mod]:
-        """Return the mods around training, the outermost first, with those of the training function alone."""
+        """Return the mods around training, the outermost first; some may be of the training function alone."""
         answers = getattr(self.client, "_registered_funcs", {})
         answer, found = next((each for name, each in answers.items() if name.startswith("train")), None), list[Mod]()
         while inspect.isfunction(answer) and "_mod" in (inner := inspect.getclosurevars(answer).nonlocals):
@@ -101,10 +104,10 @@ def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
 def claims_in_words(
     folder: Path, client: ClientApp, taken: Mapping[str, Any], watch: OpacusWatch, defense: Defense | None = None
 ) -> list[str]:
-    """Return a sentence on each claim of an app that trained, by few draws, and what the claim does not cover.
+    """Return sentences on each claim of an app that trained, tested with few draws, and on what it does not cover.
 
-    ``taken`` are arguments of its strategy's start, with the strategy as ``self``; empty if none was started.
-    ``defense`` acted on the uploads.
+    ``taken``: arguments of its strategy's start, with the strategy as ``self``; empty if none was started. ``defense``:
+    one that acted on the uploads, if any.
     """
     strategy = taken["self"] if isinstance(taken.get("self"), Strategy) else None
     rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")

@@ -41,7 +41,7 @@ def _not_attacked(name: str, reason: str) -> Answer:
 
 @dataclass(eq=False)
 class FittedUploads:
-    """Pairs (sent, reply) of clients that fit trees (``exchanges``) or another model, in the order of arrival."""
+    """Pairs (sent, reply) of clients that fit trees (``exchanges``) or other models (``parameters``), by client."""
 
     exchanges: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     parameters: dict[int, list[tuple[list[np.ndarray], list[np.ndarray]]]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack each kind of uploads; if an attack fails, its answer has the reason."""
+        """Attack each kind of uploads of up to ``clients`` clients; if an attack fails, its answer has the reason."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange
@@ -90,7 +90,7 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack the new trees of others that the last client finds in its models."""
+        """Attack as the last client, which finds the other clients' new trees in the models that it is sent."""
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
@@ -157,7 +157,7 @@ def _trees(
             continue
         rounds = max(rounds, len(kept.exchanges[client]) - (name == "site"))
         if not fit:
-            reason = "the client was not seen to give XGBoost its rows, so guesses can't be judged"
+            reason = "rows given to XGBoost are expected, to judge guesses, but none were seen; use xgboost.DMatrix"
             continue
         truth = np.column_stack([fit[-1].rows, fit[-1].labels])
         categories = [f for f in range(truth.shape[1]) if len(np.unique(truth[:, f])) <= 6]
@@ -196,7 +196,7 @@ def _trees(
 
 
 def _reconstructed(rounds: Sequence[trees.Exchange], fit: Sequence[Fitted], seed: int) -> trees.TreeReconstruction:
-    """Reconstruct rows behind trees; their stated number is used if the first tree does not reveal it."""
+    """Reconstruct a client's rows from its trees; ``fit`` gives their number if the first tree does not."""
     own, stated = trees.own_trees(rounds), len(fit[-1].rows) if fit else 0
     different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
     if stated * rounds[0].reply.features * different > MOST_CELLS:
@@ -241,7 +241,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct single rows given all others, from the upload and, as control, the model sent."""
+    """Reconstruct some rows, each from all others and the upload or, as a control, the model sent."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)
@@ -272,7 +272,7 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
             original, guessed = (None if v is None else ((v - low) / spread).tolist() for v in (fit.rows[row], guess))
             shown.append(Shown(original=original, guess=guessed, reconstructed=hits[0]))
     if not judged:
-        reason = "the arrays of the reply are not the weights and intercepts of the model that was fitted"
+        reason = "weights and intercepts of the fitted model are expected, but the reply has other arrays; upload these"
         return _not_attacked("logistic", reason)
     left = float(np.median(residuals))
     note = (
@@ -349,7 +349,10 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List the changed rows, ``None`` if too many, with the tables that hold them."""
+    """List each row that came or went between successive rounds, with the table (N, K) that held it.
+
+    A row is ``None`` if it can't be computed, since several came or went at once.
+    """
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
         for one in rows_between(before, after) if before is not None and after is not None else ():
@@ -367,18 +370,17 @@ _TOLD = 0.5
 
 
 def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
-    """Return ``True`` if a table has a row (F,), in which NaN is unknown."""
     return (~np.isnan(row)).mean() >= _TOLD and bool(_near(row, table).all(1).any())
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Mark the values of a table (N, K) that equal the K known ones of a row."""
+    """Return a mask (N, K) of the values of ``table`` that equal the K values of ``row`` that are not NaN."""
     spread = np.maximum(np.ptp(table, axis=0), 1e-12)
     return np.asarray((np.abs(table - row) <= EXACT_ROW * spread)[:, ~np.isnan(row)])
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find a GaussianNB's moments by shape and order, or ``None``; the integer classes are no counts."""
+    """Find a GaussianNB's means, variances and counts in ``arrays`` by shape and order; ``None`` if missing."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

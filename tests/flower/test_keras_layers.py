@@ -198,7 +198,7 @@ def test_a_network_whose_layers_the_app_calls_is_no_chain(kind: str) -> None:
 
     call.__module__ = "app"
     own = type(kind, (Sequential,), {"call": call})(Dense(3, 3))
-    with pytest.raises(UserError, match=f"expected to call the layers of {kind}, but the app does"):
+    with pytest.raises(UserError, match=f"{kind} is expected without a call method, but the app's has one"):
         FromKeras(own)
     with pytest.raises(UserError, match="Keras layer Dense is not supported"):  # one of the app's by that name
         FromKeras(Sequential(type("Dense", (Dense,), {"call": call})(3, 3)))

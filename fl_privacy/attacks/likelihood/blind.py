@@ -50,7 +50,7 @@ UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class PrivateConvolution:
-    """The private first convolution of a model, with public geometry and unknown weights."""
+    """A model's first convolution, whose geometry is known and whose weights clients keep private."""
 
     name: str
     layer: str  # name of the public layer that the features enter
@@ -80,11 +80,13 @@ class PrivateConvolution:
         return cls(first, cut, _geometry(convolution), _activation(model, first, cut), Front(model, first))
 
     def patches(self, images: Tensor) -> Tensor:
-        """Return the patches (N, patch, positions) of images (N, C, H, W)."""
         return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the convolution's outputs behind features (N, O, H, W), and ``True`` for known ones."""
+        """Return the private convolution's outputs (N, O, H, W) behind ``features``, and ``True`` for known ones.
+
+        A ReLU hides outputs of at most 0.
+        """
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
         if isinstance(self.activation, nn.LeakyReLU):
@@ -105,7 +107,7 @@ def _geometry(convolution: nn.Module) -> Mapping[str, Any]:
 
 
 def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
-    """Return the activation behind the private layer, if any; raise ``NotAttackableError`` if it has no inverse."""
+    """Return the activation between layers ``first`` and ``cut``, if any; ``NotAttackableError`` without inverse."""
     leaves = {name: module for name, module in model.named_modules() if name and next(module.children(), None) is None}
     names = list(leaves)
     between = names[names.index(first) + 1 : names.index(cut)] if first in names and cut in names else []
@@ -129,13 +131,13 @@ def _matching() -> attack.GradientInversion:
 
 @dataclass(frozen=True, kw_only=True)
 class BlindDeconvolution(grouping.GroupAttack):
-    """Reconstruct images behind a private first convolution of known shape with unknown weights.
+    """Attack on images behind a private first convolution of known geometry with unknown weights.
 
-    The first public layer's inputs follow from the public gradients
-    (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Least squares alternate between convolution and image,
-    starting from the mean and public images of the class and from the features' first principal component. The prior is
-    normal with mean and covariance of public images; without these, the first principal component is returned, up to
-    sign and contrast.
+    The inputs of the first public layer are inferred from the public gradients
+    (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Alternating least squares then solve for the convolution
+    and for the image. They start from the mean and public images of the class, and from the first principal component
+    of the inferred inputs. The prior is normal with mean and covariance of public images. With fewer than 50 public
+    images, the principal component itself is returned; its sign and contrast are unknown.
 
     Attributes:
         turns: number of turns of alternating least squares.
@@ -156,7 +158,6 @@ class BlindDeconvolution(grouping.GroupAttack):
         return evident_defense.undo_evident_defenses(observations)
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct ``group``, by position; raise ``NotAttackableError`` without a private convolution."""
         first = group.first
         expect_images(first)
         if first.upload.num_examples != 1:
@@ -241,7 +242,6 @@ def _has_prior(first: Observation) -> bool:
 
 
 def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
-    """Return the class (), inferred from the output layer's gradient, or 0."""
     try:
         found, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=seed)
     except NotAttackableError:
@@ -261,16 +261,16 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Deconvolution:
-    """Solves ``put_out = W patches(image) + b`` for the unknown map and V images."""
+    """Blind deconvolution of V images: ``put_out = W patches(image) + b`` is solved for W, b and the images."""
 
     private: PrivateConvolution
     basis: Tensor  # (M, N) of the images' prior
     means: Tensor  # (V, N)
-    put_out: Tensor  # (V, O, P) outputs at P places
+    put_out: Tensor  # (V, O, P) outputs at P positions
     known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
-        """Return each victim's best image (V, *shape) from ``starts`` (V, S, N)."""
+        """Return each victim's best image (V, *shape) after ``turns`` turns from ``starts`` (V, S, N)."""
         still = self.private.patches(torch.zeros(1, *shape).to(self.means))
         moves = self.private.patches(self.basis.view(-1, *shape)) - still
         # memory fits the Jacobian of one image's attempts
@@ -306,10 +306,10 @@ class Deconvolution:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One turn of S attempts at an image: solve for the map given the image, then for the image given the map.
+    """One turn of S attempts at an image: solve for the convolution given the image, then for the image.
 
-    Attributes:
-        put_out, known: (O channels, P positions) scaled outputs of the private layer, and ``True`` if known.
+    ``put_out``: (O channels, P positions) outputs of the private layer, scaled to standard deviation 1. ``known``: (O,
+    P) ``True`` for outputs that are known.
     """
 
     mean_patches: Tensor  # (1, K, P) of the prior's mean
@@ -319,7 +319,10 @@ class Turn:
     filled: Tensor  # (S, O, P) outputs, with each attempt's fit in place of unknown ones
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
-        """Return the next coefficients (S, M), the next turn, and the attempts' mean squared misfits (S,)."""
+        """Return the next coefficients (S, M), the next turn, and the attempts' mean squared misfits (S,).
+
+        ``z``: (S, M) present coefficients. ``std``: assumed standard deviation of the outputs from the fit.
+        """
         ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
         patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)
         gram = patches @ patches.mT + _FLAT * torch.eye(patches.shape[1]).to(z)

@@ -26,9 +26,8 @@ _SAMPLES = 16  # draws that estimate the law of a simulated defense
 class Belief:
     """Distribution of the uploads that a guess predicts for V victims, by tensor name.
 
-    Attributes:
-        std: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise.
-        hidden: (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
+    ``std``: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise. ``hidden``:
+    (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
     """
 
     mean: Tensors  # (V, n)
@@ -38,7 +37,10 @@ class Belief:
     hidden: Tensors = field(default_factory=dict)
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
-        """Return the belief with further noise; a sum of several kinds counts as normal."""
+        """Return the belief with independent noise of standard deviation ``std`` added.
+
+        The noise has ``law`` if the belief had no noise before; a sum of several kinds counts as normal.
+        """
         more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
@@ -57,7 +59,6 @@ class Clientele:
 
     @property
     def step_noise(self) -> float:
-        """Return the factor from noise on each local step's gradient to noise on the upload."""
         return self.uploaded_per_matched * math.sqrt(self.local_steps) * self.upload_noise
 
     @property
@@ -72,8 +73,8 @@ Step = Callable[[Belief], Belief]
 class HasLikelihood(Protocol):
     """An effect that defines its own likelihood.
 
-    ``log_likelihood(observed, gradients) -> (V,)`` takes the observed update and V victims' undefended uploads (V,
-    *shape), by name, and is differentiable by the latter.
+    ``log_likelihood`` returns the log likelihood (V,) of the observed update for V victims' undefended uploads
+    ``gradients`` (V, *shape), by name, and is differentiable with respect to these.
     """
 
     def log_likelihood(self, observed: Tensors, gradients: Tensors) -> Tensor: ...
@@ -81,9 +82,10 @@ class HasLikelihood(Protocol):
 
 @runtime_checkable
 class Simulated(Protocol):
-    """An effect that can be simulated: ``simulate(update, rng)`` returns an update (V, *shape) by name.
+    """An effect that can be simulated.
 
-    It draws like the client, without the client's secrets.
+    ``simulate(update, rng)`` applies it to an update (V, *shape), by name, with new random draws instead of the
+    client's.
     """
 
     def simulate(self, update: Tensors, rng: torch.Generator) -> Tensors: ...
@@ -102,7 +104,7 @@ class Channel:
     uploads: int = 1  # number of updates whose mean is ``observed``
 
     def joined(self, other: "Channel") -> "Channel":
-        """Return one channel for both, on the mean update; exact under normal noise of known size."""
+        """Return one channel on the mean of both updates, which is exact under normal noise of known size."""
         both, share = self.uploads + other.uploads, other.uploads / (self.uploads + other.uploads)
         observed = {name: value.lerp(other.observed[name], share) for name, value in self.observed.items()}
         return replace(self, observed=observed, uploads=both)
@@ -110,9 +112,9 @@ class Channel:
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
 
-        A single victim's channel takes many guesses. ``softening``: further noise at the start of a descent, as a share
-        of each tensor's root mean square. ``doubt``: relative error allowed for a rounded tensor's largest magnitude;
-        0: any.
+        With one victim, ``uploads`` may hold many guesses. ``softening``: further noise at the start of a descent, as a
+        share of each tensor's root mean square. ``doubt``: relative error allowed for the largest magnitude of a
+        stochastically rounded tensor; 0 allows any.
         """
         if self.own:
             shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}
@@ -140,7 +142,10 @@ class Channel:
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
-    """Return the negative log likelihood (V,) of ``observed`` (V, n), given the guess, under ``law``."""
+    """Return the negative log likelihood (V,) of ``observed`` (V, n), given the guess, under ``law``.
+
+    ``noise``: standard deviation. ``step``: distance of rounding's levels, ``None`` without rounding.
+    """
     if law == "unknown":
         # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
         size = observed.square().sum(1) * guessed.square().sum(1)
@@ -167,11 +172,9 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 
 
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
-    """Build the likelihood of V victims' ``updates`` behind a known ``defense``.
+    """Build the likelihood of V victims' ``updates`` under a known ``defense``.
 
-    Args:
-        defense: public description; empty without a defense.
-        like: tensor with the device and dtype of the computation.
+    ``defense``: public description; empty without a defense. ``like``: tensor with device and dtype to compute in.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
@@ -189,7 +192,7 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
 
 
 def _adds_known_noise(effect: effects.Effect) -> bool:
-    """Return ``True`` for known clipping, and for normal noise of known size."""
+    """Return ``True`` for effects that only clip to a known norm or add normal noise of known size."""
     if type(effect) is effects.ClippedExamples:
         return effect.norm is not None and bool(effect.noise_multiplier)
     if type(effect) is effects.Gaussian:
@@ -199,14 +202,13 @@ def _adds_known_noise(effect: effects.Effect) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Values that an effect's likelihood may depend on; ``observed`` are (V, n) by name."""
+    """Facts that an effect's likelihood may depend on; ``observed``: updates (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]
     clientele: Clientele
 
     def each(self, measure: Callable[[Tensors], float]) -> Tensor:
-        """Return the ``measure`` (V, 1) of each victim's update."""
         number = len(next(iter(self.observed.values())))
         values = [measure({name: value[row] for name, value in self.observed.items()}) for row in range(number)]
         return torch.tensor(values)[:, None].to(next(iter(self.observed.values())))
@@ -214,7 +216,7 @@ class Setting:
 
 @singledispatch
 def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
-    """Return the function by which ``effect`` changes a belief about the upload; ``None`` if unknown.
+    """Return the function that applies ``effect`` to a :class:`Belief`; ``None`` if its likelihood is unknown.
 
     ``@likelihood_of.register`` adds effects without ``log_likelihood`` and ``simulate``.
     """
@@ -246,7 +248,6 @@ def _of_clipping(effect: effects.Clipped, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_sum(effect: effects.Summed, setting: Setting) -> Step:
-    """Add the protocol's rounding; other effects take account of the number of clients."""
     return lambda belief: belief.noisier(float(effect.rounding)) if effect.rounding else belief
 
 
@@ -255,7 +256,10 @@ def _unchanged(belief: Belief) -> Belief:
 
 
 def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
-    """Scale the guess down to the clipping norm, estimated from each update if unknown."""
+    """Scale the guess to at most the clipping norm; if unknown, to the norm estimated from each update.
+
+    ``std``: noise on the update, ``None`` if unknown. ``unit``: factor from the effect's norm to the upload's.
+    """
 
     def norm(update: Tensors) -> float:
         if effect.norm is not None:
@@ -278,11 +282,7 @@ def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit
 
 @likelihood_of.register
 def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
-    """Add normal or Laplace noise; noise of the base class counts as normal.
-
-    Raises:
-        NotAttackableError: the noise has another law and no likelihood.
-    """
+    """Add normal or Laplace noise; ``NotAttackableError`` for other noise, unless it defines a likelihood."""
     if type(effect) is not effects.Noise and not isinstance(effect, effects.Gaussian | effects.Laplace):
         own = likelihood_of.dispatch(object)(effect, setting)
         if own is None:
@@ -302,7 +302,6 @@ def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
 
 
 def _noise(std: float | None, setting: Setting, clip: Step, law: Law = "normal") -> Step:
-    """Clip the guess, then add noise, estimated from each update if its ``std`` is unknown."""
     told = setting.each(estimate_noise_std) if std is None else std
     return lambda belief: clip(belief).noisier(told, law)
 
@@ -324,7 +323,7 @@ def _of_noised_layers(effect: effects.NoisedLayers, setting: Setting) -> Step | 
 
 @likelihood_of.register
 def _of_dp_sgd(effect: effects.ClippedExamples, setting: Setting) -> Step:
-    """Clip the gradient of a single example; :class:`Guesser` clips those of several."""
+    """Clip a single example's gradient, and add noise; :class:`Guesser` clips gradients of several examples."""
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
@@ -344,7 +343,6 @@ def _of_slices(effect: effects.SlicedNoise, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_perturbation(effect: effects.AdversarialPerturbation, setting: Setting) -> Step | None:
-    """Treat a perturbation against classifiers as normal noise of the same norm; ``None`` if that is unknown."""
     if effect.budget is None:
         return None
     count = sum(value.shape[1] for value in setting.observed.values())
@@ -410,7 +408,7 @@ _ROUNDED_OFF = 0.1  # share of a Laplace scale within which the loss is smoothed
 
 
 def normal(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return the negative log likelihood (V,), up to a constant, under Gaussian noise of deviation ``std``."""
+    """Return the negative log likelihood (V,), up to a constant, under Gaussian noise of standard deviation ``std``."""
     return (0.5 * ((observed - guessed) / std).square()).sum(1)
 
 
@@ -421,7 +419,10 @@ def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
 
 
 def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
-    """Return the loss (V,) of rounding to a neighbor with probability 1 - d / step (QSGD, Alistarh et al. 2017)."""
+    """Return the loss (V,) under stochastic rounding to levels ``step`` apart (QSGD, Alistarh et al. 2017).
+
+    It is -log(1 - d / step) for a level at distance d from the guess, continued as a parabola from 0.98 steps on.
+    """
     apart = (observed - guessed).abs() / step
     inside = -torch.log1p(-apart.clamp(max=_EDGE))
     beyond = (apart - _EDGE).clamp_min(0) / (1 - _EDGE)
@@ -429,6 +430,6 @@ def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tens
 
 
 def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
-    """Return the loss (V,) of guesses outside of ``low`` to ``high``, with edges smoothed by ``std``."""
+    """Return half the squared distance (V,) of guesses from the interval ``low`` to ``high``, in units of ``std``."""
     beyond = (low - guessed).clamp_min(0) + (guessed - high).clamp_min(0)
     return (0.5 * (beyond / std).square()).sum(1)

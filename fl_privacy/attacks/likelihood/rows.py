@@ -105,7 +105,10 @@ def learn_rows(schema: Schema, rows: Tensor, labels: Tensor) -> RowPrior:
 
 
 def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
-    """Return each column's parent in the tree of most mutual information, by joint shares (D, D, Q, Q) of Q values."""
+    """Return the parent (D,) of each column in the tree with the most mutual information (Chow and Liu 1968).
+
+    ``joint``, ``shares``: (D, D, Q, Q) and (D, Q) joint and marginal probabilities of Q codes, from ``rows`` rows.
+    """
     apart = shares[:, None, :, None] * shares[None, :, None]
     information = (joint * (joint.clamp_min(1e-12) / apart).log()).sum((2, 3))
     live = (joint > 0).flatten(2).sum(2)
@@ -124,11 +127,10 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowMoves:
-    """Changes of one cell of encoded rows (F,).
+    """P changes of one cell of an encoded row (F,).
 
-    Attributes:
-        rows, labels: public rows (N, F) and (N,).
-        mask, values: (P, F) entries that a change sets, and their values; numbers are drawn anew.
+    ``rows``, ``labels``: public rows (N, F) and (N,). ``mask``, ``values``: (P, F) entries that a change sets, and
+    their values; :meth:`tried` draws new values of numbers.
     """
 
     prior: RowPrior
@@ -139,9 +141,9 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): P changes of one cell of ``row`` (S, F), in each of S searches.
+        """Return rows (S, P, F): ``row`` (S, F), one for each of S searches, after each of the P changes.
 
-        A category becomes each other one, a number takes public or nearby values.
+        A categorical cell takes each category, a number takes values of public rows and nearby values.
         """
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
@@ -162,7 +164,7 @@ class RowMoves:
 
 
 def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
-    """Prepare changes of rows from the attacker's public rows, or else from the schema."""
+    """Build the changes of a row from the attacker's public rows, or from rows drawn by the schema if these are few."""
     schema, known = schema_of(observation.model), observation.knowledge
     assert schema is not None
     rows, labels = known.public_images, known.public_labels
@@ -208,7 +210,6 @@ class RowSearch:
         self.rows, self.labels, self.losses = self.rows[best], self.labels[best], self.losses[best]
 
     def of_whole(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses (M,) of rows (M, B, F) with labels (M, B)."""
         surprise = self.moves.prior.surprise(rows, labels).sum(1)
         return self._losses(surprise, lambda guesser, some: guesser(rows[some], labels[some]))
 
@@ -232,7 +233,10 @@ class RowSearch:
         return self._losses(surprise.flatten(), uploads).view(searches, number)
 
     def _losses(self, surprise: Tensor, uploads: Callable[[Guesser, Tensor], Tensors]) -> Tensor:
-        """Return ``surprise`` (M,) plus the negative log likelihood of ``uploads``, given by guesser."""
+        """Return ``surprise`` (M,) plus the negative log likelihood of the guesses' uploads.
+
+        ``uploads(guesser, some)`` computes the uploads of the guesses with indices ``some``.
+        """
         elements = sum(value.shape[1] for value in self.likelihood.states[0][1][0].observed.values())
         found = []
         for some in torch.split(torch.arange(len(surprise), device=surprise.device), max(1, _ELEMENTS // elements)):
@@ -244,12 +248,15 @@ class RowSearch:
         return torch.cat(found).nan_to_num(_IMPOSSIBLE, _IMPOSSIBLE, _IMPOSSIBLE)
 
     def _drawn(self, losses: Tensor, temperature: float) -> Tensor:
-        """Return by how much ``losses`` (S, ...) are below the present ones, plus Gumbel noise."""
+        """Return by how much ``losses`` (S, ...) are below the current losses, plus Gumbel noise at ``temperature``."""
         rand = torch.rand(losses.shape, generator=self.rng).clamp(1e-9, 1 - 1e-6).to(losses)
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Change cells, the class or all of the row at ``place`` in each search, at a ``temperature`` in nats."""
+        """Sample changes of cells, the class or the whole row at ``place`` in each search.
+
+        ``temperature``: scale, in nats, of the noise that lets a change with a higher loss win.
+        """
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -279,7 +286,7 @@ class RowSearch:
         self.losses = torch.where(take, losses[at, chosen], self.losses)
 
     def certainty(self) -> Tensor:
-        """Return each cell's probability (B, C) among its alternatives, for a single search."""
+        """Return the posterior probability (B, C) of each cell's value among those tried, for a single search."""
         schema, found = self.moves.prior.schema, []
         for place in range(self.labels.shape[1]):
             tried = self.moves.tried(self.rows[:, place], self.rng)
@@ -293,12 +300,13 @@ class RowSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class LikeliestRows:
-    """Find the rows with the largest posterior density, from all updates and a prior of rows.
+    """Attack that finds the rows with the largest posterior density, from all updates and a prior of rows.
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same rows. Searches start from public rows, or rows drawn by the schema, which also give the
-    prior: a tree of dependent columns. They change cells, classes and whole rows, at a falling temperature.
-    ``evaluations``: number for each victim, of loss and gradient. ``device``: ``None`` for that of the sent values.
+    prior: a tree of dependent columns. Searches change cells, classes and whole rows, at a falling temperature.
+    ``evaluations``: number of evaluations of loss and gradient for each victim, which limits the time. ``device``:
+    ``None`` for that of the sent values.
     """
 
     evaluations: int = 4800
@@ -312,7 +320,6 @@ class LikeliestRows:
         progress: Progress = no_progress,
         starts: Sequence[Batch | None] = (),
     ) -> list[Reconstruction]:
-        """Reconstruct rows; ``starts`` are earlier guesses for each observation."""
         groups = Groups(observations, progress=progress, see=undo_evident_defenses)
         for group in groups:
             with groups.attempt(group) as report:
@@ -357,7 +364,7 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at the likeliest batches of public rows and at ``start``."""
+    """Begin searches at the likeliest batches of public rows and, if given, at an earlier guess ``start``."""
     likelihood, size = likelihood_of_victims(prepared, [victim]), prepared.shape[0]
     if not all(one.informative for _, channels in likelihood.states for one in channels):
         raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=tableak.")
@@ -380,7 +387,6 @@ def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, st
 
 
 def _is_additive(likelihood: Likelihood, inputs: Tensor, labels: Tensor) -> bool:
-    """Return ``True`` if uploads of batches (2, B, *input) are the means of their rows' uploads."""
     for guesser, _ in likelihood.states if labels.shape[1] > 1 else ():
         whole, each = guesser(inputs, labels), guesser(inputs.flatten(0, 1)[:, None], labels.flatten()[:, None])
         for name, value in whole.items():

@@ -81,12 +81,15 @@ class _TextLikelihood:
     words: Tensor | None  # (n, d) words' rows in a single update, sums of positions' rows over the texts
 
     def losses(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """Return the negative log likelihood (M,) of batches of texts (M, B, L) with classes (B,)."""
         with differentiable_twice(), torch.no_grad():
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return gains (M, B, L, n), in nats, of each word at each place, by slopes at embeddings (M, B, L, d)."""
+        """Return how much each of n words at each position raises the likelihood (M, B, L, n), in nats, linearized.
+
+        ``words``: (M, B, L, d) embeddings at which the slope is taken. ``there``: (M, B, L) ``True`` for positions with
+        a word. ``soft``: smoothing of Adam's step.
+        """
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
             step.soft = soft
@@ -114,7 +117,7 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) of all tensors except the words', and the positions' rows (M, B L, d)."""
+        """Return the loss (M,) without the word embedding's, and the upload's row (M, B L, d) for each position."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))
@@ -123,7 +126,6 @@ class _TextLikelihood:
         return torch.stack(terms).sum(0), rows
 
     def _of_channel(self, channel: Channel, uploads: Tensors) -> Tensor:
-        """Return the channel's loss (M,), up to a constant if Gaussian noise is the only defense."""
         if self.white is None:
             return channel.loss(uploads)
         std, norm = self.white
@@ -136,13 +138,13 @@ class _TextLikelihood:
 
 @dataclass(eq=False)
 class _TextSearch:
-    """S parallel searches for one victim's texts (S, B, L), -1 for no word."""
+    """S parallel searches for one victim's texts (S, B, L), padded with -1."""
 
     likelihood: _TextLikelihood
     language: LanguageModel | None
     texts: Tensor
     labels: Tensor  # (B,)
-    inside: slice  # places whose words may change
+    inside: slice  # positions whose words may change
     rng: torch.Generator
     losses: Tensor = field(init=False)  # (S,) negative log posterior density
 
@@ -154,16 +156,15 @@ class _TextSearch:
         self.texts, self.losses = self.texts[best], self.losses[best]
 
     def of(self, texts: Tensor) -> Tensor:
-        """Return the losses (M,) of batches (M, B, L)."""
         found, each = self.likelihood.losses(texts, self.labels), texts.flatten(0, 1).cpu()
         if self.language is None:
             return found
         return found + (self.language.surprise(each) * (each >= 0).sum(1)).view(len(texts), -1).sum(1).to(found)
 
     def anneal(self, iterations: int, report: Report) -> list[float]:
-        """Anneal a distribution of words at each place, and take the likeliest words; return the losses.
+        """Anneal a distribution of words at each position, and take the likeliest; return each step's least loss.
 
-        The energy is the loss at the mean embeddings plus the words' surprise next to the likeliest neighbors. The
+        The energy is the loss at the mean embeddings plus the surprise of words next to the likeliest neighbors. The
         temperature falls with the steps, or with the time limit.
         """
         table, there, before = self.likelihood.source.table, self.texts >= 0, self.texts
@@ -224,12 +225,13 @@ def why_not_searched(observation: Observation) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LikeliestText(GroupAttack):
-    """Find the texts with the largest posterior density, from all updates and a prior of words.
+    """Attack that finds the texts with the largest posterior density, from all updates and a prior of words.
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`). Searches
-    start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each place
-    is annealed (relaxed as in Guo et al. 2021). Clients train one step on up to four texts, with Adam on one.
-    ``evaluations``: number for each victim, of loss and gradient. ``device``: ``None`` for that of the sent values.
+    start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each
+    position is annealed (relaxed as in Guo et al. 2021). Clients must train one step: with SGD on up to four texts,
+    with Adam on one. ``evaluations``: number of evaluations of loss and gradient for each victim. ``device``: ``None``
+    for that of the sent values.
     """
 
     evaluations: int = 4800
@@ -324,7 +326,10 @@ def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
 
 
 def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _TextLikelihood, drawn: Tensor) -> Tensor:
-    """Return the known classes (B,), or else the likeliest behind some of the texts ``drawn``."""
+    """Return the known classes (B,), or else those with the least loss over some of the texts ``drawn``.
+
+    If there are too many combinations of classes to try, the inferred ones are returned.
+    """
     (size, *_), labels = prepared.shape, victim.labels
     if labels is not None and labels.dim() == 1 and victim.label_source == "known":
         return labels.to(drawn.device)
@@ -367,7 +372,7 @@ def is_drowned(observation: Observation) -> bool:
 
 
 def _white(observation: Observation) -> tuple[float, float | None] | None:
-    """Return the standard deviation and the clipping norm of Gaussian noise if it is the only defense."""
+    """Return the noise's standard deviation and clipping norm, if any; ``None`` unless the only defense is Gaussian."""
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None
     normal = type(effect) in (effects.Noise, effects.Gaussian)

@@ -23,9 +23,10 @@ _WHOLE = 0.02  # largest distance of a number of examples from a whole number
 class Fishing(ServerAttack):
     """Crafts an output layer that isolates one class, then one example above a feature threshold.
 
-    With all rows zero but that of class c, far below, only examples of c have a gradient in the network (class
-    fishing). With a threshold, the difference from class fishing is the gradient of all examples above it, and the bias
-    gradient counts them. From repeated replies the server bisects to one example; Wen et al. use one threshold.
+    For class fishing, all rows are zero except that of class c, and c has a probability near zero, so that only
+    examples of c have a gradient in the layers below. With a threshold on a feature, the gradient changes by that of
+    all examples above it, and the bias gradient counts them. From repeated replies the server bisects to one example;
+    Wen et al. use one threshold.
 
     Attributes:
         target: class c.
@@ -53,12 +54,14 @@ class Fishing(ServerAttack):
         return self._with_threshold(model, state, math.inf)
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Bisect until a single example is above the threshold, and return its gradient."""
+        """Bisect the threshold until one example is above it; return the last values sent and that example's gradient.
+
+        The returned ``num_examples`` is 2 if no such threshold was found.
+        """
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))
 
         def above(reply: Upload) -> float:
-            """Return what examples above a threshold add to the bias gradient of class c."""
             return float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
 
         every = above(ask(self._with_threshold(model, state, -math.inf)))

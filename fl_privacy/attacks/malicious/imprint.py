@@ -30,13 +30,13 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 
 
 class ImprintBlock(nn.Module):
-    """Block before a model that adds a pattern to an image, scaled by the brightness bins it reaches.
+    """Block before a model that adds a pattern to an image, scaled by the summed outputs of brightness bins.
 
     Args:
-        input_shape: (C, H, W).
-        bins: rows of ``measure``.
+        bins: number of rows of the layer ``measure``.
         activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row reacts only to images in its own bin.
-        slices: number of clients, each with a slice of ``measure`` chosen by a convolution; ``None`` for no slices.
+        slices: number of clients; a convolution passes each client's images to its own columns of ``measure``. ``None``
+            for no convolution.
         amplitude: largest change of a pixel by an image of medium brightness.
         scale: factor on the inputs of ``measure``.
     """
@@ -68,7 +68,6 @@ class ImprintBlock(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Add the pattern to images (B, C, H, W)."""
         passed = self.activation(self.measure(self.separate(self.scale * images).flatten(1)))
         return torch.add(images, passed.sum(1).view(-1, 1, 1, 1) * self.pattern)
 
@@ -81,10 +80,11 @@ class ImprintBlock(nn.Module):
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
-    """Return ``number`` ascending edges, float64, with equally many images in each bin, or raise ``UserError``.
+    """Return ``number`` ascending thresholds of brightness, float64, with equally many images in each bin.
 
-    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4), normal with ``mean`` and
-    ``std``, or else as in ``public`` images (N, C, H, W).
+    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4): of a normal distribution with
+    ``mean`` and ``std``, or if one is ``None``, of ``public`` images (N, C, H, W). ``UserError`` if the public images
+    are too few or too similar.
     """
     shares = torch.arange(1, number + 1, dtype=torch.float64) / (number + 1)
     if mean is not None and std is not None:
@@ -100,10 +100,10 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
 
 
 def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
-    """Return weights and biases of the rows that measure brightness against ascending ``edges``.
+    """Return the weight and bias, by name, of the layer that compares brightness with ascending ``edges``.
 
-    There is one edge for each row, and one more with ``hardtanh``. Weights (bins, slices * pixels) have the shape of
-    ``like`` and equal slices, for inputs times ``scale``.
+    There is one edge for each row, and one more with ``hardtanh``. The weight (bins, slices * pixels) has the shape of
+    ``like``, and equal columns in each client's slice. It fits inputs multiplied by ``scale``.
     """
     lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
     rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
@@ -124,7 +124,7 @@ class Imprint(ServerAttack):
 
     Attributes:
         bins: number of thresholds; the paper takes two or more for each image.
-        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin, without a rounded difference.
+        activation: ``relu`` as published; with ``hardtanh`` a row fires for one bin, so that no difference is needed.
         mean, std: normal distribution of the images' brightness, in [0, 1]; ``None`` takes quantiles of public images.
         amplitude: strength of the layer's effect on images, in pixels.
         scale: factor on the layer's inputs, divided out in its weights, which increases only its gradient.
@@ -198,20 +198,19 @@ class Imprint(ServerAttack):
         return pixels, is_one_image(pixels, error, rows=weight[occupied]), occupied
 
     def _each_bin(self, rows: Tensor) -> Tensor:
-        """Return each bin's own part of ``rows``; behind a ReLU, rows include all brighter bins."""
+        """Return the part of ``rows`` that each bin adds; behind a ReLU, a row also sums all brighter bins."""
         return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
 
     def edges(self) -> Tensor:
-        """Return the ascending thresholds; with ``hardtanh``, they include the end of the last bin."""
         return brightness_edges(self.bins + (self.activation == "hardtanh"), self.mean, self.std, self.public)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loki(ServerAttack):
-    """Gives each client's images their own columns of one large layer, by a convolution (LOKI, Zhao et al. 2024).
+    """Gives each client's images separate columns of one large layer, using a convolution (LOKI, Zhao et al. 2024).
 
     Each row holds a bin of brightness (hard tanh from 0 to 1), so that local steps on other images do not change it.
-    Columns stay separate in the sum over clients. An image's scale is known to a bin's width, or exactly for 8-bit
+    Columns stay separate in the sum over clients. An image's scale is known up to a bin's width, or exactly for 8-bit
     pixels.
 
     Attributes:
@@ -219,7 +218,7 @@ class Loki(ServerAttack):
         mean, std: normal distribution of the images' brightness, in [0, 1] (the paper's for CIFAR-10 are 0.4734 and
             0.1253); ``None`` takes quantiles of public images.
         amplitude: strength of the layer's effect on images, in pixels.
-        scale: values of the convolution, divided out in the layer behind it, whose change then loses less to rounding.
+        scale: values of the convolution, divided out in the next layer, whose change then loses less to rounding.
     """
 
     bins: int = 256
@@ -276,5 +275,4 @@ class Loki(ServerAttack):
         return reconstruction_of(observation, images, alone, labels=False)
 
     def edges(self) -> Tensor:
-        """Return the bins' edges, (bins + 1,), ascending."""
         return brightness_edges(self.bins + 1, self.mean, self.std, self.public)

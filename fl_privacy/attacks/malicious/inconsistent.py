@@ -24,10 +24,8 @@ class Inconsistent(ServerAttack):
     """Sends the model to one client, and a model whose last ReLU never fires to all others.
 
     In the sum, layers below that ReLU and weights above it then change only by the one client's data (Pasquini et al.
-    2022, section 4). Mixed biases are left out.
-
-    Attributes:
-        client: index of the attacked client, from 0.
+    2022, section 4). Parameters that the other clients also change, such as biases above the ReLU, are left out.
+    ``client``: index of the attacked client, from 0.
     """
 
     client: int = 0
@@ -51,7 +49,7 @@ class Inconsistent(ServerAttack):
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return ``state`` with all inputs of the last ReLU negative, by the bias of the layer before it."""
+        """Return ``state`` with a bias that makes all inputs of the last ReLU negative."""
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
         relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}
@@ -76,7 +74,6 @@ class Inconsistent(ServerAttack):
         return ModelState({**own, **killed}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return the attacked client's update, without the mixed parameters."""
         if observation.id.client != self.client:
             return failed(
                 observation, "The attacked client is expected, but this one got a dead model; set server.client."
@@ -100,11 +97,12 @@ _AT_ONCE = 1024  # images times labels
 def leaves_such_a_bias(
     observation: Observation, images: Tensor, rows: Tensor, measured: Tensor, *, bias: str, error: Tensor
 ) -> Tensor:
-    """Return ``True`` (N,) for images (N, D), rounded to 255ths, whose gradient explains the bias gradient.
+    """Return ``True`` (N,) for images (N, D) whose gradient, with some label, explains the measured bias gradient.
 
-    Any label may fit. All images are accepted if an image's own gradient can't be computed: with batch statistics,
-    dropout, several local steps, or too many classes. ``rows`` (N,) are elements of ``bias``, ``measured`` (N,) the
-    mean gradients there of that image alone, up to ``error`` (N,).
+    Images are rounded to 255ths. All images are accepted if an image's own gradient can't be computed: with batch
+    statistics, dropout, several local steps, or too many classes. ``rows`` (N,): index of each image's element of
+    ``bias``. ``measured`` (N,): that element's mean gradient from that image alone. ``error`` (N,): largest error of
+    ``measured``.
     """
     labels, plan = torch.arange(observation.num_classes, device=images.device), observation.plan
     mixes = needs_unrolling(plan, observation.upload.num_examples, "unroll")

@@ -23,15 +23,14 @@ _ABOVE_NOISE = 2.0  # multiple of the largest change of an idle weight above whi
 class MembershipTrap(server_attack.ServerAttack):
     """Crafts second-layer neurons that fire for one candidate image and no other (Pichler et al. 2022).
 
-    Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
-    random directions; the neuron behind fires below a threshold; its bias gradient is zero unless the image was in the
-    batch.
+    Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate x0 along
+    random directions a. A second-layer neuron fires if that distance is below a threshold; its bias gradient is zero
+    unless the image was in the batch.
 
     Attributes:
         directions: number of measured directions for each candidate.
         closeness: distance below which an image counts as the candidate, in standard deviations over public images.
         first: index of the first candidate among the server's images; the layers' widths limit their number.
-        seed: seed of the directions.
     """
 
     directions: int = 4
@@ -79,7 +78,6 @@ class MembershipTrap(server_attack.ServerAttack):
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return the candidates that the client trains on, proven after one undefended local step."""
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
         if traps.bias not in observation.upload.tensors:
             return failed(observation, f"The gradient of {traps.bias} is expected, but was withheld; use defense=none.")
@@ -90,15 +88,13 @@ class MembershipTrap(server_attack.ServerAttack):
         return server_attack.reconstruction_of(observation, found, torch.full((len(found),), sure))
 
     def members(self, observation: Observation) -> Tensor:
-        """Return ``True`` (N,) for candidates that were in the batch."""
         return self.fired(observation, _Layers.of(observation.model, observation.sent, observation.input_shape))[0]
 
     def asked(self, traps: "_Layers") -> Tensor:
-        """Return the candidates (N, C, H, W), as many as the layers' widths allow."""
         return self.public[self.first : self.first + min(traps.widths[0] // (2 * self.directions), traps.widths[1])]
 
     def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
-        """Return ``True`` (N,) for neurons that fired, and the largest change of idle weights."""
+        """Return ``True`` (N,) for neurons that fired, and the largest change of a weight that no trap uses."""
         count = len(self.asked(traps))
         used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
         used |= {traps.weight: count, traps.bias: count}

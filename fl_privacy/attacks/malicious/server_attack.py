@@ -34,10 +34,9 @@ class ThreatLevel(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAttack(ABC):
-    """Crafts the models sent to clients and reconstructs from their replies.
+    """Crafts the models sent to clients and reconstructs examples from the replies.
 
-    Attributes:
-        public: (N, C, H, W) in [0, 1], the server's images; none of them is attacked.
+    ``public``: (N, C, H, W) in [0, 1], the server's images; none of them is attacked.
     """
 
     level: ClassVar[ThreatLevel]
@@ -49,7 +48,6 @@ class ServerAttack(ABC):
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
-        """Return a copy of the attack for a server that has ``public`` images (N, C, H, W)."""
         knowing = copy.copy(self)
         object.__setattr__(knowing, "public", public)
         return knowing
@@ -65,7 +63,7 @@ class ServerAttack(ABC):
 
     @abstractmethod
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Return crafted values for ``client``, ``state`` unchanged; raise ``UserError`` without a usable layer."""
+        """Return crafted values for ``client`` in a new object; ``UserError`` if the model has no usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
         """Return the sent values and the reply of ``client``; ``ask`` may be called repeatedly on the same batch."""
@@ -97,7 +95,7 @@ def reconstruction_of(
 
     Args:
         images: (N, D) or (N, C, H, W).
-        proven: (N,) ``True`` for single images in an update without evidence of a defense.
+        proven: (N,) ``True`` for images that are no mixtures; none is proven if the update shows signs of a defense.
         labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
     """
     if not len(images):
@@ -135,7 +133,7 @@ def first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...
 
 
 def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
-    """Return the batch's labels (number,) in any order, and their source."""
+    """Return the batch's labels (number,) in any order, -1 if unknown, and their source."""
     state, labels = observation.assumed(), torch.full((number,), UNKNOWN)
     if any(name not in state.parameters for name, _ in observation.model.named_parameters()):
         return labels, "inferred"
@@ -170,12 +168,13 @@ def is_one_image(
 ) -> Tensor:
     """Return ``True`` (N,) for rows of ``pixels`` (N, D) whose values are those of one 8-bit image.
 
-    ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level none is accepted.
-    ``blur`` (N,) is that of uploaded weights, which allows pixels a distance from levels up to ``NEARLY``. None is
-    accepted if two or more of the update's ``rows`` (N, D) lie on one grid of few levels, as if quantized.
-
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
     second, third, fifth or seventh, count as mixtures. An equal mixture of two images with even levels is accepted.
+
+    Args:
+        error: (N,) standard deviation of the pixels' rounding; an image is refused above a hundredth of a level.
+        blur: (N,) standard deviation of uploaded weights, which allows pixels a distance from levels up to ``NEARLY``.
+        rows: (N, D) update; all images are refused if two or more rows lie on one grid of few levels, as if quantized.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
@@ -198,10 +197,10 @@ def is_one_image(
 def images_of_brightness(
     rows: Tensor, low: Tensor, high: Tensor, *, smallest: float, rounding: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Scale rows (bins, D) to pixels (N, D) of brightness in [low, high]; return which are single images (N,), too.
+    """Scale rows (bins, D) of an update to images of brightness in [low, high].
 
-    ``rounding`` is the standard deviation of the rows' rounding. The strongest come first; rows below the share
-    ``smallest`` are dropped.
+    Return pixels (N, D), and ``True`` (N,) for single images; the strongest rows come first. Rows below the share
+    ``smallest`` of the strongest are dropped. ``rounding``: standard deviation of the rows' rounding.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)

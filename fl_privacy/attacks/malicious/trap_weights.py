@@ -25,13 +25,9 @@ _TRIED_IMAGES, _TRIED_ROWS = 500, 128  # public images and rows from which the f
 class TrapWeights(server_attack.ServerAttack):
     """Crafts a first layer whose rows fire for few images (Boenisch et al. 2023, section 5.2).
 
-    A random half of each row is negative; the other half has the same magnitudes, scaled down slightly. A row that
-    fired for one image reveals it: weight gradient over bias gradient.
-
-    Attributes:
-        fires: share of images that a row fires for, about one over the batch size; the positive half's factor is fitted
-            on public images.
-        seed: seed of the negative positions and of the values.
+    A random half of each row is negative; the other half has the same magnitudes, scaled down by a factor that is
+    fitted on public images. A row that fired for one image reveals it: weight gradient over bias gradient. ``fires``:
+    share of images that a row fires for, about one over the batch size.
     """
 
     fires: float = 0.01
@@ -103,7 +99,6 @@ class TrapWeights(server_attack.ServerAttack):
 
 
 def _apart(images: Tensor, others: Tensor) -> Tensor:
-    """Return root mean square distances (N, M), in levels, of ``images`` (N, D) and ``others`` (M, D)."""
     distances: Tensor = torch.cdist(
         server_attack.LEVELS * images, server_attack.LEVELS * others, compute_mode="use_mm_for_euclid_dist"
     )

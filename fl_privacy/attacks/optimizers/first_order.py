@@ -26,7 +26,7 @@ class ConstantRate:
 
 @dataclass(frozen=True, kw_only=True)
 class StepDecay:
-    """Multiply the rate by ``factor`` at 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
+    """Schedule that multiplies the rate by ``factor`` at 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
 
     factor: float = 0.1
 
@@ -36,7 +36,7 @@ class StepDecay:
 
 @dataclass(frozen=True, kw_only=True)
 class CosineRate:
-    """Linear warm-up over ``warmup`` iterations, then half a cosine from 1 to 0."""
+    """Schedule with linear warm-up over ``warmup`` iterations, then half a cosine from 1 to 0."""
 
     warmup: int = 0
 
@@ -48,7 +48,7 @@ class CosineRate:
 
 @dataclass(frozen=True, kw_only=True)
 class StairDecay:
-    """Multiply the rate by ``factor`` after each ``every`` iterations (torch.optim.lr_scheduler.StepLR)."""
+    """Schedule that multiplies the rate by ``factor`` after each ``every`` iterations, as PyTorch's StepLR."""
 
     factor: float = 0.89
     every: int = 50
@@ -61,7 +61,10 @@ Sign = Literal["none", "hard", "soft"]  # the pixels' gradient itself, its sign,
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
-    """Return ``gradient`` (V, N) with the first ``images`` entries replaced by their sign or soft sign."""
+    """Return ``gradient`` (V, N) with the first ``images`` entries replaced by their sign or soft sign.
+
+    ``remaining``: factor s in the soft sign tanh(g s) / s, which falls from 1 to 0.
+    """
     if how == "none":
         return gradient
     pixels = gradient[:, :images]
@@ -86,7 +89,7 @@ class FirstOrder:
         return FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
-        """Return the next variables (V, N); ``moments`` change in place."""
+        """Return the variables (V, N) after step number ``steps`` at rate ``rate``; ``moments`` change in place."""
         raise NotImplementedError
 
 
@@ -152,7 +155,6 @@ class FirstOrderRun:
 
     @property
     def iteration(self) -> Tensor:
-        """Return the number of finished iterations of each row (V,)."""
         return torch.full(self._none.shape, self._done, device=self._none.device)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,11 +196,10 @@ class EvolutionStrategy:
         number("attack.deviation", self.deviation, above=0, example=1)
 
     def expect_package(self) -> None:
-        """Raise ``UserError`` unless the package cma is installed."""
         expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> Any:
-        """Begin the ``cma.CMAEvolutionStrategy`` of one victim; ``generator`` is on the CPU."""
+        """Begin the ``cma.CMAEvolutionStrategy`` of one victim, with that number of ``variables``."""
         self.expect_package()
         import cma  # noqa: PLC0415
 

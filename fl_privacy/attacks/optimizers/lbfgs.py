@@ -16,7 +16,7 @@ _FIRST_CAPACITY = 16
 
 
 class _Rows:
-    """Base of states whose tensors, and inner states, have a row for each victim."""
+    """Base of optimizer states; tensors, also those of inner states, have a row for each victim."""
 
     def select(self, rows: Tensor) -> None:
         for name, value in vars(self).items():
@@ -27,10 +27,10 @@ class _Rows:
 
 
 class History(_Rows):
-    """Each victim's pairs (s, y), in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
+    """Each victim's latest pairs (s, y) of moves and changes of the gradient, for L-BFGS.
 
-    A direction costs two passes over the pairs; the two-loop recursion needs four, in 4 x ``limit`` small operations.
-    S'Y and Y'Y (limit x limit) are in float64, oldest pair first.
+    They are in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13): S'Y and Y'Y (limit x limit), in
+    float64, oldest pair first.
     """
 
     def __init__(self, variables: Tensor, limit: int) -> None:
@@ -45,7 +45,7 @@ class History(_Rows):
         self._pushed = torch.zeros(v, dtype=torch.long, device=variables.device)
 
     def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
-        """Return -H g (V, N), after adding pairs (s, y) of rows that ``learns`` marks and that have curvature."""
+        """Add the pairs (s, y) of rows that ``learns`` marks and that have curvature; return directions -H g (V, N)."""
         curvature = (y * s).sum(1)
         rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
         if len(rows):
@@ -103,7 +103,6 @@ class History(_Rows):
 
 
 def _unit(matrices: Tensor) -> Tensor:
-    """Set empty diagonal entries to one, in place, so that unused slots have no effect."""
     matrices.diagonal(dim1=-2, dim2=-1).fill_(1)
     return matrices
 
@@ -240,7 +239,7 @@ class StrongWolfe(_Rows):
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the minimum, within ``bounds``, of the cubic through two (step, loss, slope), else their middle."""
+    """Return the minimum within ``bounds`` of the cubic through two (step, loss, slope), or their middle if none."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2
@@ -289,7 +288,7 @@ class LBFGS:
 
 
 class _LBFGSRun(_Rows):
-    """State of L-BFGS without line search; a row with ``moves == 0`` starts an iteration."""
+    """State of L-BFGS without line search, a row for each victim; ``_moves`` counts the moves of its iteration."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._images, self._iterations = settings, images, iterations

@@ -36,7 +36,6 @@ class Bag:
 
     @property
     def all(self) -> Tensor:
-        """Return each token as often as it occurs, (n,)."""
         return self.tokens.repeat_interleave(self.times)
 
 
@@ -150,7 +149,6 @@ class BagReader:
     def _ordered(
         self, observation: Observation, rows: word_evidence.WordRows, tokens: Tensor, total: int | None
     ) -> Tensor | None:
-        """Return a text's words in order, by the position embedding's gradient; ``None`` if that is missing."""
         positions = self._positions(observation)
         if positions is None or total is None or self._where != "embeddings":
             return None
@@ -158,7 +156,6 @@ class BagReader:
         return tokens[word_evidence.placed(rows.values[0, tokens], sign * positions[:total].to(rows.values))]
 
     def _positions(self, observation: Observation) -> Tensor | None:
-        """Return the position embedding's update (P, d); ``None`` if it is missing or weight decay changes it."""
         name = self._model.position_weight
         rows = None if name is None else observation.update().get(name)
         if rows is None or (observation.plan.weight_decay and observation.plan.shares != "gradient"):
@@ -178,7 +175,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return each token's probability (V,) to be among ``expected`` tokens, by public texts."""
+    """Return the probability (V,) that ``expected`` tokens, as frequent as in public texts, include each token."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -203,15 +200,15 @@ _ROWS_AT_ONCE = 1 << 27  # elements of rows held at a time
 
 @dataclass(frozen=True, kw_only=True)
 class BagOfWords(GroupAttack):
-    """Find the words of texts, and their frequencies, from the rows of the embeddings' gradient (ours).
+    """Attack that finds the words of texts, and their frequencies, from the rows of the embeddings' gradient (ours).
 
     Only tokens of the batch change their rows; pruning, rounding and several steps of any optimizer keep this visible.
-    Under noise, a row's likelihood under the attacker's simulation decides, at the likeliest scale of all rows; noise
-    resampled from the upload bounds the false words to one for each text and one in ten of those named. A word's count
-    follows from the length of its row, or for a single text from the positions' rows, which also give the order.
+    Under noise, a row's likelihood under the attacker's simulation decides; noise resampled from the upload bounds the
+    false words to one for each text and one in ten of those named. A word's count follows from the length of its row,
+    or for a single text from the rows of the position embedding, which also give the order.
 
-    With a tied head, or only a head, words are rows of outstanding length; none is named under noise or for a confident
-    model, and none is called exact. Noise on few elements gives more false words. Without such a tensor,
+    With a tied output layer, or if only the output layer is uploaded, words are rows of outstanding length; none is
+    found under noise or for a confident model, and none is called exact. Without such a tensor,
     :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 

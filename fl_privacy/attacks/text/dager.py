@@ -48,7 +48,10 @@ _ROUNDED = 1e-6  # distance from the span that is rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts (L,), their distance from the spans, and ``clear``: certain if the whole update agrees."""
+    """Texts (L,) and their largest distance ``apart`` from a span.
+
+    ``clear``: ``True`` if the texts are certain, provided that they reproduce the whole update.
+    """
 
     texts: Sequence[Tensor]
     apart: float
@@ -97,13 +100,12 @@ _FULL = 0.9  # share of the first span's rank above which the second span contai
 
 @dataclass(frozen=True, kw_only=True)
 class Dager(grouping.GroupAttack):
-    """Reconstruct exact texts of batches with fewer tokens than the model's width (DAGER, Petrov et al. 2024).
+    """Attack that reconstructs exact texts with fewer tokens than the model's width (DAGER, Petrov et al. 2024).
 
     A token was at a position if and only if its embedding lies in the span of the first attention layer's gradient. The
     second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
     where the first block's gradient also reveals positions and neighbors of words
-    (:mod:`fl_privacy.attacks.text.encoder_assembly`, ours) and known texts are subtracted. The embeddings' gradient, if
-    uploaded, limits the tokens; all possible lengths are tried.
+    (:mod:`fl_privacy.attacks.text.encoder_assembly`, ours) and known texts are subtracted.
 
     A reconstruction is ``proven`` if the whole update is reproduced (for copies, with its scale) and every alternative
     is at least ten times farther from a span: for a single text any other token, for several any token outside the span
@@ -124,7 +126,6 @@ class Dager(grouping.GroupAttack):
         whole("attack.rounds", self.rounds, at_least=1, example=4)
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Search in the precision of the sent values, and verify in double precision."""
         first = group.first
         grouping.expect_gradient(first)
         model, like = readable_model(model_as_sent(first)), next(iter(first.sent.parameters.values()))
@@ -302,9 +303,9 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Return the certain texts that descents from ``guess`` find.
+        """Return the certain texts that are found by exchanging tokens of the texts in ``guess``.
 
-        Later descents start from random tokens at positions that are not ``held``, the last from the nearest texts.
+        Later searches start from random tokens at positions that are not ``held``, the last from the nearest texts.
         """
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
@@ -332,9 +333,10 @@ class Peeling:
         return []
 
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
-        """Subtract ``text`` and its copies, if one of its words occurs in no other text.
+        """Subtract the gradient of ``text`` and its copies, if one of its words occurs in no other text.
 
-        Such words' parts are sums of the text's gradients for each label, with common factors.
+        The text's gradients for each label are scaled to explain the parts of such words. Return ``left`` itself if
+        there are none.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:
@@ -359,6 +361,5 @@ class Peeling:
         return replace(left, texts=[*left.texts, text], gradient=rest, lengths=left.lengths.without(len(text)))
 
     def _attended(self, left: Peeled, gradient: Tensors) -> Tensor | None:
-        """Return the gradient's parts (V, 2, d) of the remaining words; ``None`` if it can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended

@@ -36,7 +36,7 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """Search for texts of candidate tokens whose states are in the span."""
+    """Search for texts of candidate tokens whose hidden states are in ``span``."""
 
     model: TextModel
     span: Span
@@ -46,17 +46,14 @@ class Assembly:
     unit: float = 1.0  # distance of texts of random candidates, which are nearer to the span than random vectors
 
     def residuals(self, texts: Tensor) -> Tensor:
-        """Return the root mean square distances (n,) of texts (n, L) from the span, in :attr:`unit`."""
         apart = self.distances(texts)
         return (apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified]) / self.unit
 
     def distances(self, texts: Tensor) -> Tensor:
-        """Return the distances (n, L) of the states of texts (n, L) from the span."""
         parts = torch.split(texts, _AT_ONCE)
         return torch.cat([self.span.distance(entering_block(self.model, part, 1)) for part in parts])
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
-        """Return the search with :attr:`unit` measured on texts of random candidates."""
         at = self.candidates.tokens[: self.candidates.length]
         if all(len(choices) < 2 for choices in at):
             return self
@@ -65,7 +62,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """Move each of ``texts`` (n, L) toward the span, position by position except ``fixed``."""
+        """Exchange tokens of each of ``texts`` (n, L), position by position except ``fixed``, to approach the span."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -123,7 +120,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep each position's candidates that are nearest to the span among random others.
+    """Keep the candidates at each position whose texts, with random other tokens, are nearest to the span.
 
     A token's state depends mostly on itself, so that random texts distinguish right tokens from wrong ones.
     """
@@ -150,7 +147,8 @@ def assemble(
 ) -> list[Assembled]:
     """Assemble one text for each of ``lengths``; return the nearest to the span if not all are within ``tolerance``.
 
-    Each token that is in no text yet starts a search. Fewer texts are returned if ``enough`` accepts them, with copies.
+    Each token that is in no text yet starts a search, in each of ``rounds``. Fewer texts are returned if ``enough``
+    accepts them and their copies as the whole batch.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)
@@ -226,17 +224,17 @@ _PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the varian
 class Parts:
     """The first block's gradient, split by word and by position."""
 
-    words: Tensor  # (V, m) D_w, float64
-    positions: Tensor  # (P, m) E_p, whose sum is that of the words
-    attended: Tensor  # (V, 2, d) words' parts from queries and keys
+    words: Tensor  # (V, m) summand of each word, float64
+    positions: Tensor  # (P, m) summand of each position, with the same sum over all
+    attended: Tensor  # (V, 2, d) words' summands of the query and key gradients
 
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
     """Texts guessed by their words' positions, in which most tokens are right.
 
-    ``texts``: (L,) each, the shortest first; all of the greatest length if lengths are unknown. ``held``: (L,) ``True``
-    for words that stood at one position only.
+    ``tokens``: (n,) possible ones at each position. ``texts``: (L,) each, the shortest first; all of the greatest
+    length if lengths are unknown. ``held``: (L,) ``True`` for words that stood at one position only.
     """
 
     tokens: Sequence[Tensor]
@@ -278,9 +276,10 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
 
 @torch.no_grad()
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
-    """Split the first block's gradient into the parts of ``words`` (V,) and of ``longest`` positions.
+    """Split the first block's query, key and value gradients into a summand for each word and each position.
 
-    ``None`` without gradients of separate queries, keys and values behind a layer norm, or with too many words.
+    ``words``: (V,) possible tokens. ``longest``: number of positions. ``None`` if these three weights are fused or were
+    not uploaded, if no layer norm precedes them, or if there are more summands than the layer has inputs.
     """
     names, norm = model.attention_weights[0], model.entry_norm
     if norm is None or len(names) != 3 or model.transposed or not all(name in gradient for name in names):
@@ -307,7 +306,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Return each word's shares (V, P) of positions, nonnegative with sum 1."""
+    """Estimate the share (V, P) of each word's summand at each position; a word's shares are at least 0 with sum 1."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -323,7 +322,6 @@ def shares_of(parts: Parts) -> Tensor:
 
 
 def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
-    """Project each row (V, P) onto the simplex of its sum (V, 1)."""
     ordered = rows.sort(1, descending=True).values
     excess = (ordered.cumsum(1) - sums) / torch.arange(1, rows.shape[1] + 1, device=rows.device)
     return (rows - excess.gather(1, (ordered > excess).sum(1, keepdim=True) - 1)).clamp_min(0)
@@ -331,7 +329,7 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return by how much (T, n) the gradients of words (T,) depend on each token's keys and queries.
+    """Return by how much (T, n) the gradients of the words ``alone`` (T,) depend on each token's keys and queries.
 
     ``tokens`` (n,) are at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001) uses one variance for all heads.
     """
@@ -363,9 +361,9 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """Return each token's group (T,) by spectral clustering of ``support`` (Damle, Minden, Ying 2019).
+    """Return each token's group (T,), one of ``number``, by spectral clustering (Damle, Minden, Ying 2019).
 
-    ``support``: (T, T) at least 0. ``positions``: (T,) of tokens, different within a group.
+    ``support``: (T, T) affinities, at least 0. ``positions``: (T,) of tokens, different within a group.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

@@ -29,8 +29,9 @@ def next_tokens(tokens: Tensor) -> Tensor:
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
     """Return ``tokens`` (B, L) with the inferred token after each text's last position appended.
 
-    Least squares solve the head's gradient minus the part of known predictions, which also give the client's scaling. A
-    tied head adds the embeddings' gradient only in the texts' own rows.
+    It follows from the output layer's gradient, minus the part of known predictions, by least squares. That part also
+    gives the client's scaling, without the rows of the texts' words, to which a tied layer adds the embeddings'
+    gradient. Texts of ``longest`` tokens are not extended.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:
@@ -75,7 +76,7 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
 
 
 def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
-    """Return the weight's name and the layer, of the last linear one with an output for each token, or ``None``."""
+    """Return the weight's name and the last linear layer with an output for each token; ``None`` if there is none."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
@@ -94,7 +95,6 @@ class Explanation:
     gradient: Tensors
 
     def labelled(self, texts: Sequence[Tensor]) -> Batch | None:
-        """Return ``texts`` (L,) with inferred labels; ``None`` without an output layer."""
         tokens = pad_sequence(list(texts), batch_first=True, padding_value=-1)
         if self.model.next_token:
             tokens = last_tokens(self.model, self.gradient, tokens, longest=self.observation.input_shape[0])
@@ -103,7 +103,6 @@ class Explanation:
         return None if labels is None else Batch(tokens, labels)
 
     def distance(self, batch: Batch) -> float:
-        """Return the distance of ``batch``'s update from the observed one; infinite for another number of texts."""
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
@@ -145,7 +144,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Return ``batch`` with classes, by the summed labels of each text's ``copies``; ``None`` if a sum is not whole."""
+    """Replace soft labels by the classes that each text's ``copies`` sum to; ``None`` if a sum is not whole."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

@@ -32,7 +32,6 @@ class Span:
 
     @property
     def scale(self) -> float:
-        """Return the root mean square distance of random unit vectors from the span."""
         return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
@@ -49,9 +48,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
     Directions with singular values near the smallest are left out as noise, below ``least`` as rounding. For an adapter
     B A x, the gradient of A is used, or of B while B is zero. ``queries``: ``True`` uses only the first layer.
-
-    Raises:
-        NotAttackableError: no such gradient was uploaded.
+    ``NotAttackableError`` if no such gradient was uploaded.
     """
     names = model.attention_weights[block][: 1 if queries else None]
     adapters = [found for name in names if (found := adapter_of(model, name)) is not None]
@@ -67,7 +64,10 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return orthonormal rows (r, d) that span a gradient (O, d) without its noise, and d."""
+    """Return orthonormal rows (r, d) that span a gradient (O, d) without its noise, and d.
+
+    ``least``: singular value below which directions are rounding.
+    """
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
@@ -121,7 +121,10 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Return the lengths as given, without a language model's last token, or the longest by the positions."""
+        """Return the known lengths, without a language model's last token; if unknown, infer the longest.
+
+        It is inferred from the last row of the position embedding that the update changes.
+        """
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())

@@ -28,8 +28,7 @@ _ULPS = 4.0  # roundings in single precision by which a step of Adam from zero m
 class Entrance:
     """A linear layer before any attention, whose input depends on one token.
 
-    Attributes:
-        through: name of the parameter (d, n) between that input and this layer, if any, such as an adapter's A.
+    ``through``: name of the parameter (d, n) between that input and this layer, if any, such as an adapter's A.
     """
 
     weight: str  # name of its parameter, (O, d), or (d, O) if ``transposed``
@@ -71,7 +70,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _of_one_token(states: Tensor) -> bool:
-    """Return ``True`` if inputs ``states`` (3, 4, d) agree at the token that all probe texts share."""
+    """Return ``True`` if inputs ``states`` (3, 4, d) of three probe texts agree at their common token."""
     if states.dim() != 3 or states.shape[:2] != (3, _LENGTH):
         return False
     one, two, three = states[:, _AT[0]]
@@ -153,7 +152,11 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return how many tokens to accept, given the ``expected`` (k,) number of false ones among the first."""
+    """Return how many of k tokens to accept, given the ``expected`` (k,) number of false ones in the first 1 to k.
+
+    At most the share ``FALSE_SHARE`` of the accepted tokens, and ``FALSE_PER_TEXT`` for each of ``texts`` texts, is
+    expected to be false.
+    """
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
     return int(held[-1]) + 1 if len(held) else 0
@@ -183,7 +186,6 @@ class EvidenceCandidates:
         self._frames: dict[tuple[str, int], WhitenedFrame] = {}
 
     def of(self, tokens: Tensor, path: str) -> Tensor:
-        """Return the inputs (n, L, d) of the layer ``path`` for ``tokens`` (n,) at each position."""
         texts = tokens[:, None].expand(-1, self.length).to(self._model.words.weight.device)
         return entering_layers(self._model, texts, [path])
 
@@ -191,13 +193,13 @@ class EvidenceCandidates:
         yield from torch.split(torch.arange(self.size), max(1, _AT_ONCE // (self.length * width)))
 
     def sample(self, path: str) -> Tensor:
-        """Return the inputs (m, L, d) of ``path``, float64, for some tokens at each position."""
+        """Return the inputs (m, L, d), float64, of the layer ``path`` for a sample of tokens at each position."""
         if path not in self._samples:
             self._samples[path] = self.of(self._order[: min(_EACH, self.size // 2)], path).double()
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return the inputs (m, d) of ``path``, float64, for tokens outside of ``sample``, each at one position."""
+        """Return inputs (m, d), float64, of the layer ``path`` for tokens not in ``sample``, each at one position."""
         tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):
@@ -207,7 +209,6 @@ class EvidenceCandidates:
         return torch.cat(parts)
 
     def frame(self, view: View) -> "WhitenedFrame":
-        """Return the whitened coordinates of ``view``, which all victims share."""
         key = (view.module, 0 if view.through is None else hash(view.through.sum().item()))
         if key not in self._frames:
             sample = self.spread(view.module)
@@ -241,7 +242,10 @@ class _Basis:
     best: Tensor  # (numbers, V) each token's evidence at its best position
 
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
-        """Return the evidence (numbers, n, L) of a layer's inputs (n, L, d) with squared lengths (n, L)."""
+        """Return minus the log of a bound on the probability (numbers, n, L) that chance reaches the inputs' shares.
+
+        ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths in the frame.
+        """
         share = _shares(states @ (self.frame.whole @ self.rows.T).to(states), whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
         empty = torch.tensor(self.numbers, device=share.device)[:, None, None] == 0
@@ -249,7 +253,6 @@ class _Basis:
 
 
 def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Return the shares (numbers, ...) of squared lengths (...) in the first ``numbers`` coordinates."""
     summed = along.square().cumsum(-1)
     shares = [
         (summed[..., k - 1] / whole.clamp_min(1e-30)).clamp(0, 1) if k else torch.zeros_like(whole) for k in numbers
@@ -258,7 +261,7 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return minus the log of the Chernoff bound exp(-freedom / 2 KL(usual, share)) (Dasgupta and Gupta 2003)."""
+    """Return minus the log of a bound on the chance of ``share`` if ``usual`` is expected (Dasgupta and Gupta 2003)."""
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
@@ -289,9 +292,10 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find each victim's tokens whose share in its views exceeds chance; ``None`` if views hold all directions.
+    """Find each victim's tokens whose share in its views exceeds chance; ``None`` if its views have full rank.
 
-    Views of inputs or those behind an adapter's A count, whichever find more tokens.
+    The share is of a token's squared norm. Views of inputs or those behind an adapter's A count, whichever find more
+    tokens. ``texts``: number of texts. ``most``: largest number of tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]
@@ -339,7 +343,7 @@ def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, 
 def _alike(
     bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: EvidenceCandidates
 ) -> int:
-    """Count ``tokens`` whose part outside of the tokens before them is no more than chance.
+    """Count ``tokens`` whose component outside the span of the tokens before them may be chance.
 
     In trained embeddings, tokens that resemble a present one share its direction; only the rest proves their presence.
 
@@ -363,7 +367,7 @@ def _alike(
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
-    """Return a bound on the probability that chance reaches ``evidence`` in ``views`` views; 1 without views."""
+    """Return a bound on the probability of ``evidence``, summed over ``views``, by chance; 1 without views."""
     term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
     for number in range(int(views.max())):
         total = total + term * (number < views)

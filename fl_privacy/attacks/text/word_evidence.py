@@ -31,7 +31,7 @@ class WordModel:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Simulated statistics of words' rows."""
+    """Simulated statistics of the rows of words in a gradient."""
 
     models: tuple[WordModel, ...]  # one model for each class of a text, then an isotropic one
     energy: float  # mean squared length of a token's contribution
@@ -41,7 +41,7 @@ class Expected:
 def simulated(
     model: TextModel, *, length: int, public: Tensor | None, labels: Tensor | None, texts: int, rng: torch.Generator
 ) -> Expected:
-    """Simulate the rows of words by texts of ``length`` tokens, drawn from ``public`` texts if given.
+    """Simulate the rows of words in gradients of texts of ``length`` tokens, drawn from ``public`` texts if given.
 
     Args:
         length: number of tokens of a text, at least 2.
@@ -76,7 +76,7 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Draw tokens (number, length), from ``public`` texts if given."""
+    """Sample tokens (number, length), from ``public`` texts if given."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -86,7 +86,6 @@ def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rn
 
 @torch.enable_grad()
 def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
-    """Return the gradient (n, L, d) of each text's loss by its embeddings."""
     embedded = model.words(tokens).detach().requires_grad_()
     logits = model(torch.cat([embedded, torch.ones_like(embedded[..., :1])], -1))
     if model.next_token:
@@ -118,7 +117,7 @@ def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
     Args:
         energy: (k,) squared norms, without the noise's.
         common: mean product of two occurrences, as a share in [0, 1] of the squared norm.
-        total: number of tokens; without it, repetitions need twice the usual evidence.
+        total: number of tokens; without it, repetitions need twice the median squared norm.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -138,9 +137,11 @@ _SWEEPS = 20
 
 
 def placed(words: Tensor, positions: Tensor) -> Tensor:
-    """Return the word (L,) at each position, by rows of ``words`` (k, d) and ``positions`` (L, d).
+    """Return the index (L,) of the word at each position.
 
-    Exchanges minimize the squared distance of each word from the sum of its positions. Zero elements are not compared.
+    ``words`` (k, d) and ``positions`` (L, d) are rows of both embeddings' gradients. Exchanges minimize the squared
+    distance of each word's row from the sum of its positions' rows. If elements of ``positions`` are zero, as after
+    pruning, these are not compared, and nothing is exchanged.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -148,7 +149,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """Pair each position with the nearest word (L,), each word at least once if possible."""
+    """Return the index (L,) of the nearest word for each position, each word at least once if possible."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
@@ -235,7 +236,8 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
     """Return the words' rows of the tensor ``name`` in updates with one plan and model.
 
-    Weight decay is subtracted, as is the median row of heads, whose other rows are nearly equal, or of rounded rows.
+    Weight decay is subtracted. So is the median row: for a head, whose other rows are nearly equal, and for embeddings
+    whose rows mostly equal the median.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan
@@ -344,7 +346,7 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
-    """Return ``True`` if most of the first victim's rows are untouched and at most ``most`` are not."""
+    """Return ``True`` if a minority of the first victim's rows, at most ``most``, changed, and no noise is known."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 

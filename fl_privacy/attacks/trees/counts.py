@@ -35,9 +35,8 @@ class Training:
 class Leaf:
     """A leaf of the first tree.
 
-    Attributes:
-        labels: counts of each class; for two classes, negatives and positives. Empty for numeric labels.
-        bounds: feature -> (least, below), possibly infinite: the leaf's rows have least <= value < below.
+    ``labels``: counts of each class; for two classes, negatives and positives. Empty for numeric labels. ``bounds``:
+    feature -> (least, below), possibly infinite: the leaf's rows have least <= value < below.
     """
 
     rows: int
@@ -66,13 +65,11 @@ class FirstTree:
 
 
 def infer_training(own: Sequence[OwnTree]) -> Training:
-    """Infer learning rate and lambda from the equations of inner nodes.
+    """Infer learning rate eta and lambda from the equations of inner nodes.
 
-    For children l and r: G_l + G_r = G, and gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda), with
-    eta w in leaves.
-
-    Raises:
-        UserError: no tree splits, or the model lacks the sums of hessians.
+    With sums G and H of gradients and hessians, weights w and children l and r: G_l + G_r = G, and gain = w_l^2 (H_l +
+    lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda), with eta w in leaves. ``UserError`` if no tree splits, or the
+    model lacks the sums of hessians.
     """
     parts = [_node_terms(one.tree, one.parallel) for one in own if len(one.tree.inner)]
     terms = [np.concatenate([part[k] for part in parts]) for k in range(len(parts[0]))] if parts else []
@@ -109,7 +106,10 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Return inner nodes' w, H, gain, and sums of children's (H, 1) by inner ones' w, leaves' value, and squares."""
+    """Return weight w, hessian sum H and gain of inner nodes, and four sums (n, 2) over each one's children.
+
+    The sums are of (H, 1), times w of inner children, times the value of leaves, and times the squares of both.
+    """
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
     for child in (tree.left[nodes], tree.right[nodes]):
@@ -123,7 +123,7 @@ def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
 
 
 def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndarray]:
-    """Return G (L,) and H (L,) of a tree's leaves, from left to right."""
+    """Return the sums of gradients (L,) and hessians (L,) of a tree's leaves, from left to right."""
     leaves = own.tree.leaves
     cover, value = own.tree.cover[leaves], own.tree.value[leaves] * own.parallel
     return -value / training.learning_rate * (cover + training.reg_lambda), cover
@@ -140,7 +140,9 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
             found.append(bounds)
             held += len(bounds)
             if held > MOST_BOUNDS:
-                raise UserError(f"Leaves are expected to have at most {MOST_BOUNDS} thresholds, but got more; omit it.")
+                raise UserError(
+                    f"Leaves with at most {MOST_BOUNDS} thresholds are expected, but got more; omit the model."
+                )
             continue
         feature, threshold = int(tree.feature[node]), float(tree.threshold[node])
         low, high = bounds.get(feature, (-np.inf, np.inf))
@@ -154,16 +156,14 @@ def count_first_tree(
 ) -> FirstTree:
     """Count rows and labels in the leaves of the first tree, which no other precedes.
 
-    All rows then have the same prediction p, so that H = n p (1 - p) and G = n p - n_1 (Di Gennaro et al.,
-    TimberStrike, 2025, section 5).
+    All n rows then have the same prediction p, so that their hessians' sum is n p (1 - p), and their gradients' is n p
+    - n_1 with n_1 positives (Di Gennaro et al., TimberStrike, 2025, section 5). ``UserError`` if there is no such tree,
+    the objective is unsupported, or the tree has too many rows or leaves.
 
     Args:
         objective: XGBoost's name for logistic, squared error or softmax.
         positive_weight: XGBoost's ``scale_pos_weight``.
         rows: number of rows that the client states; without it no counts are called exact.
-
-    Raises:
-        UserError: there is no such tree, the objective is unsupported, or the tree has too many rows or leaves.
     """
     if not own or own[0].before:
         raise UserError("A first tree is expected, but the client was given trees before; start at round 1.")
@@ -186,7 +186,7 @@ def count_first_tree(
     else:
         raise UserError(f"Logistic, squared error or softmax is expected, but got {objective}; use thresholds alone.")
     if not (np.abs(counts) <= MOST_COUNTED).all():
-        raise UserError(f"At most {MOST_COUNTED} rows are expected in a leaf, but the model states more; check it.")
+        raise UserError(f"At most {MOST_COUNTED} rows are expected in a leaf, but the model states more; leave it out.")
     near = np.round(counts)
     whole = bool((np.abs(counts - near) <= WHOLE + 1e-5 * np.abs(counts)).all() and (near >= 0).all())
     near = np.maximum(near, 0).astype(int)
@@ -198,28 +198,24 @@ def count_first_tree(
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
-    """Return each feature's distinct thresholds, ascending: values from the client's rows.
+    """Return each feature's distinct thresholds, ascending, which are values from the client's rows.
 
-    This holds for ``tree_method=hist`` (the default) up to ``max_bin`` distinct values, beyond for quantile sketches;
-    ``exact`` splits halfway between neighbors.
+    If a feature has more than ``max_bin`` values, they are from a sketch of its quantiles. With ``tree_method=exact``
+    (not the default, ``hist``), they are halfway between neighboring values.
     """
     return list(distinct_thresholds([one.tree for one in own], features))
 
 
 def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
-    """Divide the other sites' new trees of bagging rounds, of unknown origin, among ``sites``.
+    """Divide the other sites' new trees of bagging rounds, whose origin is unknown, among ``sites`` sites.
 
     A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models of
     NVFlare since 2.7.2 lack the sums, so that only thresholds count. Similar sites of equal size are not distinguished.
+    ``rounds``: new trees of each round, from ``read_others``; those of a site are adjacent. ``UserError`` if a round's
+    trees are not equally many for each site.
 
-    Args:
-        rounds: new trees of each round, from ``read_others``; those of a site are adjacent.
-
-    Returns:
-        Rounds of each site, in the order of the first round, whose base score is the one that makes counts whole.
-
-    Raises:
-        UserError: a round's trees are not equally many for each site.
+    Return the rounds of each site, in the order of the first round, each first round with the base score that makes
+    counts whole numbers.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
@@ -257,7 +253,7 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
 
 
 def with_own_base(first: Exchange) -> Exchange:
-    """Return a site's first round with a base score that makes its counts whole.
+    """Return a site's first round with a base score for which its counts of rows are whole numbers.
 
     XGBoost's base score is the share of positives k / n, so that the first tree's hessians add up to k (n - k) / n.
     """

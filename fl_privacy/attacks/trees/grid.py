@@ -21,9 +21,8 @@ WORD = 64  # leaves in the bits of one number
 class Grid:
     """The intervals into which thresholds cut each feature.
 
-    Attributes:
-        edges: ascending thresholds of each feature; a value in interval k is at least edge k - 1 and below edge k.
-        missing: ``True`` for each feature whose last state stands for a missing value.
+    ``edges``: ascending thresholds of each feature; a value in interval k is at least edge k - 1 and below edge k.
+    ``missing``: ``True`` for each feature whose last state stands for a missing value.
     """
 
     edges: tuple[np.ndarray, ...]
@@ -31,7 +30,6 @@ class Grid:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """Return the number of states of each feature (F,)."""
         return np.array([len(edges) + 1 + lacks for edges, lacks in zip(self.edges, self.missing, strict=True)])
 
     @cached_property
@@ -41,7 +39,7 @@ class Grid:
 
 
 def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> Grid:
-    """Build the grid of all thresholds of the trees."""
+    """Build the grid of all thresholds of ``trees``; ``missing``: features with a state for missing values."""
     return Grid(edges=distinct_thresholds(trees, features), missing=tuple(bool(each) for each in missing))
 
 
@@ -120,22 +118,15 @@ class OwnTree:
 
 
 def read_exchange(sent: bytes, reply: bytes) -> Exchange:
-    """Parse the models of one round; ``sent`` is empty without a model.
-
-    Raises:
-        UserError: one of them is no known kind of model.
-    """
+    """Parse the models of one round; ``sent`` is empty without a model. ``UserError`` for unknown kinds of models."""
     return Exchange(sent=read_model(sent) if len(sent) > 1 else None, reply=read_model(reply))
 
 
 def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
-    """Parse the other clients' new trees of a bagging round, from the models and the ``own`` reply.
+    """Parse the other clients' new trees of a bagging round: those ``after`` it, but not ``before`` or in ``own``.
 
     With two clients, this is the other's exchange, except for the first round's base score, which is that of the client
-    that the server counted first.
-
-    Raises:
-        UserError: one of them is no known kind of model.
+    that the server counted first. ``UserError`` if one of them is no known kind of model.
     """
     sent, following = (read_model(model) if len(model) > 1 else None for model in (before, after))
     known = Counter(tree.digest for model in (sent, read_model(own)) if model is not None for tree in model.trees)
@@ -151,11 +142,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Return the trees that the client fitted, in order, each with the trees that precede it.
-
-    Raises:
-        UserError: the rounds have different objectives or numbers of features.
-    """
+    """Return the trees that the client fitted, each with the trees before it; ``UserError`` if rounds do not match."""
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:
         raise UserError("Rounds of one objective and features are expected, but differ; give one client's.")

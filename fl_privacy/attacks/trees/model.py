@@ -63,17 +63,14 @@ class Tree:
 
     @cached_property
     def leaves(self) -> np.ndarray:
-        """Return the reachable leaves, from left to right."""
         return np.asarray(self.nodes[self.left[self.nodes] < 0][::-1])
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """Return the reachable nodes that split; parents precede children."""
         return np.asarray(self.nodes[self.left[self.nodes] >= 0])
 
     @cached_property
     def digest(self) -> bytes:
-        """Return a hash of all that the tree's predictions depend on."""
         parts = (self.left, self.right, self.feature, self.threshold, self.default_left, self.value)
         told = hashlib.sha256(bytes([self.group % 256]))
         for part in parts:
@@ -86,9 +83,9 @@ class Trees:
     """An ensemble of decision trees.
 
     Attributes:
-        base_score: prediction without any tree, a share for logistic models; one for each class.
+        base_score: prediction without trees, a probability for logistic objectives; one value, or one for each class.
         classes: number of classes, 1 for a single output.
-        parallel: trees of one round and class.
+        parallel: number of trees that a boosting round adds for each class.
     """
 
     trees: tuple[Tree, ...]
@@ -101,7 +98,6 @@ class Trees:
 
     @property
     def base_margin(self) -> np.ndarray:
-        """Return the (K,) initial margins."""
         base = np.asarray(self.base_score, dtype=float)
         if self.objective in LOGISTIC:
             base = np.clip(base, 1e-12, 1 - 1e-12)
@@ -116,11 +112,7 @@ def is_model(data: bytes) -> bool:
 
 
 def read_model(data: bytes) -> Trees:
-    """Parse a model written by ``Booster.save_raw``, JSON or UBJSON.
-
-    Raises:
-        UserError: the model is too large, damaged, or of no known kind.
-    """
+    """Parse a model of ``Booster.save_raw``, JSON or UBJSON; ``UserError`` if it is too large, damaged or unknown."""
     if len(data) > LARGEST_MODEL:
         raise UserError(
             f"A model is expected to have at most {LARGEST_MODEL >> 20} MiB, but has {len(data) >> 20}; leave it out."
@@ -134,7 +126,9 @@ def read_model(data: bytes) -> Trees:
     try:
         return _model(told)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
-        raise UserError(f"A model from Booster.save_raw is expected, but it {_plain(error)}; save it anew.") from error
+        raise UserError(
+            f"A model from Booster.save_raw is expected, but it {_plain(error)}; save it again, or leave it out."
+        ) from error
 
 
 def _plain(error: Exception) -> str:
@@ -150,7 +144,7 @@ def _model(told: Mapping[str, Any]) -> Trees:
     model, about = booster["model"], learner["learner_model_param"]
     classes, features = max(1, int(about["num_class"])), int(about["num_feature"])
     if classes > MOST_CLASSES or not 0 <= features <= MOST_FEATURES:
-        raise ValueError(f"has more than {MOST_CLASSES} classes or {MOST_FEATURES} features")
+        raise ValueError(f"has more than {MOST_CLASSES} classes ({classes}) or {MOST_FEATURES} features ({features})")
     if int(about.get("num_target", "1")) > 1:
         raise ValueError("has more than one target")
     given = model["trees"]
@@ -161,7 +155,7 @@ def _model(told: Mapping[str, Any]) -> Trees:
         raise ValueError("has trees of no class")
     parallel = int(model["gbtree_model_param"].get("num_parallel_tree", "1"))
     if not 1 <= parallel <= MOST_TREES:
-        raise ValueError(f"has not 1 to {MOST_TREES} parallel trees")
+        raise ValueError(f"has {parallel} parallel trees, not 1 to {MOST_TREES}")
     trees = tuple(_tree(one, features, groups[k], k // max(1, classes * parallel)) for k, one in enumerate(given))
     objective = learner["objective"]
     positive_weight = float(objective.get("reg_loss_param", {}).get("scale_pos_weight", 1.0))
@@ -171,7 +165,7 @@ def _model(told: Mapping[str, Any]) -> Trees:
     if not all(map(math.isfinite, base_score)):
         raise ValueError("has a base score that is no number")
     if len(base_score) not in (1, classes):
-        raise ValueError("has not one base score, nor one a class")
+        raise ValueError(f"has {len(base_score)} base scores, not 1 or {classes}")
     return Trees(
         trees=trees,
         base_score=base_score,
@@ -202,9 +196,9 @@ def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tre
     inner = left >= 0
     children = np.concatenate([left[inner], right[inner]])
     if (inner != (right >= 0)).any() or (children >= nodes).any() or len(np.unique(children)) < len(children):
-        raise ValueError("has a tree that is none")
+        raise ValueError("has a tree whose nodes have wrong children")
     if (children == 0).any() or ((feature < 0) | (feature >= features))[inner].any():
-        raise ValueError("has a tree that splits by a feature it lacks, or that is none")
+        raise ValueError("has a tree that splits by an unknown feature, or whose root has a parent")
     level = np.zeros(1, dtype=int)
     for _ in range(DEEPEST + 1):
         level = level[left[level] >= 0]
@@ -250,11 +244,8 @@ _CONSTANTS = {"Z": None, "T": True, "F": False}
 def read_ubjson(data: bytes) -> Any:
     """Parse one UBJSON value.
 
-    Args:
-        data: all bytes. Memory stays near their number, plus some hundred bytes for each of ``MOST_VALUES``.
-
-    Raises:
-        UserError: the value is damaged, nested too deeply, or of a type that XGBoost does not write.
+    ``data``: all bytes. Memory stays near their number, plus some hundred bytes for each of ``MOST_VALUES``.
+    ``UserError`` if the value is damaged, nested too deeply, or of a type that XGBoost does not write.
     """
     reader = _Reader(data)
     try:

@@ -93,7 +93,7 @@ class BoxProblem:
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw states (N, F), labels (N,) and indices of known rows (N,), -1 for none, that fit the first tree."""
+        """Draw initial states (N, F), labels (N,) and known rows' indices (N,), else -1, that fit the first tree."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -117,7 +117,6 @@ class BoxProblem:
         return states, labels, home
 
     def _drawn(self, leaf: int, number: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw states (number, F) of rows within a leaf of the first tree."""
         possible = np.ones(len(self.masks), dtype=bool)
         if leaf >= 0:
             word, bit = divmod(leaf, 64)
@@ -164,7 +163,6 @@ class Chain:
 
     @property
     def misfit(self) -> float:
-        """Return the root mean square residual of gradient sums."""
         return float(np.sqrt(np.mean(self.left[0] ** 2)))
 
     def redraw(self, row: int, feature: int, width: float, rng: np.random.Generator) -> None:
@@ -226,7 +224,10 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Return half the change (C,) of the squared residual by candidates (C, T), in units of ``width``."""
+        """Return by how much each of C candidate rows raises the squared residual (C,), over 2 ``width``^2.
+
+        ``slot``, ``gradient``, ``hessian``: (C, T) each candidate's leaf index, gradient and hessian in T trees.
+        """
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
@@ -305,14 +306,14 @@ def reconstruct_rows(
 ) -> TreeReconstruction:
     """Reconstruct the rows of one client from the models sent to it and its replies.
 
+    ``UserError`` if the models are unsupported or too large, or the number of rows is needed and not given.
+
     Args:
         exchanges: the client's rounds in order; XGBoost with one output and logistic loss.
         training: learning rate and lambda; ``None`` infers them from the models.
         rows, positives: numbers of rows and of positives; needed only if the client was given trees before its first.
         chains: number of searches, each with its own random stream.
-
-    Raises:
-        UserError: the models are unsupported or too large, or the number of rows is needed and not given.
+        sweeps: number of passes of a search over all cells.
     """
     began = time.perf_counter()
     knowledge = knowledge or Knowledge()
@@ -385,14 +386,15 @@ def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | 
     if knowledge.rows is None:
         return None
     if knowledge.labels is None or len(knowledge.labels) != len(knowledge.rows):
-        raise UserError("Known rows are expected with a label each, but got others; give knowledge.labels.")
+        raise UserError("Known rows are expected with a label each, but labels are missing; give knowledge.labels.")
     if knowledge.rows.ndim != 2 or knowledge.rows.shape[1] != len(grid.edges):
-        raise UserError(f"Known rows (R, {len(grid.edges)}) are expected, but got {knowledge.rows.shape}; mend them.")
+        raise UserError(
+            f"Known rows (R, {len(grid.edges)}) are expected, but got {knowledge.rows.shape}; give all columns."
+        )
     return states_of(knowledge.rows, grid), knowledge.labels.astype(int)
 
 
 def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """Return a mask of the grid's S states: ``False`` for those without any of the known categories."""
     found = np.ones(int(grid.states.sum()), dtype=bool)
     for feature, codes in knowledge.categories.items():
         here = np.zeros(int(grid.states[feature]), dtype=bool)

@@ -88,10 +88,8 @@ def audit_app(
 ) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
-    The app's code is executed. ``tell`` gets the progress, ``show`` the records instead of files.
-
-    Raises:
-        UserError: the app can't be loaded, or the folder can't be written.
+    The app's code is executed. ``tell`` is called with lines of progress. ``show`` is called with each record, which is
+    then not written to files. ``UserError`` if the app can't be loaded, or the folder can't be written.
     """
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
@@ -148,14 +146,13 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
 
 
 def _forget(folder: Path) -> None:
-    """Let the next run import an app's modules anew; they may hold a trained network."""
     for name, module in list(sys.modules.items()):
         if (place := getattr(module, "__file__", None)) and Path(place).is_relative_to(folder):
-            del sys.modules[name]
+            del sys.modules[name]  # it may hold a trained network
 
 
 def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[bytes]], None]) -> None:
-    """Audit the app in folder or bundle ``app`` within a sandbox, and send name, progress and records by ``say``.
+    """Audit the app in folder or bundle ``app`` within a sandbox; send name, progress and records using ``say``.
 
     ``asked`` has the fields of ``AppAuditRequest`` as plain values, with an ``out`` inside the sandbox.
     """
@@ -182,7 +179,7 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
 
 
 class AppAudit(AuditSession):
-    """The audit of an app that is run: observations of its grid, and answers of attacks."""
+    """An audit that runs an app, observes its uploads, and attacks them."""
 
     def __init__(
         self,
@@ -215,7 +212,6 @@ class AppAudit(AuditSession):
         self.understood = self.chose_none = False
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
-        """Run the app in the folder ``files``, attack it, and write the page."""
         asked, inner = self.asked, None if app.scripts is None else app.scripts.works_in(app.folder)
         with contextlib.ExitStack() as stack:
             stack.callback(self.leave)
@@ -268,7 +264,10 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Add notes on how this run differs from the app's own: changes ``there``, and ``rounds`` beyond a limit."""
+        """Add notes on how this run differs from the app's usual one.
+
+        ``there``: changes around the app. ``rounds``: number of rounds trained, noted if above ``--rounds``.
+        """
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (
@@ -423,7 +422,7 @@ def remedies(problems: Iterable[str]) -> list[str]:
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:
-    """Return ``problems``, each followed by its remedy, if that is new."""
+    """Return ``problems``, each followed by its remedies that no earlier problem has."""
     found, said = list[str](), set[str]()
     for problem in problems:
         new = [sentence for sentence in remedies([problem]) if sentence not in said]

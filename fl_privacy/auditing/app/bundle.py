@@ -36,10 +36,12 @@ Config = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """A Flower app by its ``pyproject.toml``: references such as ``package.app:app``, nodes of the first simulation.
+    """A Flower app as its ``pyproject.toml`` describes it.
 
     Attributes:
+        server, client: references such as ``package.app:app``.
         python: value of ``requires-python``.
+        nodes: number of nodes of the first simulation, if any.
         scripts: files to run of a project without the app format, instead of ``server`` and ``client``.
         tried: scripts that were run in vain; ``None`` if the user named some, so that no others are run.
     """
@@ -71,11 +73,8 @@ class App:
     def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start.
 
-        Args:
-            stops: function that returns why the app can't start, if a module is missing.
-
-        Raises:
-            UserError: the code can't be imported, or is no app.
+        ``stops``: function that returns why the app can't start, if a module is missing. ``UserError`` if the code
+        can't be imported, or is no app.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
@@ -113,7 +112,7 @@ class App:
             raise UserError(said) from cause
         except OSError as error:
             if not isinstance(error, FileNotFoundError):  # such as a port that a sandbox has not
-                raise UserError(f"The app {self.name} raised {in_one_line(error)} when it was imported.") from error
+                raise UserError(f"The app {self.name} raised {in_one_line(error)} on import; correct it.") from error
             does = f"opens {error.filename}" if error.filename else f"raised {in_one_line(error)}"
             missing = ", but there is none" * bool(error.filename)
             raise UserError(
@@ -128,7 +127,7 @@ class App:
         return Started(server=server, client=client, nodes=self.nodes)
 
     def _loaded(self, reference: str) -> Any:
-        """Load an app, and find folders of modules that it imports without their package."""
+        """Load the app at ``reference``; add the folders of modules that it imports by bare name to ``sys.path``."""
         from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
 
         sys.path += [str(each) for each in [self.folder / "src"] if each.is_dir()]
@@ -163,7 +162,7 @@ class App:
 
 
 def _renamed(folder: Path, package: str, code: str) -> str:
-    """Return a phrase on the folder that holds several modules of a missing ``package``, or ""."""
+    """Return a phrase on the folder that seems to be the missing ``package`` under another name, or ""."""
     inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(package)}\.(\w+)", code)}
     places = [holders(folder, each, folder) for each in inner]
     found = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # another package may have one, too
@@ -176,14 +175,9 @@ def _renamed(folder: Path, package: str, code: str) -> str:
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
-    A bundle is unpacked. Without Flower's app format, scripts that start Flower are the app, or the only folder in it
-    that has the format.
-
-    Args:
-        chosen: options of ``find_scripts``; with a script, the folder's app format is not looked at.
-
-    Raises:
-        UserError: it is no Flower app.
+    A bundle is unpacked. In a folder without Flower's app format, the app consists of the scripts that start Flower, or
+    else of the only folder inside that has the format. ``chosen``: options of ``find_scripts``; with a script, the
+    folder's app format is not looked at. ``UserError`` if it is no Flower app.
     """
     place = expanded(path).absolute()
     if not place.is_file() or place.suffix != ".fab":
@@ -264,7 +258,7 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the packages of a pyproject.toml, else of requirements.txt."""
+    """Return a project's requirements in pyproject.toml, parsed here unless given, or in requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         told = told or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(told, "project").get("dependencies"), list):
@@ -281,7 +275,7 @@ def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _specifier(text: str) -> str:
-    """Convert a version of Poetry to pip's form: ``^1.3`` ends below 2."""
+    """Convert a version of Poetry, such as ``^1.3``, to pip's form, such as ``>=1.3,<2``."""
     if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):
         return f">={text[1:]},<{caret[1] or ''}{int(caret[2]) + 1}"
     return text if re.match(r"[<>=!]|~=", text) else f"=={text}" if re.fullmatch(r"\d[\w.]*", text) else ""
@@ -322,7 +316,7 @@ def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
 
 
 def read_pairs(option: str, texts: Sequence[str]) -> Config:
-    """Combine the key=value pairs in all of ``texts``; ``UserError`` for any other text."""
+    """Combine the key=value pairs in all of ``texts``; ``UserError``, which names ``option``, for any other text."""
     import click  # noqa: PLC0415
 
     from fl_privacy.flower.inside.identity import parse_config_args  # noqa: PLC0415

@@ -191,7 +191,7 @@ def check_app(app: App) -> Check:
 
 
 def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
-    """Return the files of ``app`` that are loaded first, and the modules that it names and lacks."""
+    """Return the files of ``app`` that are loaded first, and the modules that it names but lacks."""
     if app.scripts is not None:
         return [app.scripts.server, *app.scripts.clients], []
     found, absent = [], []

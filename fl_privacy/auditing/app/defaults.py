@@ -87,13 +87,12 @@ class Defaults:
         return self._never[name]
 
     def unsure(self, node: ast.AST) -> list[str]:
-        """Return the conditions on the code at ``node`` whose values are not known."""
         tests = [(test, wanted) for test, wanted in self._conditions(node) if self.value(test) is UNKNOWN]
         said = [shown(test) if wanted else f"not {shown(test)}" for test, wanted in tests]
         return [one for one in dict.fromkeys(said) if "__name__" not in one]
 
     def _conditions(self, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-        """Yield each condition around ``node``, without its ``not``, and the truth that it needs."""
+        """Yield each condition around ``node``, without its ``not``, and the truth with which ``node`` runs."""
         for test, wanted in self._tests(node):
             while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
                 test, wanted = test.operand, not wanted  # noqa: PLW2901
@@ -166,7 +165,6 @@ class Defaults:
         return self._known.setdefault(name, found) if found is not UNKNOWN else found
 
     def _set(self, holder: ast.AST, key: object, default: Any) -> Any:
-        """Return the entry ``key`` of the run config or environment; ``UNKNOWN`` for other mappings."""
         last = _last(holder)
         if isinstance(key, str) and key in self.config and last not in ("environ", "os", "node_config"):
             return self.config[key]
@@ -184,7 +182,7 @@ def _last(node: ast.AST | None) -> str:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
-    """Yield (name, value); ``None`` for a value that changes or is not written there."""
+    """Yield (name, value) of assignments and defaults at ``node``; the value is ``None`` if it varies, as in a loop."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Tuple | ast.List):

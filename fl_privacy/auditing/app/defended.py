@@ -26,8 +26,7 @@ from fl_privacy.runs.config import compose_run, options
 def defense_called(given: Sequence[str]) -> Defense:
     """Build the defense of ``--with-defense``: its name, then settings such as ``defense.scale=0.1``.
 
-    Raises:
-        UserError: it is unknown, or does not act on uploads alone.
+    ``UserError`` if it is unknown, or does not act on uploads alone.
     """
     words = [word for text in given for word in text.split()]
     name = next((word for word in words if re.fullmatch(r"(defense=)?\w+", word)), "").removeprefix("defense=")
@@ -56,7 +55,7 @@ def defense_called(given: Sequence[str]) -> Defense:
 class ReplyDefense:
     """Applies the upload hooks of ``defense`` to the trained parameters in a reply; other arrays leave unchanged.
 
-    Each answer has draws of its own, derived from ``seed``.
+    The random draws of each answer are derived from ``seed``.
     """
 
     defense: Defense
@@ -64,11 +63,7 @@ class ReplyDefense:
     _answers: Counter[int] = field(default_factory=Counter, init=False)
 
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
-        """Defend in place the arrays of ``reply``, which hold the parameters ``found``.
-
-        Raises:
-            UserError: the arrays hold no parameters, or codes of them.
-        """
+        """Defend the parameters ``found`` in ``reply``, in place; ``UserError`` if it has none, or only their codes."""
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()
         for record, held in reply.content.array_records.items():

@@ -57,7 +57,8 @@ class Around:
         data: names of data sets that the app loaded from the mirror.
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
-        lent, silent: earlier names and options that it uses, and packages that report elsewhere, which it goes without.
+        lent: earlier names and options that it uses, and that were provided.
+        silent: packages that report elsewhere, and that were left out.
         devices: devices that it names and this machine lacks.
         keras: ``True`` if its Keras runs on PyTorch.
     """
@@ -77,10 +78,7 @@ def around(
 ) -> Iterator[Around]:
     """Let an app work in the folder ``files/inner``, with data sets from ``mirror``.
 
-    Packages that are ``absent`` fail only when they are called.
-
-    Raises:
-        UserError: ``mirror`` is no folder.
+    Packages that are ``absent`` fail only when they are called. ``UserError`` if ``mirror`` is no folder.
     """
     with ExitStack() as stack:
         data = stack.enter_context(data_sets_of(mirror))
@@ -241,7 +239,7 @@ def figures_noted(figures: dict[str, float]) -> Iterator[None]:
 
 
 def configure(context: Context, partition: int, config: Mapping[str, Any], node_config: Mapping[str, Any]) -> None:
-    """Give a node the run config and its node config; ``{partition}`` in a text becomes its number."""
+    """Give a node the run config and its node config; ``{partition}`` in a text becomes ``partition``."""
     context.run_config = dict(config)
     for key, value in node_config.items():
         context.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
@@ -267,10 +265,10 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 
 
 class LoadedBy:
-    """Record which ``flwr_datasets`` partitions and pandas tables a client loads while it answers, into ``tables``.
+    """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    A file written after ``since``, in seconds since 1970, is a log of the app, unless it has more rows than the number
-    of messages ``answered`` so far.
+    A table whose file was written after ``since`` (seconds since 1970) is ignored as a log of the app, unless it has
+    more rows than the number of messages ``answered`` so far.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

@@ -48,7 +48,7 @@ def lent_in_words(lent: list[str]) -> str:
 
 @contextmanager
 def moved_names_lent() -> Iterator[list[str]]:
-    """Provide the names of ``EARLIER``, where missing, until the block ends; list those used, as ``module.name``."""
+    """Provide earlier names of Flower (``EARLIER``) until the block ends; list those used, as ``module.name``."""
     asked: list[str] = []
     with ExitStack() as stack:
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
@@ -77,7 +77,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _module(stack: ExitStack, place: str) -> Any:
-    """Return a module or class; a module that is no more is made until the stack closes, with its packages."""
+    """Return the module or class at ``place``; if it is missing, make an empty module there until ``stack`` closes."""
     if not isinstance(found := attempt(partial(resolve_name, place)), Failure):
         return found
     made = sys.modules[place] = ModuleType(place)
@@ -91,7 +91,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``find`` provide names that ``module`` lacks (``None``: it can't either), until the stack closes."""
+    """Let ``find(name)`` provide names that ``module`` lacks, or ``None``, until ``stack`` closes."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -107,7 +107,10 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record; objects that none can hold become JSON, are kept in ``objects`` and noted in ``asked``."""
+    """Make a config record, in which objects that no record can hold become JSON.
+
+    The objects are kept in ``objects`` by the start of their JSON, and noted in ``asked``.
+    """
     told = dict(values)
     for key, value in told.items():
         if not isinstance(value, int | float | str | bytes):
@@ -211,9 +214,9 @@ _OF_TENSORFLOW = re.compile(
 
 
 def keras_lent(code: str) -> bool:
-    """Run the app's Keras on PyTorch, whose steps are observed; return ``True`` if it runs there.
+    """Choose PyTorch as the backend of the app's Keras, so that its steps can be observed; return ``True`` on success.
 
-    An app that differentiates by TensorFlow itself, or names a backend, keeps its own.
+    An app that uses TensorFlow's own gradients, or names a backend, keeps its backend.
     """
     wanted = bool(_OF_KERAS.search(code)) and not _OF_TENSORFLOW.search(code)
     if wanted and "keras" not in sys.modules and importlib.util.find_spec("keras") is not None:
@@ -254,7 +257,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield module or class, name in it, and both as in ``names``, of the names of ``package`` that ``code`` has."""
+    """Yield (module or class, name in it, entry) for each dotted entry of ``names`` that ``code`` mentions."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
@@ -265,7 +268,7 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[str]) -> None:
-    """Let a module or class have a ``name`` that it lacks."""
+    """Provide the missing ``name`` of a module or class ``home`` as an alias of ``stands``; note uses in ``asked``."""
     found = attempt(partial(resolve_name, stands))
     if isinstance(found, Failure):  # of a package that can't be imported, such as Keras without a backend
         return
@@ -295,7 +298,7 @@ def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[
 
 
 def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
-    """Let an app's ``torch.load`` run the code in pickles, as before PyTorch 2.6; libraries' calls do not."""
+    """Let an app's ``torch.load``, not a library's, run code in pickles, as before PyTorch 2.6, and note it."""
 
     def loaded(original: Any, *args: Any, **kwargs: Any) -> Any:
         file: Any = args[0] if args else kwargs.get("f")
@@ -317,7 +320,11 @@ def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
 def _with_present_arguments(
     name: str, options: Mapping[str, Any], asked: list[str], original: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a function with options by their present names (text; "" leaves one out), values or defaults (a list)."""
+    """Call ``original``, the function ``name``, with earlier options converted to present ones.
+
+    ``options``: earlier option -> its present name, or "" to leave it out; a mapping from earlier to present values; or
+    a list of one reference, whose object is the default value.
+    """
     parameters = [*inspect.signature(original).parameters]
     own = int(parameters[:1] == ["self"])
     kwargs = {**dict(zip(parameters[own:], args[own:], strict=False)), **kwargs}
@@ -337,7 +344,7 @@ def _with_present_arguments(
 
 @contextmanager
 def nothing_served(asked: list[str]) -> Iterator[None]:
-    """Keep ``prometheus_client`` from opening a port."""
+    """Keep ``prometheus_client`` from opening a port; note in ``asked`` that it tried."""
 
     def serve(original: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         asked.extend({"prometheus_client"} - {*asked})
@@ -350,7 +357,10 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
-    """Return a method of Keras 2 that takes a generator, made of Keras 3's ``name``."""
+    """Return a method like Keras 2's ``<name>_generator`` that calls Keras 3's ``name``.
+
+    ``places``: names of its positional arguments after the generator.
+    """
 
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(places, args, strict=False)), **kwargs}
@@ -405,7 +415,7 @@ class _Silent(ModuleType):
 
 
 class _NeverMade(type):
-    """Class of placeholders for names of an absent package, which can be named and subclassed, but not called."""
+    """Metaclass of placeholders for names of an absent package, which can be named and subclassed, but not called."""
 
     def __getattr__(cls, name: str) -> "_NeverMade":
         if name in {"__code__", "__defaults__", "__globals__"}:  # which functions have
@@ -431,7 +441,6 @@ class _Absent(_Silent):
 
 
 def _is_codeless(spec: ModuleSpec | None) -> bool:
-    """Return ``True`` if a module does not exist, or is a folder without code."""
     if spec is None or spec.has_location or spec.submodule_search_locations is None:
         return spec is None
     return not any(file for each in spec.submodule_search_locations for file in islice(Path(each).rglob("*.py"), 1))

@@ -80,7 +80,6 @@ class FittedStandIn:
         self.classes_ = np.arange(classes)
 
     def transform(self, given: Any) -> np.ndarray:
-        """Return numbers (N,) of labels (N,), below the number of classes; without classes, return ``given``."""
         if not self.classes_.size:
             return np.asarray(given)
         return np.unique(np.asarray(given), return_inverse=True)[1].reshape(-1) % self.classes_.size
@@ -92,7 +91,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement)."""
+    """Yield functions that load files, to be replaced: module, name and replacement."""
     for module in ("pickle", "joblib"):
         if drawing.uses(module):
             yield module, "load", partial(_loaded, drawing)
@@ -121,7 +120,10 @@ def unpickled(drawing: Drawing, path: Path) -> Any:
 
 
 def archive(drawing: Drawing, path: object) -> Any:
-    """Make up a file's arrays by their names: labels, or inputs of the network; for a pickle those unpacked."""
+    """Make up the arrays of the file ``path`` by their names: labels, or inputs of the network.
+
+    Return one array for ``.npy``, a tuple for a pickle that the app's code unpacks, and a mapping otherwise.
+    """
     size = " x ".join(map(str, drawing.array("x", path).shape[1:]))
     drawing.note(str(path), f"drawn arrays, {size} numbers an example, and their labels")
 

@@ -111,11 +111,7 @@ class Review:
 
 
 def review_app(path: str | Path) -> Review:
-    """Review the app or scripts in the folder or bundle ``path`` without running them.
-
-    Raises:
-        UserError: it is no Flower app, and no script in it starts Flower.
-    """
+    """Review the app or scripts in a folder or bundle, without running them; ``UserError`` if ``path`` has none."""
     app = read_app(path)
     ran = () if app.scripts is None else dict.fromkeys((app.scripts.server, *app.scripts.clients))
     names = [each.relative_to(app.folder).as_posix() for each in ran]
@@ -147,7 +143,7 @@ def review_app(path: str | Path) -> Review:
 
 
 def _classes_of_clients(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Return the names of classes derived from Flower's clients, also through others of the project."""
+    """Return the names of the project's classes that are derived, also indirectly, from Flower's clients."""
     classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
     found, known = set[str](), {"NumPyClient", "Client"}
@@ -206,7 +202,6 @@ class _File:
                 self.found.answers.append(CodeNote(what=what, where=where))
 
     def _protects(self, node: ast.AST, name: str) -> bool:
-        """Note a protection, or that it is off by default; return ``False`` for the latter."""
         if reason := self.defaults.off(node):
             self.found.off.append(CodeNote(what=f"{name}: {reason}", where=self.place(node)))
             return False

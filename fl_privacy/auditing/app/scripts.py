@@ -65,9 +65,9 @@ class Scripts:
 
     Attributes:
         server: script or notebook that starts the simulation or the server; the first client if none does.
-        clients: scripts that each start one client; empty for a simulation. Client k runs the k-th, in turn.
-        server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}``
-            the number of clients.
+        clients: scripts that each start one client, assigned to clients in turn; empty for a simulation.
+        server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}`` the
+            number of clients.
         notes: sentences on what was chosen among several.
     """
 
@@ -78,12 +78,10 @@ class Scripts:
     notes: tuple[str, ...] = ()
 
     def works_in(self, folder: Path) -> Path:
-        """Return the folder, relative to ``folder``, in which people start the server's script."""
         here = self.server.parent
         return Path() if here == folder or (here / "__init__.py").exists() else here.relative_to(folder)
 
     def in_words(self, folder: Path) -> str:
-        """Describe in sentences the scripts that are run, with paths relative to ``folder``."""
         names = [named(path, folder) for path in (self.server, *self.clients)]
         said = f"The project has no app format of Flower: {names[0]} is run"
         if self.server in self.clients:
@@ -118,23 +116,19 @@ class SourceFile:
 
     @cached_property
     def starts(self) -> set[str]:
-        """Return the starting functions of Flower that are called anywhere in the file."""
         return {called(node) for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.begins(node)}
 
     def begins(self, node: ast.Call) -> bool:
-        """Return ``True`` for a call of one of Flower's starting functions, not of the project's own of that name."""
         return called(node) in STARTS and dotted(node.func).partition(".")[0] in self.flower
 
     @cached_property
     def is_script(self) -> bool:
-        """Return ``True`` if running the file does more than define names."""
         guarded = any(isinstance(node, ast.If) and guards_main(node) for node in self.tree.body)
         notebook = self.path.suffix == ".ipynb" and bool(self.starts)
         return notebook or guarded or any(map(self.begins, self._calls))
 
     @property
     def calls_imported(self) -> bool:
-        """Return ``True`` if running the file calls a function that it imports by name."""
         imported = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
         names = {alias.asname or alias.name for node in imported for alias in node.names}
         return any(called(each) in names for each in self._calls)
@@ -158,11 +152,9 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Given scripts are relative to the folder, and no others are searched for.
-    Scripts in ``but`` are left out. With ``alone``, clients need no server. ``None`` if no script starts Flower.
-
-    Raises:
-        UserError: a given script does not exist, or nothing in the folder starts a client when it is run.
+    Given scripts are relative to the folder, and no others are searched for. Scripts in ``but`` are left out. With
+    ``alone``, clients need no server. ``None`` if no script starts Flower. ``UserError`` if a given script does not
+    exist, or nothing in the folder starts a client when it is run.
     """
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():
@@ -208,8 +200,7 @@ def find_scripts(
 def cells_of(path: Path) -> list[str]:
     """Return the Python code of a script, or of each of a notebook's code cells without IPython's own lines.
 
-    Raises:
-        UserError: it can't be read.
+    ``UserError`` if it can't be read.
     """
     try:
         if path.suffix != ".ipynb":
@@ -369,7 +360,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:
-    """Return the usual value of an option or a question by its name, or ``None``."""
+    """Return the usual value of an option or question ``name``, or ``None``; ``of_client``: or of a client's number."""
     if of_client and name and _OF_CLIENT.match(name):
         return "{partition}"
     if _COUNT.match(name):
@@ -420,7 +411,7 @@ _ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
 def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an option for each argument without default of the functions that Fire runs."""
+    """Yield an option for each argument without default of the functions that Python Fire runs."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
     run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):
@@ -438,7 +429,7 @@ def _first_of_range(node: ast.AST | None) -> int | None:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return ``a.b.c`` of an attribute; a loop, since thousands of dots exceed the recursion limit."""
+    """Return the dotted path of a name or attribute, such as ``a.b.c``."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)

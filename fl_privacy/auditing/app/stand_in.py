@@ -149,11 +149,10 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 
 
 class Drawing:
-    """Makes up random data that an app loads, by the columns and classes in its code; ``folder`` is for files.
+    """Makes up random data for an app, by the columns and classes in its code.
 
-    Attributes:
-        asked: requested data -> made-up data in their place, in words.
-        shares: largest number of clients that the app divides a data set among.
+    ``folder``: place of the files that are written. ``asked``: requested data -> made-up data in their place, in words.
+    ``shares``: largest number of clients that the app divides a data set among.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
@@ -188,7 +187,6 @@ class Drawing:
         return not self._imported.isdisjoint(packages)
 
     def _value(self, node: ast.AST | None) -> object:
-        """Return the value of a literal, of a constant's name, or of a list of these."""
         node = self._constants.get(dotted(node), node) if isinstance(node, ast.Name) else node
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(each) for each in node.elts]
@@ -277,7 +275,6 @@ class Drawing:
         return [each for each in self.asked if each not in self._pretrained]
 
     def in_words(self) -> str:
-        """Describe the made-up data in sentences; "" if there are none."""
         if not self.asked:
             return ""
         told = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
@@ -292,7 +289,11 @@ class Drawing:
         return self.hub(str(path), None, ("test" if named[1] else "train") if named else None)
 
     def hub(self, path: str, name: object, split: object) -> Any:
-        """Draw a data set of the hub by its name or, of an unknown one, by the columns that the code names."""
+        """Make up data in place of the Hugging Face data set, or saved folder, ``path``.
+
+        The columns are those of the known data set of that name, or else those that the app's code names. ``name``:
+        configuration. ``split``: part or parts to return; ``None`` returns a dictionary of all.
+        """
         hf = importlib.import_module("datasets")
         known = f"{path} {name if isinstance(name, str) else ''}".lower().strip()
         parts = {"train": max(TRAIN, min(self.shares * OF_SHARE, MOST_DRAWN)), "test": TEST}
@@ -350,7 +351,7 @@ class Drawing:
         return [pillow.fromarray(each[..., 0] if shape.channels == 1 else each) for each in drawn]
 
     def table(self, path: object) -> Any:
-        """Draw a table of pandas with the columns that the code names; others are drawn on first access."""
+        """Make up a pandas table with the columns that the code names; others are added on first access."""
         pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
         names = [name for name in dict.fromkeys(self.names) if not name.isdigit()]
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
@@ -395,7 +396,7 @@ class Drawing:
         return Table(drawn).iloc[order].reset_index(drop=True)
 
     def array(self, name: str, path: object) -> np.ndarray:
-        """Draw random values for an array by its name: labels, or inputs such as pictures, windows or rows."""
+        """Make up an array by its name: labels, or inputs such as pictures, windows or rows."""
         number, classes = TEST if re.search("test|val", name) else TRAIN, self.classes or 10
         rng = self.rng(f"{path} {name}")
         if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
@@ -412,14 +413,13 @@ class Drawing:
         return drawn[..., 0] if colors == 1 and not entry else drawn
 
     def lines(self, path: object) -> np.ndarray:
-        """Draw rows of numbers, the class in the last column."""
         classes = max(self.classes, 2)
         self.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
         drawn = numbers(TRAIN + TEST, self.features or 10, classes, self.rng(str(path)))
         return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
 
     def saved_by_torch(self, path: object) -> Any:
-        """Return placeholder weights or, if ``path`` does not name weights, a drawn data set of pictures or rows."""
+        """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
         if OF_MODEL.search(Path(str(path)).stem):
             self.note(str(path), UNTRAINED, pretrained=True)
             return NoWeights()
@@ -436,7 +436,7 @@ class Drawing:
         return self._as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 
     def written(self, path: Path) -> Path:
-        """Write a drawn table, or lines of text, and return its file."""
+        """Write a made-up file in place of the missing table or text ``path``, and return its path."""
         made = self.files / "stand-in" / re.sub(r"\W+", "_", str(path))
         if not made.exists():
             made.parent.mkdir(parents=True, exist_ok=True)
@@ -448,13 +448,12 @@ class Drawing:
         return made
 
     def folder(self, root: object) -> Path:
-        """Write a folder of pictures for each class, and return it."""
         made = self.files / "stand-in" / re.sub(r"\W+", "_", str(root))
         self.fill(made, str(root), by_class=True)
         return made
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
-        """Write pictures to a missing folder, in a folder for each class unless its name is that of one class."""
+        """Write pictures to the missing folder ``made``, in a folder for each class unless it is named as a class."""
         names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
         classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
         by_class = by_class or bool(OF_DATA.search(made.name))

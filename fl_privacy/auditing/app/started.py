@@ -85,10 +85,8 @@ _Calls = defaultdict[str, list[dict[str, Any]]]
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
     """Run the server's script up to its start, and return apps that Flower runs.
 
-    Scripts of clients run when their client is first asked, in modules of their own.
-
-    Raises:
-        UserError: a script raises an error, or ends without a start.
+    Scripts of clients run when their client is first asked, in modules of their own. ``UserError`` if a script raises
+    an error, or ends without a start.
     """
     runner, settings = _Runner(folder), usual_settings(code_of(folder))
     plain = LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
@@ -144,7 +142,7 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
-    """Return a strategy's own evaluation; if it fails, return ``None`` and add the reason to ``failed``."""
+    """Return a strategy's evaluation; if it fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -165,7 +163,7 @@ def _name_rounds(strategy: Any) -> None:
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
-    """Return a function from a context to a client; ``made`` takes the context or, as earlier, a number as text."""
+    """Return a function from a context to a client; ``made`` takes the context or, if old, a number as text."""
     parameters = inspect.signature(made).parameters.values()
     takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
     return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
@@ -217,7 +215,7 @@ class _Clients:
 
 
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
-    """Return a script's module and the folder around its package."""
+    """Return an empty ``__main__`` module for a script and, for relative imports, the folder around its package."""
     module, level = ModuleType("__main__"), 0
     module.__dict__.update(__file__=str(path), __builtins__=__builtins__, __package__="")
     with suppress(SyntaxError):  # its cells' own errors come when they run
@@ -241,7 +239,7 @@ class _Runner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it starts Flower; ``UserError`` has the script's error."""
+        """Run a script until it starts Flower; return the arguments of its starts. ``UserError`` if it fails."""
         words, self._words = [_filled(each, partition, nodes) for each in arguments], ""
         first, second = str(path.parent), str(self.folder)
         places: list[tuple[str, ...]] = [(first, second)]
@@ -332,13 +330,11 @@ class _Runner:
         return calls
 
     def silent(self, path: Path, what: str, remedy: str) -> UserError:
-        """Return the error of a script that starts no ``what``, with its last output."""
         said = f"{named(path, self.folder)} is expected to start {what}, but ended without"
         words = f". It last said: {self._words.rstrip('.')}. If that is no reason, " if self._words else ": "
         return UserError(f"{said}{words}{remedy}.")
 
     def heard(self, original: Any, *given: Any, **options: Any) -> None:
-        """Keep the last text that a script prints, or logs as an error."""
         logged = given[-1] if given and isinstance(given[-1], logging.LogRecord) else None
         if logged is None or logged.levelno >= logging.ERROR:
             words = attempt(lambda: " ".join(map(str, given)) if logged is None else logged.getMessage())

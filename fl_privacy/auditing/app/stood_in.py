@@ -211,14 +211,13 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Turn ``indices`` of the missing data, which are more, into valid ones of the made-up examples."""
+        """Map ``indices`` of the missing data, which had more examples, to valid ones below ``held``."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
         return indices
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples at random, without stratifying if a class has too few."""
         found = attempt(lambda: original(*args, **kwargs))
         if isinstance(found, Failure):
             few = self.drawing.asked and "least populated" in found.reason
@@ -256,7 +255,7 @@ class Hooks:
             return self.made(original, path)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the file that ``path`` names from another folder or in another case, else ``path``."""
+        """Return the file that ``path`` means, if it is for another folder or in another case, or else ``path``."""
         if not _is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))
@@ -383,7 +382,10 @@ class Hooks:
 
 
 def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: bool) -> None:
-    """Draw a set of torchvision that opens files, with ``several`` attributes."""
+    """Give ``made``, a torchvision data set that opens files, the made-up pictures ``drawn`` instead.
+
+    With ``several``, each example has 40 attributes instead of its entry in ``targets``.
+    """
     pillow, plain = importlib.import_module("PIL.Image"), drawn[..., 0] if drawn.shape[-1] == 1 else drawn
     many = torch.from_numpy(np.arange(drawn.shape[0])[:, None] % np.arange(2, 42) == 0).long()
     made.targets = made.labels = made.y = made._labels = many if several else targets.tolist()
@@ -411,12 +413,14 @@ def _is_missing(path: object) -> bool:
 
 
 def _is_of_packages(path: Path) -> bool:
-    """Return whether a file would be one of installed code, such as a package's entry points, and not of data."""
     return path.is_relative_to(sys.prefix) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
 
 
 def _ends_without() -> bool | None:
-    """Return whether the app ends without a file, by the ``if``, ``assert`` or ``try`` that asks for it, if any."""
+    """Return whether the app stops if the file that it now asks for is missing.
+
+    This is judged from the source of the ``if``, ``assert`` or ``try`` around the call; ``None`` if there is none.
+    """
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
         return None
@@ -456,7 +460,6 @@ def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> A
 
 
 def _in_made_folder(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Write a file named by the argument at ``place``, and make its folder."""
     named = args[place] if len(args) > place else next(iter(kwargs.values()), None)
     if isinstance(named, str | Path) and not Path(named).is_absolute():
         Path(named).parent.mkdir(parents=True, exist_ok=True)

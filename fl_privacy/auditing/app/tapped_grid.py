@@ -52,7 +52,10 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's answer to a training message with the arrays ``sent``, by record/name, and the state to ask again."""
+    """A client's answer to a training message, and the state to ask the client again.
+
+    ``sent``: arrays of the message, by record/name.
+    """
 
     message: Message
     context: Context
@@ -61,12 +64,12 @@ class KeptReply(WatchedReply):
 
 
 class TappedGrid(LocalGrid):
-    """Nodes that answer by ``client_app``; messages are recorded, and some answers are kept.
+    """Nodes that answer using ``client_app``; messages are recorded, and some answers are kept.
 
     Args:
         keeps: number of clients whose first and latest answers are kept.
         node_config: additional node config; ``{partition}`` in a text becomes the node's.
-        defense: applied to each reply.
+        defense: defense of each trained reply.
     """
 
     def __init__(
@@ -98,14 +101,13 @@ class TappedGrid(LocalGrid):
         self._covered = Counter[bool]()
 
     def evaluation(self) -> dict[str, float]:
-        """Return the figures of clients' last evaluation, each a mean weighted by their numbers of examples."""
         last = self._evaluated.get(max(self._evaluated, default=0), {})
         sums = {key: (sum(v * n for v, n in told), sum(n for _, n in told)) for key, told in last.items()}
         return {f"{key} (clients' evaluation)": total / n for key, (total, n) in sums.items() if n > 0}
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds, by their names in messages, else by the messages to one node."""
+        """Return the number of training rounds: of those named in messages, or else of messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -120,13 +122,12 @@ class TappedGrid(LocalGrid):
         return sorted(every, key=lambda one: (order[one.severity], one.where))
 
     def covers(self) -> str:
-        """Return the number of replies that were defended, in words; empty for all that were trained."""
+        """Return on how many trained replies the defense acted, as a phrase; empty if on all."""
         if not self._covered[False]:
             return ""
         return f" on {self._covered[True]} of {self._covered.total()} replies"
 
     def asked_clients(self) -> list[AskedClient]:
-        """Return the clients with kept answers, which can be asked again."""
         found = []
         for node in dict.fromkeys(node for node, _ in self.answers):
             first, latest = self.answers[node, "first"], self.answers.get((node, "latest"))
@@ -230,7 +231,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply that was trained; return it, and the meaning of its arrays before the defense."""
+        """Defend a reply that was trained; return it, and what its arrays meant before, if it was defended."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):
@@ -297,7 +298,6 @@ class TappedGrid(LocalGrid):
             self.answers[place] = KeptReply(**asked, sent=sent, reply=uploaded, watched=seen, matched=pairs)
 
     def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
-        """Count each kind of leak once a reply, for example addresses in a list."""
         for leak in {_alike(leak): leak for leak in reversed(leaks)}.values():
             self.found[kind, leak] += 1
 
@@ -377,7 +377,6 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
 
 
 def _values(array: Array) -> np.ndarray:
-    """Decode an array, also from plain bytes without NumPy's header."""
     try:
         return array.numpy()
     except Exception:

@@ -31,9 +31,8 @@ MOST_DETAILS, MOST_FIGURES = 12, 12
 class TrialSettings:
     """Settings of a policy's trial.
 
-    Attributes:
-        nodes: number of clients, each behind a gate and a ledger of its own.
-        run_config, node_config, mirror: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
+    ``nodes``: number of clients, each behind a gate and a ledger of its own. ``run_config``, ``node_config``,
+    ``mirror``: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
     """
 
     nodes: int = 4
@@ -60,9 +59,7 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     """Run ``app`` without and with ``policy`` and describe both in lines.
 
     The app's code is executed in this process. Ledgers are temporary; replies do not wait for ``every_seconds``.
-
-    Raises:
-        UserError: the app can't be loaded, or a setting is not its own.
+    ``UserError`` if the app can't be loaded, or lacks one of the settings.
     """
     config = app.with_config(settings.run_config, settings.rounds)
     with contextlib.ExitStack() as stack:

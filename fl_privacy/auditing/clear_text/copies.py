@@ -44,7 +44,7 @@ _QUIET = np.errstate(all="ignore")  # untrusted numbers may be NaN, or overflow 
 
 @_QUIET
 def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> str | None:
-    """Describe rows of ``tables``, (N, F) each, in ``array``; ``None`` without significant copies.
+    """Return a phrase on rows of ``tables``, (N, F) each, that ``array`` holds; ``None`` if that may be chance.
 
     With ``unknown``, the array is also compared in other shapes, and its rows reordered or scaled.
     """
@@ -133,7 +133,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 @_QUIET
 def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str | None:
-    """Return the statistic of all features that an array equals, such as the mean, or ``None``."""
+    """Return the statistic, such as the mean, of a table's columns that ``array`` equals; ``None`` if there is none."""
     if array.dtype.kind not in "fiu" or array.size < 2:
         return None
     fitting = [table for table in tables if table.ndim == 2 and len(table) > 1 and table.shape[1] == array.size]
@@ -164,7 +164,11 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that equal known ones, or 0 if that may be chance."""
+    """Count the rows that are rows of ``known``, or 0 if that may be chance.
+
+    ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if rows are those of the array itself,
+    so that many equal ones are evidence even if each is plain.
+    """
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
     if not len(hits):
@@ -204,7 +208,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the improbability of a row in bits; ``ramps`` counts evenly spaced numbers too."""
+    """Return a row's improbability in bits; ``ordered`` adds its order's, ``ramps`` counts evenly spaced numbers."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
@@ -220,7 +224,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count rows, among the first, that are known ones scaled and shifted; 0 if that may be chance."""
+    """Count the first rows that are rows of ``known``, scaled and shifted; 0 if that may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     told = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not told:
@@ -269,7 +273,7 @@ def numbers_in(text: str) -> np.ndarray:
 
 
 def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[str, ...]:
-    """Return the keys in ``values`` that hold the numbers, or shares, of the classes in ``labels`` (N,)."""
+    """Return the keys in ``values`` of the numbers of examples, or their shares, of the classes in ``labels`` (N,)."""
     if labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0 or labels.max() > len(labels) + 1000:
         return ()
     counts = np.bincount(labels)

@@ -55,7 +55,10 @@ def leak_of(kind: str, where: str, *found: object) -> Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The data that a client was observed to load: ``rows`` (N, F), one an example; ``examples`` is 0 if unknown."""
+    """The data that a client was observed to load.
+
+    ``rows``: tables (N, F), a row for each example. ``examples``: number of examples; 0 if unknown.
+    """
 
     rows: Sequence[np.ndarray] = ()
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -66,9 +69,8 @@ class Loaded:
 def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
     """List the leaks of a reply in the clear.
 
-    Args:
-        unknown: names of arrays that are neither trained parameters nor in the server's message.
-        trained: ``True`` if PyTorch modules were observed in training.
+    ``unknown``: names of arrays that are neither trained parameters nor in the server's message. ``trained``: ``True``
+    if PyTorch modules were observed in training.
     """
     found: list[Leak] = []
     said = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
@@ -116,7 +118,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
-    """Return ``True`` for the classes of all examples; of two classes, order or name must decide."""
+    """Return ``True`` if ``array`` has the classes of all examples; if these are only two, order or name must agree."""
     labels = loaded.labels
     if labels is None or array.dtype.kind not in "fiub":
         return False

@@ -74,7 +74,7 @@ class Inventory:
 
 
 def shown(value: Any) -> str:
-    """Return a value, shortened."""
+    """Return ``value`` as a text of at most ``MOST_SHOWN`` characters."""
     if isinstance(value, bytes):
         text = f"{len(value)} bytes, first {value[:8].hex(' ')}"
     elif isinstance(value, list):

@@ -33,9 +33,8 @@ MOST_TREES, _NOTED = 32, "_fl_privacy_table"
 class Fitted:
     """One call of an estimator's ``fit`` on ``rows`` (N, F), NaN for no value, and ``labels`` (N,).
 
-    Attributes:
-        kind: ``trees``, ``network``, or the estimator's name.
-        nodes: structured array of each scikit-learn tree, the first of a forest.
+    ``kind``: ``trees``, ``network``, or the estimator's name. ``nodes``: structured array of each scikit-learn tree,
+    the first of a forest.
     """
 
     kind: str
@@ -73,7 +72,7 @@ _TOLD = {
 
 
 class FittedBy:
-    """Record fits until the block ends, without importing any library for the app."""
+    """Records fits until the block ends, without importing any library for the app."""
 
     def __init__(self) -> None:
         self.fits: list[Fitted] = []

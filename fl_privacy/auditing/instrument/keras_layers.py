@@ -33,7 +33,6 @@ def is_keras(module: object) -> bool:
 
 
 def _has_own_code(layer: Any) -> bool:
-    """Return ``True`` if an app's class, not one of Keras, computes the outputs of a layer or network."""
     return type(layer).call.__module__.partition(".")[0] != keras_on_torch().__name__
 
 
@@ -43,7 +42,10 @@ def owner_of(kind: type, name: str) -> type:
 
 
 def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimizer:
-    """Describe a Keras optimizer of ``variables`` by one of PyTorch that makes no step."""
+    """Return a PyTorch optimizer that describes a Keras optimizer of ``variables``, and makes no step.
+
+    If PyTorch has no equal one, its class is named like ``RMSprop of Keras``.
+    """
     told, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
     options = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "gradient_accumulation_steps")
@@ -60,9 +62,8 @@ def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimi
 class FromKeras(nn.Module):
     """A Keras network in PyTorch's layers, with copies of its weights; images are (B, C, H, W).
 
-    Attributes:
-        named: name of each parameter of the Keras network -> its name here.
-        layouts: name of a parameter here -> order of the axes of Keras' value.
+    ``named``: name of each parameter of the Keras network -> its name here. ``layouts``: name of a parameter here ->
+    order of the axes of Keras' value.
     """
 
     def __init__(self, network: Any) -> None:
@@ -73,21 +74,23 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``, whose input is source ``entry``; return the source that is its output."""
+        """Add the layers of ``network``, whose input is source ``entry``, 0 at first; return its output's source."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):
-            raise UserError(f"Keras is expected to call the layers of {type(network).__name__}, but the app does")
+            raise UserError(
+                f"{type(network).__name__} is expected without a call method, but the app's has one; drop it"
+            )
         if len(layers) + 1 < len(network.layers) or len(getattr(network, "outputs", None) or ()) > 1:
-            raise UserError("one input and one output are expected, but the app's Keras network has several")
+            raise UserError("one input and one output are expected, but the app's Keras network has more; keep one")
         for layer in layers:
             nodes = () if sequential else layer._inbound_nodes
             if not sequential and len(nodes) != 1:
-                raise UserError("each layer is expected once, but one of the app's Keras network is used several times")
+                raise UserError("each Keras layer is expected once, but one is used several times; copy it")
             parents = [each.operation for node in nodes for each in node.parent_nodes]
             before = [entry if type(each).__name__ == "InputLayer" else places.get(id(each), -1) for each in parents]
             if -1 in before:
-                raise UserError("only layers are expected, but the app's Keras network has other operations, too")
+                raise UserError("only layers are expected, but the Keras network has other operations; use layers")
             before = before or [last]
             last = self._add(layer, before[0]) if hasattr(layer, "layers") else self._add_layer(layer, tuple(before))
             places[id(layer)] = last
@@ -127,7 +130,7 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     """Yield the PyTorch layers that equal a Keras layer, each with its weights by name."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     if len(shape) == 4 and None in shape[1:]:
-        raise UserError("one image size is expected, but the app's Keras network takes images of any size")
+        raise UserError("one image size is expected, but the app's Keras network takes images of any size; set it")
     weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
     if kind in ("Conv2D", "DepthwiseConv2D") and layer.padding == "same" and max(layer.strides) > 1:  # more behind
         told = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
@@ -139,11 +142,11 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     usual = getattr(layer, "data_format", "channels_last") == "channels_last" and not _has_own_code(layer)
     made = _made(layer, kind, shape) if usual else None
     if made is None:
-        raise UserError(f"the app's Keras layer {kind} is not supported")
+        raise UserError(f"the app's Keras layer {kind} is not supported; use one that PyTorch has, too")
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
     name = getattr(getattr(layer, "activation", None), "__name__", "linear")
     if name != "softmax" and name not in _ACTIVATIONS:
-        raise UserError(f"the app's Keras activation {name} is not supported")
+        raise UserError(f"the app's Keras activation {name} is not supported; use relu or another that PyTorch has")
     if name != "linear":
         yield nn.Softmax(1 if len(shape) == 4 else -1) if name == "softmax" else _ACTIVATIONS[name](), {}
 
@@ -192,8 +195,6 @@ class _Flatten(nn.Flatten):
 
 
 class _Joined(nn.Module):
-    """Adds, multiplies or concatenates by channels the outputs of several layers."""
-
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind

@@ -35,6 +35,7 @@ class Matched:
         by: ``value``; ``scale`` for multiples or integer codes of values; or ``place`` for changed values that are
             recognized by the arrays sent.
         unknown: arrays that are neither parameters nor buffers, nor returned unchanged.
+        withheld: names of floating-point parameters and buffers that were not uploaded.
         decoded: name of an encoded, partial or joined array -> its decoded values.
         packed: arrays of which partial or joined parameters are made.
     """
@@ -55,7 +56,7 @@ def matched(
     after: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> Matched:
-    """Find the meaning of each uploaded array; ``before`` are the values at the start of the training."""
+    """Find the meaning of uploaded arrays, given the ``sent`` ones and the values ``before`` and ``after`` training."""
     readings = {
         "weights": after,
         "delta": {name: after[name] - value for name, value in before.items() if name in after},
@@ -110,7 +111,7 @@ def _by_parts(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Match arrays to equal values, also in another dtype; a repeated value is a tied weight."""
+    """Return the name of each array's equal value, also in another dtype; a repeated value is a tied weight."""
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():
@@ -141,7 +142,7 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match and decode multiples and integer codes; with ``divides`` the receiver knows the scale, else its sign."""
+    """Match and decode multiples and integer codes; a factor is undone if ``divides``, else only its sign."""
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():
@@ -180,7 +181,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _scaled(array: np.ndarray, value: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the multiples of a code that are nearest to ``value``, by one scale or one a row."""
+    """Yield decodings of the codes ``array`` that are nearest to ``value``, with one scale or one for each row."""
     plain = array.astype(np.float64)
     codes = [(plain, None), *([(plain - plain.mean(), None)] if array.size >= LEAST_CODES else [])]
     by_row = [(plain, tuple(range(1, array.ndim)))] if array.ndim > 1 and array[0].size >= LEAST_CODES else []
@@ -243,7 +244,8 @@ def memories_in(
 ) -> list[Leak]:
     """List the uploaded state in which the client wrote an entry or vector for each of its examples.
 
-    ``parameters`` are named by their uploaded arrays; ``moved`` are values moved by a gradient or a mean over batches.
+    ``parameters``: uploaded array -> name of the parameter or buffer. ``moved``: names of those that a gradient or a
+    mean over batches changed. ``counts``: possible numbers of examples.
     """
     found = []
     for key, name in parameters.items():

@@ -35,7 +35,10 @@ MOST_TRIES = 50_000
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """A parameter found in another form: values in its shape (others zero or as sent), and source arrays."""
+    """A parameter that was uploaded in another form than one array of its shape.
+
+    ``values``: its values, zero or as sent where not uploaded. ``sources``: arrays that hold them.
+    """
 
     name: str
     values: np.ndarray
@@ -146,7 +149,7 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield headerless bytes as floats of each width, if these are as large as weights."""
+    """Yield headerless bytes as floats of each width, if their size is plausible for weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)
@@ -176,10 +179,11 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters that were sent as some values with their places, or joined to one array, under any names.
+    """Find parameters that were sent as some values with their indices, or joined to one array, under any names.
 
-    Places are indices into a parameter, or into all of them joined, or a mask. ``arrays`` are those of the reply that
-    are not parameters themselves; ``base`` has the values for places that did not leave.
+    Indices are into a parameter, or into all of them joined, or they are a mask. ``arrays``: those of the reply that
+    are not parameters themselves. ``trained``: names of trained parameters, which may be joined without the others.
+    ``base``: values where none was uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array
@@ -228,7 +232,7 @@ def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Values of joined parameters at flat places (K,)."""
+    """Values ``numbers`` (K,) of the joined parameters ``target`` at flat indices ``places`` (K,)."""
 
     target: Sequence[str]
     places: np.ndarray
@@ -257,7 +261,10 @@ class _Search:
     def find(
         self, key: str, numbers: np.ndarray, targets: Sequence[Sequence[str]], whole: Collection[str]
     ) -> _Placed | None:
-        """Return the first target with ``numbers`` at given places, or ``None``; those in ``whole`` need no places."""
+        """Return the first of ``targets`` that has ``numbers`` at the indices in another array; ``None`` if none has.
+
+        ``targets``: parameters, alone or joined; those in ``whole`` need no indices.
+        """
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)
         mates = sorted(free, key=lambda other: abs(at[other] - at[key]))
@@ -276,7 +283,7 @@ class _Search:
         return None
 
     def _sign(self, numbers: np.ndarray, target: Sequence[str], places: np.ndarray | slice) -> int:
-        """Return 1 if ``numbers`` are the target's at ``places``, -1 if negated, else 0."""
+        """Return the sign, 1 or -1, with which ``numbers`` equal the target's values at ``places``; else 0."""
         self.tries += 1
         if self.tries > MOST_TRIES:
             return 0
@@ -286,7 +293,7 @@ class _Search:
 
 
 def _places(array: np.ndarray, number: int, size: int, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the flat places (number,) that ``array`` states by indices or as a mask, or ``None``."""
+    """Return the flat indices (number,) that ``array`` holds as indices or as a mask, or ``None``."""
     if array.size == size > number and array.dtype.itemsize == 1:
         chosen = np.flatnonzero(array.reshape(-1))
         return chosen if len(chosen) == number else None

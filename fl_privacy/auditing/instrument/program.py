@@ -47,7 +47,7 @@ def graph_entries(value: Any) -> dict[str, Any] | None:
 
 
 def enter_graphs(kind: type) -> None:
-    """Let ``tree_map`` enter the tensors of graphs of a class."""
+    """Let ``tree_map`` descend into the tensors of graphs of the class ``kind``."""
 
     def entries_of(graph: Any) -> tuple[list[Any], Any]:
         entries = graph_entries(graph) or {}
@@ -82,7 +82,6 @@ class Call:
 
     @cached_property
     def taken(self) -> list[int]:
-        """Return the numbers of the tensors among its arguments."""
         return [leaf.number for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
 
 
@@ -92,6 +91,7 @@ class Program:
 
     Attributes:
         constants: detached earlier tensors by number.
+        root: number of the loss.
         parts: outermost modules that are called.
         sizes: numbers of examples of the batches that were joined, if any.
     """
@@ -116,7 +116,8 @@ class Program:
     ) -> Tensor:
         """Replay the program with the tensors ``given`` by number; return the tensor ``until``, or the loss.
 
-        The replay starts behind the call ``after``, whose outputs must then be ``given``.
+        Calls of modules up to number ``after`` are left out; their outputs must then be ``given``. ``parts``,
+        ``parameters``: modules and parameters that replace the recorded ones.
         """
         wanted = self.root if until is None else until
         like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
@@ -143,7 +144,6 @@ class Program:
         return known[wanted]
 
     def renamed(self, names: Mapping[str, str]) -> "Program":
-        """Rename the parameters that functions take."""
 
         def named(value: Any) -> Any:
             return Own(names.get(value.name, value.name)) if isinstance(value, Own) else value
@@ -157,7 +157,6 @@ class Program:
         return [self.root, [id(part) for part in self.parts], called]
 
     def depends_on(self, numbers: set[int]) -> set[int]:
-        """Return ``numbers`` and the numbers of all tensors computed from them."""
         found = set(numbers)
         for call in self.calls:
             if found.intersection(call.taken):
@@ -166,7 +165,7 @@ class Program:
 
 
 def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
-    """List every tensor in nested lists, tuples, mappings and attributes, in a fixed order."""
+    """List every tensor in nested lists, tuples, mappings and attributes (``deep`` levels), in a fixed order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping | list | tuple):
@@ -183,7 +182,7 @@ def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
 
 
 class Recorder:
-    """Record calls, and make a ``Program`` of those behind a loss."""
+    """Records calls, and makes a ``Program`` of those that a loss depends on."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any] | None, nn.Module | None, Any, Any, list[Tensor], bool]] = []
@@ -191,7 +190,7 @@ class Recorder:
         self._begun: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, args: Any) -> None:
-        """Keep the value of a scalar first argument, which calls may change in place."""
+        """Before a call, copy its first argument if it is a scalar tensor, since the call may overwrite it."""
         if args and isinstance(first := args[0], Tensor) and first.numel() == 1 and first.grad_fn is None:
             self._begun.setdefault(id(first), (first, first.detach().clone()))
 
@@ -206,7 +205,10 @@ class Recorder:
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
-        """Make a program of the calls behind the losses ``roots``: of all batches joined, or else of the sum."""
+        """Make a program of the calls that the losses ``roots`` depend on; ``names``: names of parameters by ``id``.
+
+        Several losses become that of all batches joined or, if their calls differ, their sum.
+        """
         if len(roots) > 1:
             with streams_put_back():  # preparations of batches are computed again
                 found = attempt(lambda: _as_one_batch([self.program([root], names) for root in roots]))
@@ -276,7 +278,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Return the first of ``ways`` with all batches joined, or ``None``."""
+    """Return the first of the programs ``ways`` with all their batches joined; ``None`` if their calls differ."""
     ways = [_loaded(way) for way in ways]
     first, joined, sizes = ways[0], dict[int, Tensor](), tuple[int, ...]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
@@ -368,7 +370,10 @@ class ReplayModel(nn.Module):
 
 
 def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """List constants with an entry for each example that enter modules, or the loss of the ``whole`` program."""
+    """List the numbers of constants, except ``variables``, that have an entry for each example and enter modules.
+
+    With ``whole``, those that enter other functions, such as the loss, are listed, too.
+    """
     constants = program.constants
     taken = [number for call in program.calls if call.part >= 0 for number in call.taken]
     if whole:  # copies of parameters, as in penalties, may have as many rows as there are examples
@@ -379,7 +384,7 @@ def beside(program: Program, variables: Sequence[int], examples: int, *, whole: 
 
 
 def connections_of(model: ReplayModel) -> int:
-    """Return the number of the nodes' connections (2, E); -1 if the network takes no graph."""
+    """Return the number of the tensor (2, E) of connections between nodes; -1 if the network takes no graph."""
     constants, nodes = model.program.constants, model.program.constants[model.variables[0]]
     if len(model.variables) > 1 or nodes.dim() != 2 or len(nodes) <= 2:  # (2, E) may be integers of two examples
         return -1

@@ -35,13 +35,12 @@ class FromSklearn(nn.Module):
         self.between = _ACTIVATIONS[estimator.activation]()
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Compute the outputs (B, K) before their activation."""
         for place, (coef, intercept) in enumerate(zip(self.coefs, self.intercepts, strict=True)):
             rows = (rows if place == 0 else self.between(rows)) @ coef + intercept
         return rows
 
     def loss(self, activation: str, rows: Tensor, wanted: Tensor) -> Tensor:
-        """Compute the mean loss of rows (B, F) for the activation of the outputs, without the penalty."""
+        """Compute the mean loss of rows (B, F) with targets ``wanted``, without the penalty."""
         outputs = self(rows)
         if activation == "softmax":
             return F.cross_entropy(outputs, wanted)
@@ -75,7 +74,7 @@ class InLayers(nn.Module):
 
 @contextmanager
 def sklearn_lent(code: str) -> Iterator[bool]:
-    """Train scikit-learn's networks by PyTorch until the block ends; yield ``True`` if ``code`` has some."""
+    """Train scikit-learn's networks using PyTorch until the block ends; yield ``True`` if ``code`` has some."""
     if not re.search(r"\bMLP(Classifier|Regressor)\b", code) or importlib.util.find_spec("sklearn") is None:
         yield False
         return
@@ -92,7 +91,7 @@ def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, **kwargs: Any) -> None:
-    """Train as scikit-learn does, by the same optimizer and batches; other options stay with scikit-learn."""
+    """Train as scikit-learn does, with the same optimizer and batches; call ``original`` for unsupported options."""
     incremental = args[-1] if args else kwargs.get("incremental", False)
     made = vars(estimator).pop("_is_made", False) and incremental
     usual = estimator.solver == "adam" or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
@@ -134,7 +133,7 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
 
 
 def _optimizer(estimator: Any, network: FromSklearn, penalty: float, *, goes_on: bool) -> torch.optim.Optimizer:
-    """Return the optimizer of an estimator, with the state of its last training if that goes on."""
+    """Return an estimator's optimizer with weight decay ``penalty``; if training ``goes_on``, in its last state."""
     made: torch.optim.Optimizer
     own, rate, momentum = network.parameters(), estimator.learning_rate_init, estimator.momentum
     if estimator.solver == "adam":
