@@ -31,10 +31,13 @@ def of_final_model(
     *,
     server: ServerPlan | str = PLAIN_MEAN,
 ) -> Iterator[Answer]:
-    """Yield what an outsider infers from the mean of the ``latest`` models about the examples of ``clients``.
+    """Yield what an outsider infers about the examples of ``clients`` from the mean of their ``latest`` models.
 
-    ``single`` is a step on one example, by which losses are found; ``evaluated`` are batches that were not trained on;
-    ``server`` is its rule, or why that is no step of the mean.
+    Args:
+        single: observed training step on one example, from which the app's loss is rebuilt.
+        evaluated: batches that clients loaded but did not train on.
+        seconds: time limit for the losses.
+        server: how the server combines updates, or the reason why its model can't be computed.
     """
     if not isinstance(server, str) and server != PLAIN_MEAN:
         server = "the server's own optimizer moves the model from their mean, which is not computed here"
@@ -51,7 +54,10 @@ def of_final_model(
 
 
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
-    """Return the plain mean of the clients' values after their uploads, by observed name."""
+    """Return the plain mean of the clients' models after training, by observed name.
+
+    Values that some client does not upload stay as they were before the training.
+    """
     after = [after_upload(client) for client in latest]
     shared = set.intersection(*map(set, after)) if after else set[str]()
     if not shared:
@@ -143,6 +149,6 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
 
 
 def _unpadded(text: Tensor) -> Tensor:
-    """Cut a text (L,) behind the first of the equal tokens at its end."""
+    """Remove padding from a text (L,): of a run of equal tokens at its end, only the first stays."""
     others = (text != text[-1:]).nonzero().flatten()
     return text[: int(others[-1]) + 2] if len(others) else text[:1]

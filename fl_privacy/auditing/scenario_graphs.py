@@ -1,4 +1,4 @@
-"""Kinds of a graph's nodes, from gradients of a network whose connections are given."""
+"""Reconstruct the one-hot features of a graph's nodes from gradients; the graph's edges are given."""
 
 import math
 from collections import Counter
@@ -33,7 +33,13 @@ Layer = tuple[nn.Module, Tensor]
 
 
 class GraphTrial:
-    """An observation's network on other nodes; ``near`` are layers whose inputs depend on neighbors alone."""
+    """Network of an observation, to be evaluated on guessed nodes.
+
+    Attributes:
+        near: layers whose inputs at a node depend on its neighbors only, with a basis of their gradient's row space.
+        deep: other layers with such a basis, whose inputs depend on further nodes.
+        present: size (F,) of each node feature in the bases, 0 for a feature that no node has.
+    """
 
     def __init__(self, observation: Observation) -> None:
         assert isinstance(observation.model, ReplayModel)
@@ -62,7 +68,10 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for nodes (M, N, F), or ``None``."""
+        """Return the inputs (M, N, D) of ``layer`` for M guesses of the nodes (M, N, F).
+
+        ``None`` if the layer has no input row for each node.
+        """
         number, seen = len(nodes), list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:
@@ -81,7 +90,10 @@ class GraphTrial:
         return seen[0].reshape(number, self.nodes, -1) if fits else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return the relative distances (M, N) of inputs from their spans, summed over ``layers``."""
+        """Return how far the layers' inputs at ``nodes`` (M, N, F) are from their bases, (M, N).
+
+        It is the distance relative to the input's norm, summed over ``layers``.
+        """
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)
@@ -91,7 +103,7 @@ class GraphTrial:
         return total
 
     def error(self, nodes: Tensor) -> float:
-        """Return the mean relative squared error of the gradients for nodes (N, F)."""
+        """Return the relative squared error of the gradients at ``nodes`` (N, F), averaged over parameters."""
         named = [(p, self.gradient[name]) for name, p in self.model.named_parameters() if name in self.gradient]
         loss = self.model(nodes[:, None, None]).mean()
         made = torch.autograd.grad(loss, [p for p, _ in named], allow_unused=True, materialize_grads=True)
@@ -100,13 +112,16 @@ class GraphTrial:
 
 
 def neighbors(model: ReplayModel) -> list[list[int]]:
-    """List the nodes from which an edge leads to each node."""
+    """List for each node the nodes from which an edge leads to it."""
     edges, number = model.program.constants[connections_of(model)], len(model.program.constants[model.variables[0]])
     return [sorted(set(edges[0][edges[1] == node].tolist())) for node in range(number)]
 
 
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
-    """Find one-hot nodes whose layers' inputs lie in the gradients' spans, as GRAIN (arXiv 2503.01838), if any."""
+    """Reconstruct one-hot nodes for which the layers' inputs lie in the gradients' row spaces.
+
+    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if nothing is found.
+    """
     made = attempt(lambda: _nearest(GraphTrial(observation), widths))
     if isinstance(made, Failure) or made is None:
         return None
@@ -116,7 +131,11 @@ def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction 
 
 
 def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] | None:
-    """Assign kinds neighborhood by neighborhood, by distance from the spans, at last of the gradient."""
+    """Return one-hot nodes (N, F) whose gradient is nearest, after its relative error.
+
+    ``None`` if no layer has a basis, or there are too many kinds of nodes. Nodes are assigned one neighborhood after
+    another; assignments are ranked by their distance from the bases, and the best ones by their gradients.
+    """
     columns = torch.arange(trial.width).split(list(widths))
     choices = [[c for c in each.tolist() if trial.present[c] > SMALLEST] for each in columns]
     most = MOST_ROWS // trial.nodes
@@ -146,10 +165,10 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
 
 
 def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor]) -> Answer:
-    """Count right nodes; those that connections do not distinguish are interchangeable.
+    """Count nodes that are reconstructed correctly; nodes that the edges do not distinguish are interchangeable.
 
-    The chance is that of nodes with as many connections, or of ``loaded`` ones (N, F); the control is another
-    upload's guess, placed by numbers of connections.
+    The chance is that of guessing from nodes of other graphs with the same degree, or from ``loaded`` nodes (N, F). The
+    control is another upload's guess, assigned by degree.
     """
     truths, near = [p.truth.flatten(1) for p in problems], [neighbors(p.model) for p in problems]
     degrees, colors = (
@@ -194,7 +213,7 @@ def _counted(counts: Counts, guess: Tensor, truth: Tensor, colors: Sequence[int]
 
 
 def colors_of(near: Sequence[Sequence[int]]) -> list[int]:
-    """Color nodes by their connections (Weisfeiler and Leman)."""
+    """Return the color of each node by color refinement (Weisfeiler and Leman); ``near`` lists its neighbors."""
     colors = [0] * len(near)
     while True:
         finer = [hash((colors[node], *sorted(colors[v] for v in around))) for node, around in enumerate(near)]

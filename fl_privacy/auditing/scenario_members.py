@@ -34,7 +34,7 @@ class _Losses:
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
-        """Compute the losses (N,) of examples at the parameter ``values``, by observed names."""
+        """Compute the losses (N,) of ``examples`` with the parameters ``values``, by observed name."""
         model = copy.deepcopy(self.model).eval()
         for module in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
             module.flatten_parameters()
@@ -60,14 +60,20 @@ class _Losses:
 
 
 def answered(ask: Callable[[], Answer], **about: Any) -> Answer:
-    """Return the answer of ``ask``, or the reason for none, with its seconds and the fields ``about``."""
+    """Call ``ask``, and return its answer with the seconds taken; if it fails, an answer with the reason.
+
+    ``about``: further fields of the answer.
+    """
     started, made = time.perf_counter(), attempt(ask)
     answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
     return replace(answer, seconds=time.perf_counter() - started, **about)
 
 
 def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: float) -> Answer:
-    """Infer which client trained on which examples; ``NotAttackedError`` if that is not possible."""
+    """Infer which client trained on which examples; ``NotAttackedError`` if that is not possible.
+
+    ``seen``: observed training step on one example, from which the app's loss is rebuilt. ``seconds``: time limit.
+    """
     if len(clients) < 2:
         raise NotAttackedError("one client alone was asked again, so there are no others' examples to compare with")
     losses = losses_from(seen)
@@ -103,16 +109,17 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: f
 
 
 def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
-    """Yield the tensors (1, ...) of each loaded example, of the first epoch alone if epochs are known."""
+    """Yield the tensors (1, ...) of each loaded example; if epochs are known, only those of the first epoch."""
     batches = ([t for t in tensors_in(batch) if t.dim()] for batch in seen.batches)
     singles = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
     yield from islice(singles, sum(seen.passes.values()) or None)
 
 
 def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknown: np.ndarray, uploads: str) -> Answer:
-    """Return the answer, with TPR at 1 % and 0.1 % FPR, by falls in loss of members (``inside``) and ``outside``.
+    """Return how well decreases of the loss distinguish members (``inside``) from non-members (``outside``).
 
-    The control takes losses before training, negated (``known``, ``unknown``). See Carlini et al. 2022 for the rates.
+    The answer has the TPR at 1 % and 0.1 % FPR (Carlini et al. 2022). Its control uses the negated losses before
+    training, of members (``known``) and non-members (``unknown``). ``uploads``: description of the uploads.
     """
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
         raise NotAttackedError("the loss of an example is not finite")
@@ -129,7 +136,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Return examples of client ``place``, and of others with the same classes, which then reveal no membership."""
+    """Return examples of client ``place``, and as many of other clients with the same classes."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}
@@ -143,7 +150,10 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the client's values after its training, from uploaded weights, change or gradient, by observed name."""
+    """Return the client's parameters after training by observed name, computed from its upload.
+
+    An uploaded gradient counts as one step with the learning rate 0.01.
+    """
     before, told = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
         return told
@@ -152,7 +162,7 @@ def after_upload(client: WatchedReply) -> dict[str, Tensor]:
 
 
 def losses_from(seen: Watched | None) -> _Losses:
-    """Build the app's loss of an example; ``NotAttackedError`` if none was recorded."""
+    """Rebuild the app's loss on one example from an observed step; ``NotAttackedError`` if none was recorded."""
     if seen is None:
         raise NotAttackedError("a training step on one example is needed to compute losses, but none was seen")
     program = seen.program

@@ -69,23 +69,25 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's reply (arrays by record/name), its observed training, and the arrays' meaning."""
+    """A client's reply (arrays by record/name), its observed training, and which parameters the arrays hold."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
     matched: Matched
 
     def tensors(self) -> dict[str, Tensor]:
-        """Convert the arrays to single precision, by their parameters' names."""
+        """Return the uploaded parameters in single precision, by observed name."""
         held = {**self.reply, **self.matched.decoded}
         own = {name: held[key] for key, name in self.matched.parameters.items()}
         return {name: torch.from_numpy(np.array(a, dtype=np.float32)) for name, a in own.items() if a.dtype.kind == "f"}
 
 
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
-    """Return ``again`` as the mean reply of ``others`` sites, as another one computes it from ``own`` and the models.
+    """Return the mean reply ``again`` of ``others`` sites as another site computes it.
 
-    The site loses the digits to which single precision rounds the global model, and what the server's ``plan`` hides.
+    That site knows its own reply ``own`` and the global models. It loses the digits to which single precision rounds
+    the
+    global model, and what the server's ``plan`` hides.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -103,11 +105,11 @@ def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: Serv
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepProblem:
-    """Batch, loss and network of one step of a client.
+    """Batch, loss and network of one training step of a client.
 
     Attributes:
-        model: network of values in [0, 1].
-        loss: loss of the outputs, or the mean of outputs that are losses.
+        model: network whose inputs are scaled to [0, 1].
+        loss: loss of the network's outputs; the mean of the outputs if the network computes the loss.
         whole: ``True`` if the network computes the loss itself.
         truth: examples (B, ...) in [0, 1].
         labels: classes (B,) or targets (B, K), if the loss takes them separately.
@@ -127,7 +129,10 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build observation ``number``: an upload of ``tensors``, by observed names, after the training ``plan``."""
+        """Build the observation of victim ``number``, whose upload is ``tensors`` by observed name.
+
+        Unknown names are left out. ``plan``: the local training that led to the upload.
+        """
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -151,7 +156,7 @@ class StepProblem:
         )
 
     def observed_reply(self, number: int, reply: WatchedReply, *, uploaded: bool) -> Observation:
-        """Build observation ``number``, of what a ``reply`` uploads or of its first gradient."""
+        """Build the observation of victim ``number``: what ``reply`` uploads, or its first gradient."""
         seen = reply.watched
         if not uploaded:
             return self.observed(number, seen.gradients, gradient_plan(seen))
@@ -159,9 +164,9 @@ class StepProblem:
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
-    """Describe the inverse problem of the first observed step; ``NotAttackedError`` if no attack here applies.
+    """Build the inverse problem of the first observed step; ``NotAttackedError`` if no attack here applies.
 
-    ``range_of`` are loaded inputs, (N, ...) each, which give the range of values.
+    ``range_of``: loaded inputs, (N, ...) each, from which the range of values is taken.
     """
     program = seen.program
     if program is None:
@@ -220,7 +225,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Note the kinds of a graph's nodes, and say which other inputs the attacker is given."""
+    """Return notes on the inputs that the attacker is given; set ``model.kinds`` for a graph."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -229,7 +234,10 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` unless it fits."""
+    """Scale the problem's loss so that its gradient equals the accumulated gradient of several losses.
+
+    ``NotAttackedError`` if no factor makes them equal.
+    """
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -276,7 +284,10 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Find the numbers of the inputs to reconstruct, and the batch size; whole numbers, such as pixels, count too."""
+    """Return the program, the numbers of its inputs to reconstruct, and the batch size.
+
+    Integers, such as pixels, become floats, unless they index an embedding or the program fails on floats.
+    """
     whole = {n: t.float() for n in leaves if (t := program.constants[n]).dim() > 1 and not t.is_floating_point()}
     if whole and not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
         asked = replace(program, constants={**program.constants, **whole})
@@ -296,7 +307,10 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the plan of the one observed step; ``NotAttackedError`` if no attack here inverts the optimizer."""
+    """Infer the local plan from the observed optimizer; ``NotAttackedError`` if no attack here inverts it.
+
+    ``batch``: batch size.
+    """
     if not seen.optimizers:
         raise NotAttackedError(
             "no optimizer of PyTorch makes a step on so few examples, as where the gradients of several batches are"
@@ -319,13 +333,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan's fields on sharing and PyTorch's optimizer ``kind``."""
+    """Return the fields of ``LocalPlan`` on what is shared and on PyTorch's optimizer ``kind``."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
-    """Return the plan for an observed gradient."""
+    """Return the local plan of a client that uploads its observed gradient."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
@@ -347,7 +361,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Find minimum and width of each input, with a sentence."""
+    """Return the minimum and width of the range of each input, and notes on how they are known."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -372,7 +386,11 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Find the outputs (B, K), loss and targets; no outputs if the client's own loss is replayed."""
+    """Return the number of the outputs (B, K) in the program, the loss of them, and its targets.
+
+    Number and targets are ``None`` if the app's loss can't be separated from the network; it is then replayed as a
+    whole.
+    """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
     later = program.calls[modules[-1] + 1 :]
@@ -415,7 +433,7 @@ def _loss(
 
 
 def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> tuple[int, Tensor]:
-    """Return number and values of the targets in the form in which the loss ``call`` takes them."""
+    """Return number and values of the targets in the form, such as one-hot, in which ``call`` takes them."""
     taken, labels = asked.intersection(call.taken), program.constants[target]
     if len(taken) == 1 and (number := taken.pop()) != target:
         made = _made(program, number)
@@ -425,7 +443,10 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters in the loss; raise ``ValueError`` if they have a gradient, as in a penalty."""
+    """Return the parameters that the loss itself uses.
+
+    Raise ``ValueError`` if it has a gradient with respect to them, as a penalty on weights has.
+    """
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]
@@ -484,7 +505,7 @@ def cleaned(part: nn.Module) -> nn.Module:
 
 
 def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:
-    """Map each observed name to the name in the network."""
+    """Map each observed parameter name to the parameter's name in ``model``."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     found = {}
     for place, part in enumerate(program.parts):

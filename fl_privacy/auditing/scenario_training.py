@@ -19,12 +19,15 @@ equal examples are no coincidence."""
 
 
 def examples_of(seen: Watched) -> int:
-    """Return the number of different examples in a training, once for all epochs; 0 if not seen."""
+    """Return the number of examples that a client trained on; 0 if it loaded none.
+
+    Examples of several epochs count once, but each time in a training that ``OnlyExamples`` restricts.
+    """
     return sum(seen.passes.values()) or seen.loaded
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``inputs`` (N, ...) of one epoch, since an example is no distractor of itself."""
+    """Return ``inputs``, (N, ...) each, of one epoch; if epochs are unknown, the different ones of ``MOST_POOL``."""
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
 
@@ -41,7 +44,10 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's real upload, for ``number`` guesses; add a sentence on what is assumed."""
+    """Build the observation of a client's real upload, and a sentence on what the attacker assumes.
+
+    ``number``: number of examples to guess. ``victim``: number of the observation.
+    """
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):
@@ -69,10 +75,10 @@ def _mean_gradient(client: WatchedReply) -> Tensors:
 def sampled(
     problem: StepProblem, pool: Tensor, others: Sequence[Tensor], guess: Reconstruction, *, number: int, seed: int
 ) -> StepProblem:
-    """Return the problem with ``number`` true examples of the ``pool``: those equal to a guess, then others at random.
+    """Return ``problem`` with ``number`` true examples of ``pool``: those equal to a guess, then random ones.
 
-    An example is preferred if it alone equals a guess, and equality is no coincidence. ``others`` are inputs (N, ...)
-    of other clients.
+    An example counts as equal if it is the only one near that guess and none of ``others`` is, inputs (N, ...) of other
+    clients.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

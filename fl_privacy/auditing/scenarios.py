@@ -96,7 +96,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Describe the uploads of a scenario in ``SCENARIOS``; a bare gradient does not leave a client."""
+    """Describe the scenario ``name``; for a bare gradient, ``leaves`` is false, since it does not leave a client."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -107,11 +107,15 @@ def _not_attacked(name: str, reason: str) -> Answer:
 
 @dataclass(eq=False)
 class Scenarios:
-    """Attack an app's clients in scenarios of growing difficulty.
+    """Attacks on an app's clients in scenarios of growing difficulty.
 
-    ``attack_within`` makes an attack of limited evaluations. The
-    attacker knows the ``defense`` of uploads, if any. ``sites``: number of all clients. ``evaluated``: batches that
-    they evaluated. ``server``: rule by which the server moves the model, or why that is no step of the mean.
+    Attributes:
+        sites: number of all clients.
+        server: rule by which the server moves the model, or the reason why that is no step of the mean.
+        evaluated: batches that clients evaluated.
+        attack_within: builds an attack with at most this number of evaluations.
+        tell: receives messages on the progress.
+        defense: defense of uploads, which the attacker knows.
     """
 
     clients: Sequence[AskedClient]
@@ -130,9 +134,9 @@ class Scenarios:
     _text: bool = field(default=False, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
-        """Yield answers on the training uploads as a whole, beyond single examples; call it after ``attack_all``.
+        """Yield answers about whole training uploads instead of single examples; call it after ``attack_all``.
 
-        ``traces`` are of clients whose labels were observed.
+        ``traces``: evidence on classes, of clients whose labels were observed.
         """
         yield classes_told(traces)
         if read := [words for client in self.clients if (words := words_in_training(client))]:
@@ -384,7 +388,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask for an answer on one example, else on as few as the code takes, such as two for batch norm."""
+    """Ask a client for a reply on one example, else on as few as its code takes, such as two for batch norm."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)
@@ -406,7 +410,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that first-layer neurons reveal individually, without those the attacker has."""
+    """Return the inputs (N, ...) that single first-layer neurons reveal, except those that the attacker is given."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
@@ -434,7 +438,7 @@ class _Work(TorchDispatchMode):
 
 @without_checkpointing()
 def seconds_of_evaluation(observation: Observation) -> float:
-    """Estimate a standard processor's seconds for one attack step, a gradient of a gradient on gray examples."""
+    """Estimate the seconds that a standard processor takes for one attack step (a gradient of a gradient)."""
     model = detached_copy(observation.model).train(observation.plan.mode == "train")
     gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -135,7 +135,7 @@ def audit(
 
     Args:
         strategy: strategy of ``flwr.serverapp.strategy``, or a subclass.
-        model: module with the app's arrays as ``state_dict``, or a class made without arguments.
+        model: module whose ``state_dict`` is the app's arrays, or a class that takes no arguments.
         data: originals for comparison: the name of a data set, a folder of images, a PyTorch data set or loader, or a
             function from a client's partition to one. ``None`` shows reconstructions alone.
         input_shape: shape (C, H, W); by default that of ``data``, or the only usual one that the model accepts.
