@@ -103,7 +103,6 @@ class GraphTrial:
         return total
 
     def error(self, nodes: Tensor) -> float:
-        """Return the relative squared error of the gradients at ``nodes`` (N, F), averaged over parameters."""
         named = [(p, self.gradient[name]) for name, p in self.model.named_parameters() if name in self.gradient]
         loss = self.model(nodes[:, None, None]).mean()
         made = torch.autograd.grad(loss, [p for p, _ in named], allow_unused=True, materialize_grads=True)

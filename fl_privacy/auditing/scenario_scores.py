@@ -100,7 +100,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """Return guesses and truths of the control: each truth gets the guess at the next upload with different examples."""
+    """Pair each truth with the guess at the next upload of different examples; return guesses and truths."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):

@@ -184,7 +184,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Return a control, an update trained in the same way on other examples; ``None`` for too few examples."""
+        """Return the observation of an update trained alike on other examples; ``None`` if these are too few."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others
@@ -242,7 +242,10 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return the number of exactly guessed examples and the share of repeated ones; ``None`` if one is unique."""
+        """Return the number of exactly guessed examples, and the share of all examples that occur repeatedly.
+
+        ``None`` if a guessed example occurs only once.
+        """
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])
@@ -331,7 +334,6 @@ class UpdateAudit(AuditSession):
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return names and words of the given and inferred facts."""
         found, asked, shape = self.found, self.asked, "x".join(map(str, self.shape))
         numbers, steps, rates = zip(*((one.examples, one.steps, one.rate) for one in found), strict=True)
         exact = all(number == 1 for number in asked.steps or steps)

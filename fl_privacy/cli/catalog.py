@@ -17,7 +17,10 @@ from fl_privacy.site.gate.plain_yaml import loaded
 
 
 def catalog_tables(kinds: Sequence[str] = ()) -> list[Table]:
-    """Build a table for each kind of parts, or for ``kinds`` alone; ``UserError`` if there is no such kind."""
+    """Build a table of options for each kind, such as ``attack``; ``kinds`` selects some.
+
+    ``UserError`` if a kind does not exist.
+    """
     there = (*groups(), "experiment", *_OTHERS)
     wanted = ["metrics" if kind == "metric" else kind.rstrip("=") for kind in kinds] or there
     for kind in wanted:

@@ -82,11 +82,9 @@ class Watched:
 
     @property
     def steps(self) -> int:
-        """Return the number of steps of all optimizers; without optimizers, the number of differentiated losses."""
         return sum(self.optimizers.values()) or self.backwards
 
     def values(self) -> dict[str, Tensor]:
-        """Return the current parameters and buffers by observed name, without copying them."""
         return {name: value.detach() for name, value in self._named()}
 
     def keep_values(self) -> None:
@@ -403,7 +401,6 @@ class TrainingWatch:
 
 
 def _streams() -> tuple[Any, ...]:
-    """Return the states of the CPU's random generators; they change whenever a number is drawn."""
     numpys = np.random.get_state(legacy=False)["state"]
     return torch.get_rng_state().numpy().tobytes(), numpys["key"].tobytes(), numpys["pos"], random.getstate()
 

@@ -57,7 +57,6 @@ class Measurement:
 
     @property
     def statistic(self) -> Statistic:
-        """Return the mean of ``values`` with its 95 % interval; images of one upload form a group."""
         found = aggregate(self.values, groups=self.uploads, within=self.judged_by.range)
         assert found is not None
         return found
