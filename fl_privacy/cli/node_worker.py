@@ -17,7 +17,7 @@ from fl_privacy.site.gate.linux_calls import hide_memory
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
-    """Answer messages until standard input ends; write the error of loading the app, or nothing, to the file ``told``."""
+    """Answer messages until standard input ends; the file ``told`` gets the app's loading error, or is left empty."""
     from fl_privacy.cli.faults import ENDING  # noqa: PLC0415  (an app's process needs none of it)
 
     hide_memory()

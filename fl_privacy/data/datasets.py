@@ -95,7 +95,7 @@ MOST_SIZE = 2048  # largest side, in pixels, that images are scaled to
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training examples, shared among the clients, and test examples of the server."""
+    """Training examples, to be divided among the clients, and test examples of the server."""
 
     train: LabelledExamples
     test: LabelledExamples

@@ -52,7 +52,7 @@ class Vocabulary:
 
 
 class LabelledExamples(ABC):
-    """Interface of images, texts and rows."""
+    """Interface of labelled images, texts and rows in memory."""
 
     modality: ClassVar[Modality]
 
@@ -150,7 +150,6 @@ class TextExamples(LabelledExamples):
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Return the number of tokens of each text, (N,)."""
         return (self.tokens >= 0).sum(1)
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:

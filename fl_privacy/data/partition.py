@@ -95,8 +95,8 @@ class Dirichlet:
 
     Attributes:
         alpha: concentration, above 0; small is skewed (0.1: one to three classes a client), large is nearly IID (100).
-        min_examples: least examples of a client; up to ten draws.
-        self_balancing: ``True`` gives no more to a client with its equal share, which distorts ``alpha``.
+        min_examples: smallest number of examples of a client; up to ten draws are made to reach it.
+        self_balancing: ``True`` gives no more examples to a client that has an equal share, which distorts ``alpha``.
     """
 
     alpha: float = 0.5
