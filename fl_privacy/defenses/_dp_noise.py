@@ -39,7 +39,7 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
     """Return independent zero-mean noise with the shape, dtype and device of ``like``.
 
     Args:
-        scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
+        scale: standard deviation of Gaussian noise, or parameter b of Laplace noise with deviation sqrt(2) b.
         rng: generator of the noise; a ``SecretGenerator`` gives cryptographic noise.
     """
     if isinstance(rng, SecretGenerator):  # inverse distribution function of 52 secret bits and a sign, in float64

@@ -67,7 +67,6 @@ class ImageMemory:
         return torch.where(found.to(default.device).view(-1, *[1] * (default.dim() - 1)), kept, default), found, fresh
 
     def remember(self, keys: Tensor, images: Tensor) -> None:
-        """Store ``images`` (B, C, H, W), or texts (B, L, d), in [0, 1] under ``keys``."""
         tensors = self._state.tensors
         new = keys.cpu(), (images * 255).round().byte().cpu(), torch.ones(len(keys), dtype=torch.bool)
         if self._keys in tensors:
@@ -117,7 +116,7 @@ def refiner(
     """Replace each local gradient by a close one, that of noise-like robust data (Refiner, Fan et al. 2025).
 
     Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
-    weighted distance of the gradients (Eq. 4), PM the noise ratio by the evaluation network. The uploaded gradient is
+    weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded gradient is
     projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient descent with its
     step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below PM's (LeNet).
 
@@ -314,6 +313,6 @@ class _Judge:
         self._judges[name] = judge
 
     def judging(self, table: Tensor) -> WordEvaluator | None:
-        """Return the evaluator for the word embeddings ``table``, else the latest one; ``None`` without any."""
+        """Return the evaluator for the word embeddings ``table``, else the latest one; ``None`` if there is none."""
         last = next(reversed(self._judges.values()), None)
         return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last
