@@ -116,8 +116,8 @@ def refiner(
     """Replace each local gradient by a close one, that of noise-like robust data (Refiner, Fan et al. 2025).
 
     Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
-    weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded gradient is
-    projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient descent with its
+    weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded
+    gradient is projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient descent with its
     step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below PM's (LeNet).
 
     Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of

@@ -52,7 +52,7 @@ def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
 
 
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
-    """Return the input (B, D) of the layer ``head`` in a forward pass on ``inputs``, differentiable by them.
+    """Return the input (B, D) of the layer ``head`` in a forward pass, differentiable with respect to ``inputs``.
 
     The model is in evaluation mode, like in Soteria's code, so that examples do not influence each other.
     """
@@ -104,7 +104,7 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the results of ``exact_row_norms`` by forward products with ``directions`` random sign vectors v.
+    """Estimate the results of ``exact_row_norms`` from ``directions`` Jacobian products with random sign vectors v.
 
     E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` must be
     differentiable in forward mode.

@@ -33,8 +33,8 @@ def spn(
 ) -> Defense:
     """Train with alpha1 CE + alpha2 LP, LP the loss of a private head (SPN, Fan et al. 2020, Eq. 4).
 
-    LP pulls the private head's output to random codes of the classes; its gradient by the layers before perturbs the
-    upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals head and
+    LP pulls the private head's output to random codes of the classes; its gradient with respect to earlier layers
+    perturbs the upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals head and
     codes.
 
     Args:

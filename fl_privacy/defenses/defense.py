@@ -107,7 +107,7 @@ class Defense:
             changes, ``outcome`` must give it.
         outcome: (labels (N,), K) -> labels (M,) of the result of ``examples``.
         data: (Batch, ClientState, rng) -> Batch of as many examples in the same order, for each gradient.
-        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient by the parameters sent. The result may also
+        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient of the parameters sent. The result may also
             contain gradients of private parameters.
         anew: hooks of ``gradient`` that compute the gradients of all parameters themselves and ignore their input.
         upload: (Tensors, ClientState, rng) -> Tensors, for the upload (gradient or delta); missing names are withheld.
@@ -149,7 +149,10 @@ class Defense:
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
-        """Run the hooks ``fits`` and ``prepare``, for inputs (C, H, W), or ``texts``, before training ``model``."""
+        """Run the hooks that come before training ``model``: ``fits``, then ``prepare`` or, for texts, ``texts``.
+
+        ``public``: tokens (N, L) of public texts.
+        """
         for fits in self.fits:
             fits(model)
         if modality_of(model).continuous:

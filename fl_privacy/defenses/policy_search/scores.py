@@ -235,7 +235,7 @@ _CHUNK = 1000  # images differentiated at once
 
 
 def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
-    """Return the gradient (N, C H W) of each image's summed logits by its pixels, in evaluation mode."""
+    """Return the gradient (N, C H W) of each image's summed logits with respect to its pixels, in evaluation mode."""
     set_mode(model, "eval")
     values = {**state.parameters, **state.buffers}
     rows = []
@@ -308,7 +308,7 @@ def train_model(
     seed: int,
     progress: TrainingProgress = lambda done, total, loss: None,
 ) -> ModelState:
-    """Return the values of ``model``, unchanged itself, trained on ``batch``; ``UserError`` if the loss diverges."""
+    """Return the values of ``model`` after training a copy on ``batch``; ``UserError`` if the loss diverges."""
     state, order = ModelState.of(model), derive_generator(seed, "training", "order")
     parameters = {name: p.clone().requires_grad_() for name, p in state.parameters.items()}
     buffers = state.buffers
