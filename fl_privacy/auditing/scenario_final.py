@@ -54,10 +54,7 @@ def of_final_model(
 
 
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
-    """Return the plain mean of the clients' models after training, by observed name.
-
-    Values that some client does not upload stay as they were before the training.
-    """
+    """Return the mean of the clients' models after training, by observed name; values not uploaded stay as sent."""
     after = [after_upload(client) for client in latest]
     shared = set.intersection(*map(set, after)) if after else set[str]()
     if not shared:

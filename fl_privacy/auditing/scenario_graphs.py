@@ -35,10 +35,9 @@ Layer = tuple[nn.Module, Tensor]
 class GraphTrial:
     """Network of an observation, to be evaluated on guessed nodes.
 
-    Attributes:
-        near: layers whose inputs at a node depend on its neighbors only, with a basis of their gradient's row space.
-        deep: other layers with such a basis, whose inputs depend on further nodes.
-        present: size (F,) of each node feature in the bases, 0 for a feature that no node has.
+    ``near``, ``deep``: layers whose inputs at a node depend on its neighbors only, or on more nodes. ``present``: size
+    (F,)
+    of each feature in the gradients, 0 if no node has it.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -68,10 +67,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return the inputs (M, N, D) of ``layer`` for M guesses of the nodes (M, N, F).
-
-        ``None`` if the layer has no input row for each node.
-        """
+        """Return a layer's inputs (M, N, D) for M guessed nodes (M, N, F); ``None`` if it has not one for each node."""
         number, seen = len(nodes), list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:
@@ -90,10 +86,7 @@ class GraphTrial:
         return seen[0].reshape(number, self.nodes, -1) if fits else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return how far the layers' inputs at ``nodes`` (M, N, F) are from their bases, (M, N).
-
-        It is the distance relative to the input's norm, summed over ``layers``.
-        """
+        """Return the relative distances (M, N) of the layers' inputs from their bases, summed over ``layers``."""
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)
@@ -130,11 +123,7 @@ def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction 
 
 
 def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] | None:
-    """Return one-hot nodes (N, F) whose gradient is nearest, after its relative error.
-
-    ``None`` if no layer has a basis, or there are too many kinds of nodes. Nodes are assigned one neighborhood after
-    another; assignments are ranked by their distance from the bases, and the best ones by their gradients.
-    """
+    """Return the error of the gradient that fits best, and its one-hot nodes (N, F); ``None`` if none can be tried."""
     columns = torch.arange(trial.width).split(list(widths))
     choices = [[c for c in each.tolist() if trial.present[c] > SMALLEST] for each in columns]
     most = MOST_ROWS // trial.nodes

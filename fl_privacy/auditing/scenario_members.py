@@ -60,10 +60,7 @@ class _Losses:
 
 
 def answered(ask: Callable[[], Answer], **about: Any) -> Answer:
-    """Call ``ask``, and return its answer with the seconds taken; if it fails, an answer with the reason.
-
-    ``about``: further fields of the answer.
-    """
+    """Return the answer of ``ask``, or the reason why it failed, with the seconds taken and the fields ``about``."""
     started, made = time.perf_counter(), attempt(ask)
     answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
     return replace(answer, seconds=time.perf_counter() - started, **about)
@@ -150,10 +147,7 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the client's parameters after training by observed name, computed from its upload.
-
-    An uploaded gradient counts as one step with the learning rate 0.01.
-    """
+    """Return the client's parameters after training by observed name; a gradient counts as a step with rate 0.01."""
     before, told = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
         return told

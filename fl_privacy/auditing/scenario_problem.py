@@ -76,7 +76,6 @@ class WatchedReply:
     matched: Matched
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the uploaded parameters in single precision, by observed name."""
         held = {**self.reply, **self.matched.decoded}
         own = {name: held[key] for key, name in self.matched.parameters.items()}
         return {name: torch.from_numpy(np.array(a, dtype=np.float32)) for name, a in own.items() if a.dtype.kind == "f"}
@@ -129,10 +128,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of victim ``number``, whose upload is ``tensors`` by observed name.
-
-        Unknown names are left out. ``plan``: the local training that led to the upload.
-        """
+        """Build the observation of victim ``number``: after ``plan`` it uploads ``tensors``, by observed name."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -156,7 +152,6 @@ class StepProblem:
         )
 
     def observed_reply(self, number: int, reply: WatchedReply, *, uploaded: bool) -> Observation:
-        """Build the observation of victim ``number``: what ``reply`` uploads, or its first gradient."""
         seen = reply.watched
         if not uploaded:
             return self.observed(number, seen.gradients, gradient_plan(seen))
@@ -225,7 +220,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return notes on the inputs that the attacker is given; set ``model.kinds`` for a graph."""
+    """Return notes on what the attacker is given; for a graph, set ``model.kinds`` from its node ``rows``."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -234,10 +229,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the problem's loss so that its gradient equals the accumulated gradient of several losses.
-
-    ``NotAttackedError`` if no factor makes them equal.
-    """
+    """Scale the problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` if no scale fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -443,10 +435,7 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters that the loss itself uses.
-
-    Raise ``ValueError`` if it has a gradient with respect to them, as a penalty on weights has.
-    """
+    """Return the parameters that the loss uses; ``ValueError`` if they get a gradient from it, as from a penalty."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]

@@ -112,7 +112,6 @@ def _turned(
 
 
 def _unlike(guess: Reconstruction, truth: Batch) -> bool:
-    """Return whether no guessed image correlates with a true one, in any orientation."""
     assert guess.batch is not None
     images = guess.batch.inputs
     if images.shape[1:] != truth.inputs.shape[1:]:
@@ -185,10 +184,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows by outcome, with ``others`` (N, F) as distractors, and pair them with their guesses.
-
-    A row is identified if its guess is nearer to it than to all ``others``. Without evidence above chance, no row is.
-    """
+    """Count rows by outcome, with ``others`` (N, F) as distractors, and pair them with their guesses."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

@@ -69,10 +69,7 @@ def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
 
 
 def words_in_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
-    """Return the words that a client trained on and those inferred from its upload.
-
-    ``None`` if the client trains on no texts, or if its optimizer is not inverted.
-    """
+    """Return the words that a client trained on and those inferred from its upload; ``None`` if no attack applies."""
     seen = client.watched
     for name, table in sorted(_tables(seen), key=lambda pair: -pair[1].num_embeddings) if seen.batches else ():
         rows = _rows(client, name, uploaded=True) if name in seen.before else None
@@ -140,7 +137,6 @@ def _rows(again: WatchedReply, name: str, *, uploaded: bool) -> list[int] | None
 
 
 def _is_tied(seen: Watched, name: str) -> bool:
-    """Return whether the embedding ``name`` is tied to another layer, as to a language model's output layer."""
     part = seen.modules[int(name.split(".")[1])]
     table = next(module.weight for own, module in _tables(seen) if own == name)
     others = (module for module in part.modules() if not isinstance(module, nn.Embedding))
@@ -148,7 +144,6 @@ def _is_tied(seen: Watched, name: str) -> bool:
 
 
 def _standing_out(change: Tensor) -> list[int]:
-    """Return the rows of ``change`` whose distance from the median row stands out by ``STANDS_OUT``."""
     size, order = (change - change.median(0).values).norm(dim=1).sort(descending=True)
     half = size[: len(size) // 2 + 1]
     ratios = half[:-1] / half[1:].clamp_min(1e-30)
@@ -241,12 +236,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Texts that a client trained on.
-
-    Attributes:
-        number: index of the transformer in ``Watched.modules``.
-        words: token ids (N, L) of each batch, -1 for padding.
-    """
+    """Token ids (N, L) of each training batch, -1 for padding, and the number of the transformer's module."""
 
     number: int
     words: Sequence[Tensor]
@@ -351,7 +341,6 @@ def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, exam
 
 
 def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
-    """Infer the local plan; of several settings of one optimizer class, the most common one counts."""
     if shares == "gradient":
         return LocalPlan(shares="gradient")
     kinds = {name for name, _ in seen.optimizers}
@@ -362,10 +351,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score the words inferred from a transformer's first block; ``None`` if no text enters one.
-
-    The arguments are those of :func:`words_of`.
-    """
+    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` if no text enters it."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

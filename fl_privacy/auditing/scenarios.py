@@ -84,7 +84,6 @@ class AskedClient(WatchedReply):
     latest: WatchedReply
 
     def inputs(self) -> list[Tensor]:
-        """Return the loaded inputs, grouped by the shape of an example."""
         found: dict[tuple[int, ...], list[Tensor]] = {}
         entered = " ".join(self.watched.entered)
         for tensor in tensors_in([*(self.watched.batches or self.watched.inputs)]):

@@ -47,6 +47,5 @@ class AuditSession:
         return record
 
     def end(self) -> Failure | None:
-        """Run ``attack_all`` without affecting random streams; return the error that ended it, or ``None``."""
         with streams_put_back():
             return attempt(self.attack_all)

@@ -89,7 +89,6 @@ def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan
 
 
 def _found(config: Mapping[str, object]) -> dict[str, Any]:
-    """Find plan fields in ``config``; invalid values are ignored."""
     spelled = {str(key).lower().replace("_", "-"): value for key, value in config.items()}
     found: dict[str, Any] = {}
     for name, keys in KEYS.items():

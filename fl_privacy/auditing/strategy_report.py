@@ -139,15 +139,15 @@ class AuditReport(AuditSession):
         self._told, self.identified = frozenset[str](), set[int]()
         self.server: ServerPlan | str = PLAIN_MEAN
 
-    def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
+    def open(self, plan: LocalPlan, given: frozenset[str], audited: Sequence[int], rounds: int) -> None:
         """Create the folder of the audit; a folder with the same settings is moved aside.
 
-        ``told``: fields of ``plan`` that the user gave. ``audited``: rounds to audit.
+        ``given``: fields of ``plan`` that the user gave. ``audited``: rounds to audit.
         """
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
 
         self._reset()
-        self._told = told
+        self._told = given
         config, label = self._config(plan, audited, rounds), f"audit-{self.strategy}-{self.model.name}"
         text = dump_json(config, indent=1)
         try:
@@ -172,7 +172,6 @@ class AuditReport(AuditSession):
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Record a client's description of a probe's images; ``UserError`` if its normalization has other channels."""
         told = images.normalization
         channels = {len(told.mean), len(told.std)} if told else {1}
         if not channels <= {1, self.model.input_shape[0]}:
@@ -184,7 +183,6 @@ class AuditReport(AuditSession):
         self.write()
 
     def defended(self, client: int, parts: Description) -> None:
-        """Record a client's stated defense; the first statement that names one counts."""
         if (parts and not self._defenses.get(client)) or client not in self._defenses:
             self._defenses[client] = parts
             self.write()
@@ -324,10 +322,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on the DP claims of the strategy and of the clients' replies.
-
-    Both are recomputed from stated facts; the strategy's claim is also tested with random draws.
-    """
+    """Return verdicts on DP claims of the strategy and of clients' replies; draws also test the strategy's claim."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)

@@ -137,7 +137,6 @@ class UpdateAudit(AuditSession):
             )
 
     def assumptions(self) -> list[tuple[int, int]]:
-        """Return the pairs (examples, steps) to assume: given, inferred, from the data, or a few usual ones."""
         steps = self.asked.steps or tuple(dict.fromkeys(one.steps or 1 for one in self.found))[:_MOST_INFERRED]
         sizes = [len(truth.inputs) for truth in self.truths]
         ranks = dict.fromkeys(one.examples for one in self.found if one.examples and max(steps) == 1)

@@ -102,10 +102,7 @@ def _with_layers(program: nn.Module) -> nn.Module:
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
-    """Return the modality that the first layer with weights takes, its number of inputs, and its name.
-
-    The number is that of channels, features or words.
-    """
+    """Return the modality that the first layer with weights takes, its channels, features or words, and its name."""
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path
@@ -292,7 +289,6 @@ def read_examples(
 
 
 def _drawn(place: Path, number: int, seed: int | None) -> list[int]:
-    """Return the indices of ``number`` examples, or of a random sample if they are too many."""
     if number > MOST_EXAMPLES and seed is None:
         raise UserError(
             f"--data is expected to hold at most {MOST_EXAMPLES} examples, but {place} holds {number}; give those that"

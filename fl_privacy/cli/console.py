@@ -228,7 +228,6 @@ class Underway:
         self._remaining(title, 0)
 
     def ended(self, folder: Path) -> str:
-        """Remove the job of ``folder``; return ``3/18 finished`` and the time left."""
         self._left.remove(folder)
         return f"{self._total - len(self._left)}/{self._total} finished: {folder.name}{self._look()}"
 

@@ -51,10 +51,7 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return the arguments of ``answer_messages``, above all the function that answers.
-
-    It is the installed app, behind a gate if ``policy`` names one, or the apps of runs if the policy allows these.
-    """
+    """Return the arguments of ``answer_messages`` for an installed app, a gated one, or the apps that runs bring."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:

@@ -124,7 +124,6 @@ def _expect_policy(policy: str, key: Path | None, app: str) -> bool:
 
 
 def _expect_app(app: str, *, here: bool) -> None:
-    """Raise ``UserError`` for an app that is malformed or not installed; ``here`` also allows the working folder."""
     module, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}; try app.client_app:app.")

@@ -136,7 +136,6 @@ class TextExamples(LabelledExamples):
 
     @property
     def num_classes(self) -> int:
-        """Return K: classes of the texts, or size of the vocabulary if the next token is predicted."""
         return len(self.vocabulary) if self.next_token else len(self.class_names)
 
     @property

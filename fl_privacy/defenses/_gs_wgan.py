@@ -130,7 +130,6 @@ class Critic:
         self._optimizer.step()
 
     def slope(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the gradient (B, C, H, W) of minus each image's score with respect to its pixels."""
         leaf = images.detach().requires_grad_()
         (slope,) = torch.autograd.grad(-self._network(leaf, labels).sum(), leaf)
         return slope

@@ -70,10 +70,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Return a score of each element of ``gradients``; larger is more important.
-
-    ``by``: a criterion of ``OF_STEPS``. ``samples``: see :func:`pruning`.
-    """
+    """Score each element of ``gradients`` by the criterion ``by``, one of ``OF_STEPS``; larger is more important."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}

@@ -89,7 +89,6 @@ class ImageMemory:
 
 
 def _as_wide(images: Tensor, width: int) -> Tensor:
-    """Pad texts (n, L, d) with zeros to ``width`` words; images are unchanged."""
     return torch.nn.functional.pad(images, (0, 0, 0, width - images.shape[1])) if images.dim() == 3 else images
 
 
@@ -117,8 +116,9 @@ def refiner(
 
     Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
     weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded
-    gradient is projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient descent with its
-    step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below PM's (LeNet).
+    gradient is projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient
+    descent with its step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below
+    PM's (LeNet).
 
     Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of
     the true images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings,
@@ -313,6 +313,5 @@ class _Judge:
         self._judges[name] = judge
 
     def judging(self, table: Tensor) -> WordEvaluator | None:
-        """Return the evaluator for the word embeddings ``table``, else the latest one; ``None`` if there is none."""
         last = next(reversed(self._judges.values()), None)
         return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last

@@ -123,7 +123,6 @@ def estimated_row_norms(
 
 
 def _random_signs(like: Tensor, directions: int, rng: torch.Generator, progress: str) -> Iterator[Tensor]:
-    """Yield ``directions`` tensors of -1 and 1 with the shape of ``like``, in chunks (N, *shape)."""
     chunk = max(1, _CHUNK_ELEMENTS // like.numel())
     for start in counted(progress, range(0, directions, chunk)):
         size = (min(chunk, directions - start), *like.shape)

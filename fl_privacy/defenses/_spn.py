@@ -34,8 +34,8 @@ def spn(
     """Train with alpha1 CE + alpha2 LP, LP the loss of a private head (SPN, Fan et al. 2020, Eq. 4).
 
     LP pulls the private head's output to random codes of the classes; its gradient with respect to earlier layers
-    perturbs the upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals head and
-    codes.
+    perturbs the upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals
+    head and codes.
 
     Args:
         alpha1: factor of the cross entropy CE, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)

@@ -145,7 +145,6 @@ class Defense:
 
     @property
     def computes_gradient(self) -> bool:
-        """Return ``True`` if the first gradient hook computes the gradient itself and ignores its input."""
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
@@ -224,7 +223,6 @@ class Defense:
 
     @property
     def changes_images(self) -> bool:
-        """Return ``True`` if training images differ from round to round, so that no two updates share an image."""
         return bool(self.data)
 
 

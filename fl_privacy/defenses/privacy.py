@@ -223,11 +223,9 @@ class Guarantee:
     once: float | None = None  # epsilon of one release that covers all rounds; ``None`` if each round spends
 
     def epsilon(self, rounds: int) -> float:
-        """Return epsilon after ``rounds`` rounds of taking part; infinite without guarantee."""
         return self.course([rounds])[0]
 
     def course(self, rounds: Sequence[int]) -> list[float]:
-        """Return epsilon after each of the ascending numbers ``rounds`` (see ``epsilons``)."""
         if self.missing is not None:
             return [math.inf] * len(rounds)
         if self.once is not None:

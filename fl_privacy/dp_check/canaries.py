@@ -66,11 +66,9 @@ class CanaryTest:
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
     def contradicts(self, claim: Claim) -> bool:
-        """Return ``True`` if the guesses disprove the claim with the confidence ``ACCUSATION``."""
         return self._is_of(claim) and self.strict > claim.epsilon
 
     def exceeds(self, claim: Claim) -> bool:
-        """Return ``True`` if the bound or the estimate's limit, with ``confidence``, exceeds the claim."""
         return self._is_of(claim) and max(self.bound, self.estimate_least or 0.0) > claim.epsilon
 
     def _is_of(self, claim: Claim) -> bool:

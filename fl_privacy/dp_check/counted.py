@@ -53,7 +53,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose the tests (statistic at or above a threshold) on the first fifth of the draws; keep the rest to count with.
+        """Choose tests (statistic at or above a threshold) on the first fifth of the draws; keep the rest for counting.
 
         ``drawn``: statistics (n, S) of draws on each of two neighbors.
         """
@@ -101,7 +101,6 @@ class Drawn:
         return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:
-        """Return the lower bound on mu for Gaussian noise, from the widest projection."""
         return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
 
     def showable(self, error: float) -> float:

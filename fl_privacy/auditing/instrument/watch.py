@@ -50,7 +50,6 @@ class Watched:
         entered: number of calls for each combination of input shapes and types, in words.
         optimizers: number of steps for each optimizer class and its settings.
         trained: ``id`` of each parameter, one set for each optimizer.
-        backwards: number of differentiated losses.
         gradients: gradients of the first step by observed name; without a PyTorch optimizer, those of the first loss.
         program: computation from the first batch to its loss, or from all batches accumulated in the first step.
         added: number of losses whose gradients the first step accumulates.
@@ -137,10 +136,7 @@ class _Mode(TorchFunctionMode):
 
 
 class TrainingWatch:
-    """Observer of the training in a ``with`` block of ``looking``.
-
-    ``program``: also record the computation of the first loss, which costs time.
-    """
+    """Observer of a training in a ``with`` block of ``looking``; ``program`` also records the first loss."""
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
         self.seen, self._only, self._asked = Watched(), only, program
@@ -190,7 +186,6 @@ class TrainingWatch:
             return tree_map(cut, (args, kwargs))
 
     def _alike(self, part: Tensor, enters: bool) -> Tensor:
-        """Return ``part`` or, as for autoencoders, a cut network input with the same values, reshaped."""
         for _, known in () if enters else self._cuts.values():
             if known.is_floating_point() and torch.equal(known.flatten(), part.flatten()):
                 made = known.reshape(part.shape)

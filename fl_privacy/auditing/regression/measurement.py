@@ -63,7 +63,6 @@ class Measurement:
 
     @property
     def read_in_words(self) -> str:
-        """State how many images were reconstructed; if none, also the upper 95 % limit of their share."""
         if self.read is None:
             return f"an unknown number of {len(self.values)} images"
         if self.read:
@@ -226,7 +225,6 @@ def measure_training(
 
 
 def _worst(attackers: Sequence[Sequence[VictimScore]], metric: str) -> tuple[list[float], list[Outcome | None]]:
-    """Return each image's worst value (NaN if an attacker failed) and worst outcome (``None`` if unknown)."""
     worst, order = max if METRICS[metric].leaks == "high" else min, list(Outcome).index
     values, outcomes = [], []
     for image in zip(*([image for score in each for image in score.images] for each in attackers), strict=True):

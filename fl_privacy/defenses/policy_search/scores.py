@@ -171,13 +171,11 @@ class PrivacyPlan:
         return replace(code, points=21 if points is None else points)
 
     def shares(self) -> Tensor:
-        """Return the share (K,) of the transformed image in each point."""
         if self.rule == "left":
             return torch.arange(self.points, dtype=torch.float64) / self.points
         return torch.linspace(0, 1, self.points, dtype=torch.float64)
 
     def area(self, similarities: Tensor) -> Tensor:
-        """Return the area (S,) under each curve of ``similarities`` (S, K)."""
         if self.rule == "left":
             return similarities.mean(1)
         return torch.trapezoid(similarities, dx=1 / (self.points - 1), dim=1)
