@@ -72,19 +72,19 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: f
     ``seen``: observed training step on one example, from which the app's loss is rebuilt. ``seconds``: time limit.
     """
     if len(clients) < 2:
-        raise NotAttackedError("one client alone was asked again, so there are no others' examples to compare with")
+        raise NotAttackedError("two clients are expected, to compare examples, but one alone was asked again; run more")
     losses = losses_from(seen)
     if not any(client.matched.parameters for client in clients):
-        raise NotAttackedError("no parameter of the network is among what clients upload")
+        raise NotAttackedError("parameters are expected in uploads, but none was found; upload them unencoded")
     clients = [client for client in clients if all(value.isfinite().all() for value in after_upload(client).values())]
     if len(clients) < 2:
-        raise NotAttackedError("fewer than two clients' uploads are finite")
+        raise NotAttackedError(f"two finite uploads are expected, but got {len(clients)}; lower the learning rate")
     if any(name in client.watched.gradients for client in clients for name in client.matched.withheld):
-        raise NotAttackedError("parts of the network that are trained do not leave the client")
+        raise NotAttackedError("trained parts are expected in uploads, but some are withheld; upload all of them")
     pools = [list(islice(singles_of(client.watched), MOST)) for client in clients]
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
-        raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
+        raise NotAttackedError(f"{LEAST} examples of each client are expected, but got {number}; use more data")
     each = losses.each_takes(pools[0], clients[0].watched.before)
     number = max(LEAST, min(number, int(seconds / (4 * len(clients) * each))))
     pools = [pool[:number] for pool in pools]
@@ -99,7 +99,7 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: f
             found[2 + kind].append(-before)
     inside, outside, known, unknown = (np.concatenate(parts) for parts in found)
     if min(len(inside), len(outside)) < LEAST:
-        raise NotAttackedError("clients have too few examples of the same classes to compare")
+        raise NotAttackedError(f"{LEAST} pairs of equal class are expected, but got {len(inside)}; use more data")
     alike = " of the same classes" if all(one is not None for one in classes) else ""
     said = f"{len(clients)} uploads of the whole training, {len(inside)} own examples and as many of others{alike}"
     return separated(inside, outside, known, unknown, said)
@@ -119,7 +119,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
     training, of members (``known``) and non-members (``unknown``). ``uploads``: description of the uploads.
     """
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
-        raise NotAttackedError("the loss of an example is not finite")
+        raise NotAttackedError("finite losses are expected, but that of an example is not; lower the learning rate")
     found, said = Separation(positives=inside, negatives=outside), list[str]()
     for rate in (0.01, 0.001):
         at = tpr_at(found, rate)
@@ -158,7 +158,7 @@ def after_upload(client: WatchedReply) -> dict[str, Tensor]:
 def losses_from(seen: Watched | None) -> _Losses:
     """Rebuild the app's loss on one example from an observed step; ``NotAttackedError`` if none was recorded."""
     if seen is None:
-        raise NotAttackedError("a training step on one example is needed to compute losses, but none was seen")
+        raise NotAttackedError("a step on one example is expected, for its loss, but none was seen; use a DataLoader")
     program = seen.program
     if program is None or not seen.batches:
         raise NotAttackedError("a loss on examples from a DataLoader is needed, but none was seen; use a DataLoader")
@@ -173,7 +173,7 @@ def losses_from(seen: Watched | None) -> _Losses:
         elif value.numel() > 1:
             raise NotAttackedError("the network's inputs are computed from the batch before PyTorch's hooks see them")
     if not places:
-        raise NotAttackedError("the network's inputs are expected to be the loader's batches, but differ from them")
+        raise NotAttackedError("loaded batches are expected as the network's inputs, but differ; pass them on")
     parts = tuple(cleaned(part) for part in program.parts)
     model = nn.ModuleDict({"parts": nn.ModuleList(parts)})
     names = names_in(seen, program, model)

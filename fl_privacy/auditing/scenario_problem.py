@@ -91,7 +91,7 @@ def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: Serv
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
     if not theirs:
-        raise NotAttackedError("no parameter of the network is in what both sites upload")
+        raise NotAttackedError("parameters are expected in both sites' uploads, but none is in both; upload the same")
     sent = ModelState({name: before[name].float().reshape(value.shape) for name, value in theirs.items()})
     uploads = {0: Upload(tensors=theirs, num_examples=others)}
     uploads[1] = Upload(tensors={name: mine[name] for name in theirs}, num_examples=1)
@@ -135,7 +135,7 @@ class StepProblem:
         if not parameters:
             raise NotAttackedError(
                 "what is uploaded was not understood: by values, names and places none of its arrays is a parameter of"
-                " the network that trains"
+                " the network that trains; upload the parameters unencoded"
             )
         given = torch.ones(len(self.truth), 1) if self.whole else None
         return Observation(
@@ -165,11 +165,11 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     """
     program = seen.program
     if program is None:
-        many = f"the gradients of {seen.added} losses are added up before a step, too many to follow"
-        raise NotAttackedError(many if seen.added > 1 else "no loss that is differentiated was seen")
+        many = f"the gradients of {seen.added} losses are added up before a step, too many to follow; step after fewer"
+        raise NotAttackedError(many if seen.added > 1 else "a loss is expected, but none was differentiated; do so")
     first = next((call for call in program.calls if call.part >= 0), None)
     if first is None:
-        raise NotAttackedError("the loss does not come from a module of PyTorch")
+        raise NotAttackedError("a loss of a PyTorch module's outputs is expected, but got another; compute it by one")
     program, variables, batch = _searched(program, _leaves(program, first))
     if is_keras(program.parts[first.part]):  # whose channels come last
         kept = {n: t.movedim(-1, 1) if n in variables and t.dim() == 4 else t for n, t in program.constants.items()}
@@ -237,7 +237,9 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     taken = {number for call in program.calls if call.part >= 0 for number in call.taken}
     values = [program.constants[number] for number in taken - known if number in program.constants]
     if any(value.is_floating_point() and value.dim() > 0 for value in values):
-        raise NotAttackedError(f"the gradients of {seen.added} losses of different batches are added up before a step")
+        raise NotAttackedError(
+            f"a step a batch is expected, but gradients of {seen.added} are added up; step after each"
+        )
     named = ((problem.names[name], value) for name, value in seen.gradients.items() if name in problem.names)
     own = {name: laid_out(problem.model, name, value).flatten() for name, value in named}
     asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]
@@ -262,7 +264,7 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     if float((there - factor * made).norm()) > NEARLY_AS_ONE * float(there.norm()) or factor <= 0:
         why = "of batches that batch norm normalizes one by one"
         why = why if _normalizes(seen) else "in a way that was not understood"
-        raise NotAttackedError(f"the gradients of {seen.added} losses are added up before a step, {why}")
+        raise NotAttackedError(f"gradients of {seen.added} losses are added up before a step, {why}; step after each")
     note = f"The gradients of {seen.added} losses are added up before the step; they are attacked as one."
     plain = loss.function
     if abs(factor - 1) > NEARLY_AS_ONE:
@@ -291,10 +293,10 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
     if not variables and any(value.dim() > 1 for value in inputs.values()):
         raise NotAttackedError(
             "words, or other categories, enter the network by their numbers; attacks infer them from rows of the"
-            " embedding, which are not uploaded"
+            " embedding, which are not uploaded; upload the embedding"
         )
     if not variables or not batch:
-        raise NotAttackedError("the network's inputs are not numbers that an attack can search for")
+        raise NotAttackedError("floating-point inputs are expected, but the network takes none; audit another app")
     return program, variables, batch
 
 
@@ -305,16 +307,16 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
     """
     if not seen.optimizers:
         raise NotAttackedError(
-            "no optimizer of PyTorch makes a step on so few examples, as where the gradients of several batches are"
-            " added up before one"
+            "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"
+            " several batches are added up before one; step after each batch"
         )
     if max(len(seen.optimizers), len(seen.trained)) > 1:
-        raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone")
+        raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone; use one")
     (name, told), steps = next(iter(seen.optimizers.items()))
     settings = dict(told)
     kind = name.removeprefix("DP")
     if kind not in OPTIMIZERS or settings.get("groups", 1) > 1:
-        raise NotAttackedError(f"steps of {name} are not undone")
+        raise NotAttackedError(f"steps of {name} are not undone; use {', '.join(OPTIMIZERS)}")
     return replace(
         gradient_plan(seen),
         steps=steps if found.shares != "gradient" else None,
@@ -425,7 +427,6 @@ def _loss(
 
 
 def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> tuple[int, Tensor]:
-    """Return number and values of the targets in the form, such as one-hot, in which ``call`` takes them."""
     taken, labels = asked.intersection(call.taken), program.constants[target]
     if len(taken) == 1 and (number := taken.pop()) != target:
         made = _made(program, number)

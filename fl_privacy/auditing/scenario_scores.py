@@ -78,10 +78,7 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions by outcome, with guesses at other uploads as the control.
-
-    ``other``: guess that is the control if there is a single upload.
-    """
+    """Count reconstructions by outcome, with guesses at other uploads (``other`` for a single one) as the control."""
     counts, shown = counted(found, truths)
 
     def reads(guess: Reconstruction, truth: Batch) -> bool:
@@ -166,7 +163,6 @@ def count_images(
 
 
 def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
-    """Return loaded rows (N, F) in [0, 1] that are not in ``truths``; none if inputs have several tensors."""
     model, width = problem.model, problem.truth[0].numel()
     loaded = loaded if len(model.shapes) == 1 else ()
     if not (alike := [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]):

@@ -19,10 +19,7 @@ equal examples are no coincidence."""
 
 
 def examples_of(seen: Watched) -> int:
-    """Return the number of examples that a client trained on; 0 if it loaded none.
-
-    Examples of several epochs count once, but each time in a training that ``OnlyExamples`` restricts.
-    """
+    """Return the number of examples of a training, once for all epochs if these were observed; 0 if none was loaded."""
     return sum(seen.passes.values()) or seen.loaded
 
 
@@ -68,7 +65,7 @@ def _mean_gradient(client: WatchedReply) -> Tensors:
     held = {name: value for name, value in told.items() if name in before}
     changes = {name: value - before[name].float() if shares == "weights" else value for name, value in held.items()}
     if not any(change.any() for change in changes.values()):
-        raise NotAttackedError("the upload is equal to what was sent")
+        raise NotAttackedError("a changed model is expected, but the upload is equal to what was sent; train longer")
     return {name: -change / moved for name, change in changes.items()}
 
 

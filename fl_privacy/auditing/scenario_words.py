@@ -108,7 +108,6 @@ def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
 
 
 def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
-    """Return the vocabulary's embedding with its name, and the tokens (N, L); ``None`` if no texts enter it."""
     tables, whole = _tables(seen), _texts_in({} if seen.program is None else seen.program.constants)
     if not tables or not whole:
         return None
@@ -345,7 +344,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
         return LocalPlan(shares="gradient")
     kinds = {name for name, _ in seen.optimizers}
     if len(kinds) != 1 or (kind := next(iter(kinds))) not in OPTIMIZERS:
-        raise NotAttackedError(f"steps of {', '.join(sorted(kinds)) or 'no optimizer'} are not undone")
+        raise NotAttackedError(f"steps of {', '.join(sorted(kinds)) or 'no optimizer'} are not undone; use SGD or Adam")
     ((_, told), _), steps = seen.optimizers.most_common(1)[0], max(1, seen.steps)
     return LocalPlan(steps=steps, batch_size=max(1, examples // steps), **optimizer_in_plan(shares, kind, dict(told)))
 

@@ -212,7 +212,7 @@ class Scenarios:
     def _of_site(self, found: Sequence[tuple[AskedClient, WatchedReply]], reason: str) -> Answer:
         others = self.sites - 1
         if others < 1:
-            return _not_attacked("site", "a single client takes part in a round, so no other site looks")
+            return _not_attacked("site", "other sites are expected, but one client takes part; run more clients")
         if isinstance(self.server, str):
             return _not_attacked("site", self.server)
         if others > 1 and found:
@@ -316,7 +316,7 @@ class Scenarios:
         if not size and again.watched.program is not None:
             size = max((len(t) for t in again.watched.program.constants.values() if t.dim()), default=0)
         if (steps := again.watched.steps) != 1:
-            return _not_attacked("batch", f"its code makes {steps} steps on a single batch")
+            return _not_attacked("batch", f"one step on a batch is expected, but its code makes {steps}; make one")
         if size > MOST_IN_A_BATCH:
             return _not_attacked("batch", f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
         answer, uploads = self._attacked([(client, again)], uploaded=True), f"of {size} examples in one step"
@@ -362,7 +362,9 @@ class Scenarios:
                 number = len(problem.truth) if pool is None else min(len(pool), MOST_IMAGES)
             if len(problem.truth) > MOST_IMAGES:
                 of = "nodes of graphs together" if problem.model.kinds else "examples"
-                raise NotAttackedError(f"its code takes no fewer than {len(problem.truth)} {of}")
+                raise NotAttackedError(
+                    f"{MOST_IMAGES} {of} at most are expected, but got {len(problem.truth)}; take fewer"
+                )
             if victim and pool is None and len(problem.truth) != number:
                 break
             observed, said = observed_training(each, problem, number, victim)

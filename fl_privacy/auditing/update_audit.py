@@ -241,10 +241,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return the number of exactly guessed examples, and the share of all examples that occur repeatedly.
-
-        ``None`` if a guessed example occurs only once.
-        """
+        """Return the number of exact guesses and the share of repeated examples; ``None`` if such a guess is unique."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])

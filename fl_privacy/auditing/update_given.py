@@ -179,8 +179,8 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
         target = known.get(f"{put}{name.removeprefix(cut)}")
         if target is None:
             raise UserError(
-                f"{what} is expected to hold the model's parameters, but the model has no {name} {tuple(value.shape)};"
-                f" it has {', '.join(list(own)[:2])}: give the model that was trained, or save its"
+                f"{what} is expected to hold the model's parameters, but has {name} {tuple(value.shape)}, which the"
+                f" model lacks; its first are {', '.join(list(own)[:2])}: give the model that was trained, or save its"
                 " state_dict()."
             )
         if value.shape != own[target].shape:

@@ -29,10 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: values of the file BEFORE or, if it lacks them, of the network.
-
-    ``held``: names of the values that the file has. ``said``: notes.
-    """
+    """The model as sent: values of the file BEFORE, else of the network; ``held``: names that the file has."""
 
     state: ModelState
     held: frozenset[str]

@@ -161,10 +161,7 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
-    """Log each ``UserError`` that names a path of this node, and raise one without details instead.
-
-    ``own_folder``: do so for every ``UserError``.
-    """
+    """Log each ``UserError`` that names a path, or with ``own_folder`` any, and raise one without details instead."""
     try:
         yield
     except OpenSettingError:

@@ -264,7 +264,6 @@ def encode_labels(
 
 
 def _expect_classes(values: "np.ndarray[Any, Any]", column: str, name: str, *, numbered: bool) -> None:
-    """Refuse marks of a missing class: NaN and, unless classes are ``numbered``, negative numbers."""
     numbers = values.astype(float) if values.dtype.kind in "fiu" else np.zeros(0)
     if not np.isfinite(numbers).all():
         raise UserError(

@@ -265,9 +265,9 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 
 
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
-    """Return ``root`` if ``name`` is ``own``, else ``<root>/<name>``.
+    """Return ``root`` if ``name`` is ``own``, else the folder of that name in ``root``.
 
-    Without ``root``, it is ``<FL_PRIVACY_DATA>/<name>``, or ``None`` if that does not exist.
+    Without ``root`` it is sought in ``FL_PRIVACY_DATA``; ``None`` if it does not exist there.
     """
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name

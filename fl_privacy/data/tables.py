@@ -242,7 +242,6 @@ def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:
 
 
 def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> None:
-    """Raise ``UserError`` if target values (N,) are too few, or quantities or names instead of classes."""
     if len(values) < 2:
         raise UserError(
             f"Table {name} is expected to have at least 2 rows in which its target {target} is known, but has"

@@ -301,8 +301,6 @@ def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
 
 
 class _Judge:
-    """Evaluation networks from one file: for images, and for each table of word embeddings."""
-
     def __init__(self, file: str | None) -> None:
         self.file, self.of_images = file, CachedEvaluator(file)
         self._judges: dict[str, WordEvaluator] = {}

@@ -55,7 +55,6 @@ class LocalStep:
     losses: list[Tensor] = field(default_factory=list)
 
     def gradients(self) -> GradientResult:
-        """Return the gradient of the batch's mean loss, including ``changes``."""
         norm, scale = self.plan.batch_norm, self.plan.loss_scale
         return loss_gradients(
             self.model, self.sent, self.batch, batch_norm=norm, loss_scale=scale, changes=self.changes
@@ -148,10 +147,7 @@ class Defense:
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
-        """Run the hooks that come before training ``model``: ``fits``, then ``prepare`` or, for texts, ``texts``.
-
-        ``public``: tokens (N, L) of public texts.
-        """
+        """Run the hooks before training: ``fits``, then ``prepare`` or, for texts, ``texts`` with ``public`` tokens."""
         for fits in self.fits:
             fits(model)
         if modality_of(model).continuous:

@@ -62,10 +62,7 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws at or above each of T thresholds.
-
-    ``hits``: number among the ``of_hits`` draws on one neighbor. ``misses``: number among ``of_misses`` on the other.
-    """
+    """Numbers (T,) of draws at or above T thresholds, on one neighbor (``hits``) and on the other (``misses``)."""
 
     hits: Floats
     of_hits: int

@@ -99,7 +99,7 @@ def measured(
     unknown = sum(math.isnan(value) for value in known)
     if unknown or not known:
         raise UserError(
-            f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
+            f"{metric} is expected for at least one attacked image and for all of them, but is unknown for {unknown} of"
             f" {len(known)}: the attack failed, or the metric can't be computed; choose another attack or metric."
         )
     found = list(outcomes)

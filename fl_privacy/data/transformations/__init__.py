@@ -153,10 +153,7 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that scales the difference of images from ``away_from(images)`` by 1 + change.
-
-    ``exact``: the operation on uint8, which takes the scale.
-    """
+    """Build an operation that scales images' difference from a duller version; ``exact`` does it on uint8."""
 
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
@@ -357,10 +354,7 @@ POLICY_FILE = "policies.json"  # file of the policies in the folder of a search
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """Draw ``number`` different policies, uniform among all of up to ``longest`` operations.
-
-    ``UserError`` if there are fewer.
-    """
+    """Draw ``number`` different policies of up to ``longest`` operations, uniformly; ``UserError`` for too many."""
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}; try 100.")
