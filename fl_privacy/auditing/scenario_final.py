@@ -90,7 +90,10 @@ def _participants(
     # in pairs, since the loss of a long text may fall by more than a short one's
     pairs = [(one, others.pop()) for one in members if (others := alike.get(shapes(one)))][:MOST]
     if len(pairs) < LEAST:
-        raise NotAttackedError(f"{LEAST} new evaluated examples are expected, but got {len(pairs)}; evaluate more")
+        raise NotAttackedError(
+            f"at least {LEAST} evaluated examples that no client trained on are expected, but got {len(pairs)};"
+            " evaluate more"
+        )
     number = max(LEAST, min(len(pairs), int(seconds / (4 * losses.each_takes([one for one, _ in pairs], sent)))))
     found = []
     for examples in zip(*pairs[:number], strict=True):

@@ -237,9 +237,7 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     taken = {number for call in program.calls if call.part >= 0 for number in call.taken}
     values = [program.constants[number] for number in taken - known if number in program.constants]
     if any(value.is_floating_point() and value.dim() > 0 for value in values):
-        raise NotAttackedError(
-            f"a step a batch is expected, but gradients of {seen.added} are added up; step after each"
-        )
+        raise NotAttackedError(f"gradients of {seen.added} losses of different batches are added up; step after each")
     named = ((problem.names[name], value) for name, value in seen.gradients.items() if name in problem.names)
     own = {name: laid_out(problem.model, name, value).flatten() for name, value in named}
     asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]

@@ -212,7 +212,7 @@ class Scenarios:
     def _of_site(self, found: Sequence[tuple[AskedClient, WatchedReply]], reason: str) -> Answer:
         others = self.sites - 1
         if others < 1:
-            return _not_attacked("site", "other sites are expected, but one client takes part; run more clients")
+            return _not_attacked("site", "one client takes part, so no other site looks; run more clients")
         if isinstance(self.server, str):
             return _not_attacked("site", self.server)
         if others > 1 and found:
