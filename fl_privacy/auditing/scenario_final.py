@@ -54,7 +54,7 @@ def of_final_model(
 
 
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
-    """Return the mean of the clients' models after training, by observed name; values not uploaded stay as sent."""
+    """Return the clients' mean model after training, by name in ``Watched``; values not uploaded stay as sent."""
     after = [after_upload(client) for client in latest]
     shared = set.intersection(*map(set, after)) if after else set[str]()
     if not shared:

@@ -36,8 +36,7 @@ class GraphTrial:
     """Network of an observation, to be evaluated on guessed nodes.
 
     ``near``, ``deep``: layers whose inputs at a node depend on its neighbors only, or on more nodes. ``present``: size
-    (F,)
-    of each feature in the gradients, 0 if no node has it.
+    (F,) of each feature in the gradients, 0 if no node has it.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -67,7 +66,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for M guessed nodes (M, N, F); ``None`` if it has not one for each node."""
+        """Return a layer's inputs (M, N, D) for M guessed nodes (M, N, F); ``None`` unless each node has one."""
         number, seen = len(nodes), list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:
@@ -86,7 +85,7 @@ class GraphTrial:
         return seen[0].reshape(number, self.nodes, -1) if fits else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return the relative distances (M, N) of the layers' inputs from their bases, summed over ``layers``."""
+        """Return the relative distances (M, N) of the inputs of ``layers`` from the layers' bases, summed over them."""
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)
@@ -201,7 +200,7 @@ def _counted(counts: Counts, guess: Tensor, truth: Tensor, colors: Sequence[int]
 
 
 def colors_of(near: Sequence[Sequence[int]]) -> list[int]:
-    """Return the color of each node by color refinement (Weisfeiler and Leman); ``near`` lists its neighbors."""
+    """Return each node's color by color refinement (Weisfeiler and Leman); ``near`` lists each node's neighbors."""
     colors = [0] * len(near)
     while True:
         finer = [hash((colors[node], *sorted(colors[v] for v in around))) for node, around in enumerate(near)]

@@ -34,7 +34,7 @@ class _Losses:
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
-        """Compute the losses (N,) of ``examples`` with the parameters ``values``, by observed name."""
+        """Compute the losses (N,) of ``examples`` with the parameters ``values``, by name in ``Watched``."""
         model = copy.deepcopy(self.model).eval()
         for module in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
             module.flatten_parameters()
@@ -147,7 +147,7 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the client's parameters after training by observed name; a gradient counts as a step with rate 0.01."""
+    """Return the client's parameters after training by name in ``Watched``; a gradient is taken as a step of 0.01."""
     before, told = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
         return told

@@ -85,8 +85,7 @@ def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: Serv
     """Return the mean reply ``again`` of ``others`` sites as another site computes it.
 
     That site knows its own reply ``own`` and the global models. It loses the digits to which single precision rounds
-    the
-    global model, and what the server's ``plan`` hides.
+    the global model, and what the server's ``plan`` hides.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -128,7 +127,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of victim ``number``: after ``plan`` it uploads ``tensors``, by observed name."""
+        """Build the observation of victim ``number``: after ``plan`` it uploads ``tensors``, by name in ``Watched``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -299,10 +298,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the local plan from the observed optimizer; ``NotAttackedError`` if no attack here inverts it.
-
-    ``batch``: batch size.
-    """
+    """Infer the local plan from the observed optimizer; ``NotAttackedError`` if no attack here inverts its steps."""
     if not seen.optimizers:
         raise NotAttackedError(
             "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"
@@ -378,7 +374,7 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Return the number of the outputs (B, K) in the program, the loss of them, and its targets.
+    """Return the number of the outputs (B, K) in the program, the loss on these outputs, and its targets.
 
     Number and targets are ``None`` if the app's loss can't be separated from the network; it is then replayed as a
     whole.

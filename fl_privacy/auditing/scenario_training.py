@@ -24,7 +24,7 @@ def examples_of(seen: Watched) -> int:
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``inputs``, (N, ...) each, of one epoch; if epochs are unknown, the different ones of ``MOST_POOL``."""
+    """Return the examples of one epoch in each of ``inputs`` (N, ...); if epochs are unknown, the distinct ones."""
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
 
@@ -74,8 +74,8 @@ def sampled(
 ) -> StepProblem:
     """Return ``problem`` with ``number`` true examples of ``pool``: those equal to a guess, then random ones.
 
-    An example counts as equal if it is the only one near that guess and none of ``others`` is, inputs (N, ...) of other
-    clients.
+    An example counts as equal only if neither another example of the pool nor one of ``others``, the inputs of other
+    clients, equals that guess.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

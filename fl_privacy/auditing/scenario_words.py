@@ -64,7 +64,7 @@ def _texts_in(batch: Any) -> list[Tensor]:
 
 
 def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
-    """Return the different words of each of the texts (N, L)."""
+    """Return the different words of each of the texts (N, L), without padding."""
     return [set(text) - {table.padding_idx or 0} for text in tokens.tolist()]
 
 
@@ -300,7 +300,7 @@ class FirstBlock:
 
 
 def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
-    """Infer words from ``tensors`` (by observed name) of a transformer's first block; ``None`` if no text enters one.
+    """Infer words from ``tensors`` (by name in ``Watched``) of a transformer's first block; ``None`` if there is none.
 
     ``shares``: kind of ``tensors``: ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples behind
     them.

@@ -58,12 +58,11 @@ GivenPlan = LocalPlan | Mapping[str, object] | Context | None
 def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
     """Return the local plan and the names of the fields that were given.
 
+    ``UserError`` if a field does not exist, or its value is out of range.
+
     Args:
         given: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.
         config: config of the server's messages, searched with lower priority.
-
-    Raises:
-        UserError: a field does not exist, or its value is out of range.
     """
     if isinstance(given, LocalPlan):
         return given, frozenset(f.name for f in fields(LocalPlan))
@@ -130,7 +129,7 @@ def audit(
     ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst case of the literature.
     Otherwise training updates of few images and steps are attacked, or else undefended uploads of one image in one step
     that the server itself computes. Strategy, random streams and the training's result stay unchanged, even if the
-    audit fails.
+    audit fails. ``UserError`` if an argument does not fit.
 
     Args:
         strategy: strategy of ``flwr.serverapp.strategy``, or a subclass.
@@ -145,9 +144,6 @@ def audit(
         victims: largest number of single images that clients are asked for in a round.
         attack: name from ``fl-privacy list`` with settings ("idlg attack.iterations=50"), or an attack of
             ``fl_privacy.attacks``; ``none`` captures only.
-
-    Raises:
-        UserError: an argument does not fit.
     """
     expect_strategy(strategy)
     if isinstance(strategy, AuditedStrategy):

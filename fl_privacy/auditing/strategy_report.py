@@ -58,7 +58,7 @@ def expect_strategy(strategy: object) -> None:
 
 
 def expect_rounds(rounds: object) -> None:
-    """Raise ``UserError`` if ``rounds`` is valid for no number of rounds."""
+    """Raise ``UserError`` if ``rounds`` is invalid, however many rounds there are."""
     several = isinstance(rounds, list | tuple | set | frozenset | range)
     if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
         audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")
@@ -72,7 +72,7 @@ MOST_PARTITION, AGREED = 999_999_999, 0.5
 
 
 def told_partition(reply: Message) -> int | None:
-    """Return the partition that the client of ``reply`` claims, or ``None``."""
+    """Return the partition that the client of ``reply`` claims; ``None`` if it claims none."""
     record = reply.content.config_records.get(CLIENT)
     told = None if record is None else record.get(PARTITION)
     return told if type(told) is int and 0 <= told <= MOST_PARTITION else None
@@ -322,7 +322,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on DP claims of the strategy and of clients' replies; draws also test the strategy's claim."""
+    """Return verdicts on the DP claims of the strategy, which draws also test, and of the clients' replies."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)

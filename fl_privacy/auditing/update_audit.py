@@ -49,7 +49,7 @@ class UpdateAuditRequest:
     """Settings of an audit of saved updates.
 
     Attributes:
-        before, after: file, or folder of files, with the model as sent, and with the update.
+        before, after: file or folder of files with the model as sent, and with the update, respectively.
         model: ``file.py:Net`` or a program of ``torch.export``.
         shape: shape of an example; ``None`` infers it.
         examples, steps: assumed numbers, each of which is attacked; empty infers them.
@@ -80,10 +80,8 @@ class UpdateAuditRequest:
 def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda text: None) -> "UpdateAudit":
     """Attack saved updates and write a page.
 
-    The model's code is executed; nothing of the other files is.
-
-    Raises:
-        UserError: files, model or examples can't be read, or do not fit each other.
+    The model's code is executed, but no code in the other files. ``UserError`` if files, model or examples can't be
+    read, or do not fit each other.
     """
     network = network_of(asked.model)
     session = UpdateAudit(asked, network, tell)
@@ -183,7 +181,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Return the observation of an update trained alike on other examples; ``None`` if these are too few."""
+        """Return the observation of a control, trained alike on other examples; ``None`` if these are too few."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others
@@ -241,7 +239,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return the number of exact guesses and the share of repeated examples; ``None`` if such a guess is unique."""
+        """Return how many guesses are exact, and the share of repeated examples; ``None`` if an exact one is unique."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])

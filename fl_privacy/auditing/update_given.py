@@ -40,10 +40,7 @@ _NUMBERED = re.compile(r"(arr_)?\d+")
 def network_of(place: str) -> nn.Module:
     """Make the model that a user names as ``file.py:Net``, or load a program of ``torch.export`` (``.pt2``).
 
-    The file's code is run.
-
-    Raises:
-        UserError: there is no such file or name, or it makes no model.
+    The file's code is run. ``UserError`` if there is no such file or name, or it makes no model.
     """
     file, _, name = place.rpartition(":")
     path = expanded(file or name)
@@ -102,7 +99,7 @@ def _with_layers(program: nn.Module) -> nn.Module:
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
-    """Return the modality that the first layer with weights takes, its channels, features or words, and its name."""
+    """Return the modality that the first layer with weights takes, its number of inputs, and its name."""
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path
@@ -125,8 +122,7 @@ def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
 def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return an example's shape: as given, as in the data, or the only one that the network accepts.
 
-    Raises:
-        UserError: the shape can't be inferred.
+    ``UserError`` if the shape can't be inferred.
     """
     if (known := asked or of_data) is not None:
         return known
@@ -149,10 +145,7 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
     """Rename a file's arrays like the network's parameters and buffers; also return notes on what differs.
 
     Arrays without names are taken in the order of ``state_dict()`` or of the parameters. ``what``: the file's name in
-    messages.
-
-    Raises:
-        UserError: an array fits no parameter, or has another shape.
+    messages. ``UserError`` if an array fits no parameter, or has another shape.
     """
     inner = unwrapped(network)
     named = dict(inner.named_parameters(remove_duplicate=False))
@@ -267,10 +260,8 @@ def read_examples(
     """Read images of a file or folder (in folders by class, or not), a table ``.csv``, or a file with ``inputs``.
 
     A table's last column is the class if it has one column more than the ``width`` that the network takes. Of more than
-    20,000 examples, a sample of that size is drawn with ``seed``.
-
-    Raises:
-        UserError: there are no examples, they do not fit the network, or they are too many and ``seed`` is ``None``.
+    20,000 examples, a sample of that size is drawn with ``seed``. ``UserError`` if there are no examples, they do not
+    fit the network, or they are too many and ``seed`` is ``None``.
     """
     if place.is_dir() or place.suffix.lower() in IMAGE_SUFFIXES:
         found = _images(place, kind, width, shape, seed)

@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: values of the file BEFORE, else of the network; ``held``: names that the file has."""
+    """The model as sent: values of the file BEFORE, else of the network; ``held``: names in the file."""
 
     state: ModelState
     held: frozenset[str]
@@ -61,11 +61,8 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
     """Read the updates of a file, or of a folder of files.
 
     ``before`` is a file for all of them, or a folder with a file of the same name for each. If both are the same
-    folder,
-    each file is the update of the file before it.
-
-    Raises:
-        UserError: files are missing, can't be read or do not fit the network.
+    folder, each file is the update of the file before it. ``UserError`` if files are missing, can't be read or do not
+    fit the network.
     """
     before, after = expanded(before), expanded(after)
     files = files_of(after) if after.is_dir() else [after]
@@ -105,7 +102,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Return an update under the network's names, with notes on missing values; ``UserError`` if unfit or empty."""
+    """Return an update under the network's names, with notes; ``UserError`` if it does not fit or changes nothing."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -134,7 +131,7 @@ class Inferred:
         examples: number of examples of one step, from the rank of a layer's change.
         rate: learning rate times steps.
         classes: (K,) share of each class.
-        backwards: ``True`` if the files seem swapped: only so does the batch have a single class.
+        backwards: ``True`` if the files seem swapped: in this order all classes but one would be in the batch.
     """
 
     num_classes: int

@@ -161,7 +161,10 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
-    """Log each ``UserError`` that names a path, or with ``own_folder`` any, and raise one without details instead."""
+    """Outside simulations, log each ``UserError`` that names a path, and raise one without details instead.
+
+    ``own_folder``: do so for every ``UserError``.
+    """
     try:
         yield
     except OpenSettingError:
@@ -204,8 +207,6 @@ def _client(config: RunSettings, context: Context) -> Client:
 
 
 class _NodeApp(ClientApp):
-    """App that answers training messages in the clear or, if so configured, only under SecAgg+."""
-
     def __call__(self, message: Message, context: Context) -> Message:
         def answered() -> Message:
             app: ClientApp = _plain_app

@@ -164,7 +164,6 @@ class Sandbox:
         raise RefusedError("size", f"it said more than {MOST_MESSAGES} things")
 
     def _write(self, content: bytes, broken: str = "") -> tuple[str, Path]:
-        """Check the record that the app sent, and write its page with the app's true name and isolation."""
         from jinja2 import TemplateError  # noqa: PLC0415
 
         from fl_privacy.report.audit_file import PAGE, record_of_json, terminal_line, write_audit  # noqa: PLC0415

@@ -98,7 +98,7 @@ def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
 def place_of(
     settings: Mapping[str, Any], cached: str, key: str, about: Callable[[Path], Mapping[str, str]], console: Console
 ) -> tuple[Path, bool]:
-    """Return the output file, and whether it holds a result with this ``key``; ``UserError`` for another result."""
+    """Return the output file, and whether it holds a result of this ``key``; ``UserError`` if it holds another."""
     file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
     if settings["overwrite"] or not file.exists():
         expect_writable(file)

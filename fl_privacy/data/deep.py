@@ -23,7 +23,7 @@ class Deep:
     """Gray images with more than 8 bits per pixel, or signed; all share one black and one white level.
 
     Attributes:
-        low, high: least and largest value of all.
+        low, high: least and largest value of all these images.
     """
 
     places: list[int] = field(default_factory=list)  # indices of these images

@@ -79,7 +79,7 @@ class ClassShares:
 
 
 def _drawn(shares: "np.ndarray[Any, Any]", quota: int, left: "np.ndarray[Any, Any]", rng: np.random.Generator) -> Any:
-    """Draw the number (K,) of examples of each class: ``quota`` in total by ``shares`` (K,), at most ``left`` (K,)."""
+    """Draw the number (K,) of examples of each class by ``shares`` (K,): ``quota`` in total, at most ``left`` (K,)."""
     taken = np.zeros_like(left)
     while missing := quota - int(taken.sum()):
         open_ = np.where(left > taken, shares, 0.0)

@@ -69,7 +69,7 @@ def largest_code(bits: int) -> int:
 
 
 def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Scale ``values`` in [-scale, scale] to unrounded codes in [-c, c], float64."""
+    """Scale ``values`` in [-scale, scale] to unrounded codes in [-c, c], float64, where c is ``largest_code(bits)``."""
     return values.double() / scale.double() * largest_code(bits)
 
 

@@ -120,9 +120,9 @@ def refiner(
     descent with its step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below
     PM's (LeNet).
 
-    Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of
-    the true images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings,
-    v are random words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
+    Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of the true
+    images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings, v are
+    random words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
 
     Args:
         epsilon: largest l2 distance of the uploaded gradient to the true one, at least 0; it is no privacy budget.

@@ -81,10 +81,7 @@ _KEPT_BYTES = 1 << 25
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the norms (B, D) of d r_i / d x for the ``features`` r of ``inputs`` x (B, ...), and r (B, D).
-
-    It takes a backward pass per feature.
-    """
+    """Return the norms (B, D) of d r_i / d x for the ``features`` r of ``inputs`` x (B, ...), and r (B, D)."""
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
         copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))

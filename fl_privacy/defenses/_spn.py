@@ -46,8 +46,8 @@ def spn(
         layer: linear layer whose inputs the private head takes; ``None`` takes the last one.
         bound: bound of the private head's initial weights, U(-bound, bound), above 0; ``None`` takes that layer's
             spread, like the paper. The perturbation grows with it.
-        widths: widths of further private layers before the last, each followed by ReLU; ``None`` adds none.
-            The paper has "fully connected polarization layers" (section 3.1), without number, widths or activation.
+        widths: widths of further private layers before the last, each followed by ReLU; ``None`` adds none. The paper
+            has "fully connected polarization layers" (section 3.1), without number, widths or activation.
     """
     _expect(alpha1, alpha2, bits, bound, margin)
     layers = _layers(widths)

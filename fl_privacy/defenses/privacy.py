@@ -166,8 +166,8 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, noise_var: float = 0.1) -> float:
     """Return the epsilon (delta 0) of one upload by ``svt``, for a change of the client's whole update.
 
-    It sums that of the threshold, each accepted query (Lyu, Su and Li 2017, theorem 4) and each uploaded value. The
-    filter may accept all ``elements``; NVFlare's accountant counts only those that are uploaded.
+    It is the sum over the threshold, accepted queries (Lyu, Su and Li 2017, theorem 4) and uploaded values. The filter
+    may accept all ``elements``; NVFlare's accountant counts only those that are uploaded.
 
     Args:
         elements: number of elements n of the update, of which ceil(fraction n) are uploaded.
@@ -182,7 +182,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
 
 
 def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
-    """Split ``epsilon`` into those of threshold and queries, as 1 : (2 c)^(2/3), c the number ``shared``."""
+    """Split the ``epsilon`` of :func:`svt_epsilon` between threshold and queries, as 1 : (2 ``shared``)^(2/3)."""
     threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
     return threshold, epsilon - threshold
 

@@ -109,8 +109,8 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from the angles between releases and an update of random direction.
 
-    Without the update, the probability of a small angle is that share of the sphere, times at most 1 / error by
-    Markov's inequality.
+    Without the update, the probability of a small angle is the share of the sphere within it, times at most 1 / error
+    (Markov's inequality).
 
     Args:
         sines: sine (n, A) of the angle between each release and the update, in each of A arrays.

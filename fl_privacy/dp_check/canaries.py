@@ -61,7 +61,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the largest bound that so many canaries can give, which takes only right guesses."""
+        """Return the bound that so many canaries give if all guesses are right, the largest possible one."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
@@ -151,10 +151,7 @@ UNEQUAL = "the scores of participants vary differently from the others'"
 def _estimated(
     there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
 ) -> tuple[float | None, float | None, str]:
-    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026).
-
-    The limit follows from the noncentral t distribution of the means' distance over the pooled standard deviation.
-    """
+    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026)."""
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt
     variances = float(there.var(ddof=1)), float(absent.var(ddof=1))

@@ -87,10 +87,8 @@ def measured(
 ) -> Measurement:
     """Build a measurement from the known ``values`` (N,) of ``metric``, NaN for a failed attack.
 
-    ``uploads``: identifier (N,) of each image's upload. ``victims``: identifier (N,) of each image.
-
-    Raises:
-        UserError: the metric is unknown, there is no image, or a value is NaN.
+    ``uploads``: identifier (N,) of each image's upload. ``victims``: identifier (N,) of each image. ``UserError`` if
+    the metric is unknown, there is no image, or a value is NaN.
     """
     expect_metric(metric)
     known = tuple(map(float, values))
@@ -117,10 +115,8 @@ def measured(
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     """Measure the reconstructions in the ``folder`` of a run, an attack or an audit.
 
-    Only the attacked round and the attacker with the worst mean count.
-
-    Raises:
-        UserError: ``folder`` holds no finished run, nothing was attacked, or the attack failed on an image.
+    Only the attacked round and the attacker with the worst mean count. ``UserError`` if ``folder`` holds no finished
+    run, nothing was attacked, or the attack failed on an image.
     """
     run = read_run(folder)
     if not run.finished:
@@ -176,8 +172,8 @@ def measure_training(
 
     Each batch is an upload: ``train`` trains on it once, on a copy of the model, the worst case of the literature for
     its size. The server sees the change of the parameters after ``defense`` was applied to it. The better
-    reconstruction
-    of each image counts, with and without knowledge of the defense.
+    reconstruction of each image counts, with and without knowledge of the defense. ``UserError`` if an argument does
+    not fit, or the attack failed on an image.
 
     Args:
         model: the app's model, or a function that builds it, called with the random state of ``seed``.
@@ -187,9 +183,6 @@ def measure_training(
         defense: defense that changes the upload only (noise, clipping, pruning, quantization); ``train`` applies
             others.
         attack: name from ``fl-privacy list`` with settings, or an attack.
-
-    Raises:
-        UserError: an argument does not fit, or the attack failed on an image.
     """
     expect_metric(metric)
     made, name = attack_called(attack)
@@ -332,11 +325,7 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
 
     It is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an upload
     in either measurement are flipped together. It is exact for up to ``EXACT`` groups. A rise that the printed digits
-    of
-    the mean do not show is ignored.
-
-    Raises:
-        UserError: images or metrics differ, or there are too few uploads.
+    of the mean do not show is ignored. ``UserError`` if images or metrics differ, or there are too few uploads.
     """
     expect_enough(before.uploads)
     expect_enough(now.uploads)
@@ -418,8 +407,7 @@ _KINDS: Mapping[str, Any] = {
 def read_baseline(path: Path) -> dict[str, Measurement]:
     """Return the measurements in the file ``path`` by name; empty if there is no such file.
 
-    Raises:
-        UserError: the file is damaged, or has another format.
+    ``UserError`` if the file is damaged, or has another format.
     """
     if not path.is_file():
         return {}

@@ -243,7 +243,7 @@ TABLES: Mapping[Table, tuple[Operation, ...]] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Operations applied in sequence, by their ``indices`` in the table; without any, images stay unchanged."""
+    """Sequence of image operations, by their ``indices`` in the ``table``; without indices, images stay unchanged."""
 
     indices: tuple[int, ...]
     table: Table = "paper"

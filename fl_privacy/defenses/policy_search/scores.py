@@ -118,7 +118,7 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the results of ``_compare`` for a layer, from the factors (s, L, O, P), (s, L, D, P) of its gradients."""
+    """Return inner products like ``_compare``, of gradients ``deltas`` (s, L, O, P) times ``inputs`` (s, L, D, P)."""
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
