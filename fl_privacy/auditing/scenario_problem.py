@@ -82,10 +82,9 @@ class WatchedReply:
 
 
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
-    """Return the mean reply ``again`` of ``others`` sites as another site computes it.
+    """Return the mean reply ``again`` of ``others`` sites as another site computes it from ``own`` and the models.
 
-    That site knows its own reply ``own`` and the global models. It loses the digits to which single precision rounds
-    the global model, and what the server's ``plan`` hides.
+    That site loses the digits to which single precision rounds the global model, and what the server's ``plan`` hides.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -165,7 +164,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     program = seen.program
     if program is None:
         many = f"the gradients of {seen.added} losses are added up before a step, too many to follow; step after fewer"
-        raise NotAttackedError(many if seen.added > 1 else "a loss is expected, but none was differentiated; do so")
+        raise NotAttackedError(many if seen.added > 1 else "a loss is expected, but none was seen; call backward()")
     first = next((call for call in program.calls if call.part >= 0), None)
     if first is None:
         raise NotAttackedError("a loss of a PyTorch module's outputs is expected, but got another; compute it by one")
@@ -275,10 +274,7 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Return the program, the numbers of its inputs to reconstruct, and the batch size.
-
-    Integers, such as pixels, become floats, unless they index an embedding or the program fails on floats.
-    """
+    """Return the program, the numbers of its inputs to reconstruct, and the batch size; integers may become floats."""
     whole = {n: t.float() for n in leaves if (t := program.constants[n]).dim() > 1 and not t.is_floating_point()}
     if whole and not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
         asked = replace(program, constants={**program.constants, **whole})
@@ -376,8 +372,7 @@ def _loss(
 ) -> tuple[int | None, Loss, Tensor | None]:
     """Return the number of the outputs (B, K) in the program, the loss on these outputs, and its targets.
 
-    Number and targets are ``None`` if the app's loss can't be separated from the network; it is then replayed as a
-    whole.
+    Number and targets are ``None`` if the app's loss can't be separated from the network, and is replayed with it.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
