@@ -66,7 +66,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for M guessed nodes (M, N, F); ``None`` unless each node has one."""
+        """Return a layer's inputs (M, N, D) for M guessed graphs (M, N, F); ``None`` if they are not one a node."""
         number, seen = len(nodes), list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class GraphTrial:
         return seen[0].reshape(number, self.nodes, -1) if fits else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return the relative distances (M, N) of the inputs of ``layers`` from the layers' bases, summed over them."""
+        """Return the relative distances (M, N) of the layers' inputs from the bases' spans, summed over ``layers``."""
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)

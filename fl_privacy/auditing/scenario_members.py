@@ -147,7 +147,10 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the client's parameters after training by name in ``Watched``; a gradient is taken as a step of 0.01."""
+    """Return the client's parameters after training, computed from its upload, by name in ``Watched``.
+
+    An uploaded gradient counts as one step of gradient descent with rate 0.01.
+    """
     before, told = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
         return told

@@ -111,7 +111,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Statements of a mod, strategy or defense about itself.
+    """DP claim and facts that a mod, strategy or defense states about itself.
 
     Attributes:
         clip_norm: largest l2 norm of a unit's contribution.

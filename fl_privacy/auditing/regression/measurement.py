@@ -87,8 +87,8 @@ def measured(
 ) -> Measurement:
     """Build a measurement from the known ``values`` (N,) of ``metric``, NaN for a failed attack.
 
-    ``uploads``: identifier (N,) of each image's upload. ``victims``: identifier (N,) of each image. ``UserError`` if
-    the metric is unknown, there is no image, or a value is NaN.
+    ``uploads``: identifier (N,) of each image's upload. ``victims``: identifier (N,) of each image. ``outcomes``:
+    outcome (N,) of each, if known. ``UserError`` if the metric is unknown, there is no image, or a value is NaN.
     """
     expect_metric(metric)
     known = tuple(map(float, values))

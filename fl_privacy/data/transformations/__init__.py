@@ -139,7 +139,7 @@ class Operation:
 
 
 def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Extend ``exact``, a step function on uint8, to floats with the straight-through gradient 1."""
+    """Extend ``exact``, a step function on uint8, to floats, with a straight-through gradient of 1."""
 
     def apply(images: Tensor) -> Tensor:
         if not images.is_floating_point():

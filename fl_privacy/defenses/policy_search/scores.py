@@ -157,7 +157,7 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Return the plan of ``variant``; ``code`` has 21 points, trapezoids, and the mean cosine of layers.
+        """Return the plan of ``variant``; ``code`` has 21 points, the trapezoidal rule, and the mean cosine of layers.
 
         ``code_normalized`` also takes mean and variance over class means, normalized over all policies, like the
         authors' ``searchalg/search_best.py``.
