@@ -79,7 +79,7 @@ def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan
     elif given is not None:
         raise UserError(
             "plan is expected to be a LocalPlan, a mapping such as dict(lr=0.1, epochs=1, batch_size=32), or the server"
-            f" app's context, but got {type(given).__name__}."
+            f" app's context, but got {type(given).__name__}; give one of these."
         )
     settings = {**STOCK, **found}
     if found.get("steps") is not None or found.get("shares") == "gradient":

@@ -54,7 +54,7 @@ class UpdateAuditRequest:
         shape: shape of an example; ``None`` infers it.
         examples, steps: assumed numbers, each of which is attacked; empty infers them.
         lr: learning rate; ``None`` infers it.
-        data: examples behind the update, or of the site; a subfolder named like an update has its examples.
+        data: examples behind the update, or all of the site; a subfolder named like an update has that update's.
         others: examples of the same kind that the update never saw, for controls.
         normalization: pixels' normalization before the network.
         seconds: time after which no further attack begins.

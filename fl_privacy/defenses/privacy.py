@@ -65,7 +65,7 @@ def epsilons(
 ) -> list[float]:
     """Return ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
 
-    ``prv`` computes only some values, and returns the next larger of these for the others.
+    ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of these.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
