@@ -135,7 +135,7 @@ class Scenarios:
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
         """Yield answers about whole training uploads instead of single examples; call it after ``attack_all``.
 
-        ``traces``: output bias and class counts of each client whose labels were observed.
+        ``traces``: change of the output bias and class counts of each client whose labels were observed.
         """
         yield classes_told(traces)
         if read := [words for client in self.clients if (words := words_in_training(client))]:
