@@ -110,7 +110,7 @@ class StepProblem:
         whole: ``True`` if the network computes the loss itself.
         truth: examples (B, ...) in [0, 1].
         labels: classes (B,) or targets (B, K), if the loss takes them separately.
-        names: observed name of a parameter -> its name in ``model``.
+        names: name of a parameter in ``Watched`` -> its name in ``model``.
     """
 
     kind: Kind
@@ -370,7 +370,7 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Return the number of the outputs (B, K) in the program, the loss on these outputs, and its targets.
+    """Return the number of the outputs in the program, the loss on these outputs (B, K), and its targets.
 
     Number and targets are ``None`` if the app's loss can't be separated from the network, and is replayed with it.
     """
@@ -484,7 +484,7 @@ def cleaned(part: nn.Module) -> nn.Module:
 
 
 def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:
-    """Map each observed parameter name to the parameter's name in ``model``."""
+    """Map each parameter's name in ``Watched`` to its name in ``model``."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     found = {}
     for place, part in enumerate(program.parts):

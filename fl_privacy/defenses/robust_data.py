@@ -131,7 +131,7 @@ Judge = Literal["evaluator", "mse"]
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Space of robust images near ``true`` (B, C, H, W) in [0, 1], with uniform noise."""
+    """Space in which robust images near ``true`` (B, C, H, W) in [0, 1] are searched; its noise is uniform."""
 
     withheld: ClassVar[frozenset[str]] = frozenset()
 
@@ -152,9 +152,10 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class RobustTexts:
-    """Space of robust texts: scaled word embeddings (B, L, d) in [0, 1], with random words as noise (appendix F).
+    """Space in which robust texts are searched: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    The embedding layer is neither trained nor uploaded. ``tokens`` are (B, L), padded with -1.
+    Its noise are random words. The embedding layer is neither trained nor uploaded. ``tokens`` are (B, L), padded with
+    -1.
     """
 
     tokens: Tensor

@@ -153,7 +153,7 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that scales images' difference from a duller version; ``exact`` does it on uint8."""
+    """Build an operation that scales the difference of images from ``away_from(images)``; ``exact`` does so on uint8."""
 
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
