@@ -154,8 +154,7 @@ class Pixels:
 class RobustTexts:
     """Space in which robust texts are searched: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    Its noise are random words. The embedding layer is neither trained nor uploaded. ``tokens`` are (B, L), padded with
-    -1.
+    Random words are the noise. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with -1.
     """
 
     tokens: Tensor

@@ -153,7 +153,7 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that scales the difference of images from ``away_from(images)``; ``exact`` does so on uint8."""
+    """Build an operation that scales the difference of images from ``away_from(images)``; on uint8 it is ``exact``."""
 
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
