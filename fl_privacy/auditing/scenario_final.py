@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.inference.final_model import continued
+from fl_privacy.attacks.inference.final_model import SHORTEST, continued
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_members import LEAST, MOST, after_upload, answered, losses_from, separated, singles_of
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned
@@ -31,10 +31,13 @@ def of_final_model(
     *,
     server: ServerPlan | str = PLAIN_MEAN,
 ) -> Iterator[Answer]:
-    """Yield what an outsider infers from the mean of the ``latest`` models about the examples of ``clients``.
+    """Yield what an outsider infers about the examples of ``clients`` from the mean of their ``latest`` models.
 
-    ``single`` is a step on one example, by which losses are found; ``evaluated`` are batches that were not trained on;
-    ``server`` is its rule, or why that is no step of the mean.
+    Args:
+        single: observed training step on one example, from which the app's loss is rebuilt.
+        evaluated: batches that clients loaded but did not train on.
+        seconds: time limit for the losses.
+        server: how the server combines updates, or the reason why its model can't be computed.
     """
     if not isinstance(server, str) and server != PLAIN_MEAN:
         server = "the server's own optimizer moves the model from their mean, which is not computed here"
@@ -51,13 +54,13 @@ def of_final_model(
 
 
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
-    """Return the plain mean of the clients' values after their uploads, by observed name."""
+    """Return the clients' mean model after training, by name in ``Watched``; values not uploaded stay as sent."""
     after = [after_upload(client) for client in latest]
     shared = set.intersection(*map(set, after)) if after else set[str]()
     if not shared:
-        raise NotAttackedError("no parameter of the network is among what clients upload")
+        raise NotAttackedError("parameters are expected in uploads, but none was found; upload them unencoded")
     if not all(value.isfinite().all() for values in after for value in values.values()):
-        raise NotAttackedError("an upload of the last round is not finite")
+        raise NotAttackedError("finite uploads are expected, but one is not; lower the learning rate")
     means = {name: torch.stack([values[name].float() for values in after]).mean(0) for name in shared}
     return {**latest[0].watched.before, **means}
 
@@ -87,7 +90,10 @@ def _participants(
     # in pairs, since the loss of a long text may fall by more than a short one's
     pairs = [(one, others.pop()) for one in members if (others := alike.get(shapes(one)))][:MOST]
     if len(pairs) < LEAST:
-        raise NotAttackedError(f"fewer than {LEAST} examples were evaluated that no client trained on")
+        raise NotAttackedError(
+            f"at least {LEAST} evaluated examples that no client trained on are expected, but got {len(pairs)};"
+            " evaluate more"
+        )
     number = max(LEAST, min(len(pairs), int(seconds / (4 * losses.each_takes([one for one, _ in pairs], sent)))))
     found = []
     for examples in zip(*pairs[:number], strict=True):
@@ -107,7 +113,7 @@ def _participants(
 def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> Answer:
     found = [seen for client in clients if (seen := texts_seen(client.watched))]
     if not found:
-        raise NotAttackedError("no transformer on texts was seen")
+        raise NotAttackedError("a transformer on texts is expected, but none was seen; audit an app that trains one")
     every = [_unpadded(row[row >= 0]) for seen in found for tokens in seen.words for row in tokens]
     texts, number = list({tuple(row.tolist()): row for row in every}.values())[:MOST_TEXTS], found[0].number
     shares = []
@@ -126,11 +132,11 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
 
         shape = logits(texts[0][None]).shape
         if len(shape) != 3 or shape[-1] < network.get_input_embeddings().num_embeddings:
-            raise NotAttackedError("the network predicts no next token")
+            raise NotAttackedError("next-token logits are expected, but the network has none; audit a language model")
         shares.append(continued(logits, texts))
     (greedy, sampled), (usual, _) = shares
     if not len(greedy):
-        raise NotAttackedError("no text is long enough")
+        raise NotAttackedError(f"{SHORTEST} tokens are expected, but no text is long enough; train on longer texts")
     drawn = int((1 - (1 - sampled.exp()) ** DRAWS > LIKELY).sum())
     note = (
         f"A text counts if the most likely continuation of its beginning is its end, word for word. {drawn} of"
@@ -143,6 +149,6 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
 
 
 def _unpadded(text: Tensor) -> Tensor:
-    """Cut a text (L,) behind the first of the equal tokens at its end."""
+    """Remove padding from a text (L,): of a run of equal tokens at its end, only the first stays."""
     others = (text != text[-1:]).nonzero().flatten()
     return text[: int(others[-1]) + 2] if len(others) else text[:1]

@@ -1,4 +1,4 @@
-"""Kinds of a graph's nodes, from gradients of a network whose connections are given."""
+"""Reconstruct the one-hot features of a graph's nodes from gradients; the graph's edges are given."""
 
 import math
 from collections import Counter
@@ -33,7 +33,11 @@ Layer = tuple[nn.Module, Tensor]
 
 
 class GraphTrial:
-    """An observation's network on other nodes; ``near`` are layers whose inputs depend on neighbors alone."""
+    """Network of an observation, to be evaluated on guessed nodes.
+
+    ``near``, ``deep``: layers whose inputs at a node depend on its neighbors only, or on more nodes. ``present``: size
+    (F,) of each feature in the gradients, 0 if no node has it.
+    """
 
     def __init__(self, observation: Observation) -> None:
         assert isinstance(observation.model, ReplayModel)
@@ -62,7 +66,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for nodes (M, N, F), or ``None``."""
+        """Return a layer's inputs (M, N, D) for M guessed graphs (M, N, F); ``None`` if they are not one a node."""
         number, seen = len(nodes), list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:
@@ -81,7 +85,7 @@ class GraphTrial:
         return seen[0].reshape(number, self.nodes, -1) if fits else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return the relative distances (M, N) of inputs from their spans, summed over ``layers``."""
+        """Return the relative distances (M, N) of the layers' inputs from the bases' spans, summed over ``layers``."""
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)
@@ -91,7 +95,6 @@ class GraphTrial:
         return total
 
     def error(self, nodes: Tensor) -> float:
-        """Return the mean relative squared error of the gradients for nodes (N, F)."""
         named = [(p, self.gradient[name]) for name, p in self.model.named_parameters() if name in self.gradient]
         loss = self.model(nodes[:, None, None]).mean()
         made = torch.autograd.grad(loss, [p for p, _ in named], allow_unused=True, materialize_grads=True)
@@ -100,13 +103,16 @@ class GraphTrial:
 
 
 def neighbors(model: ReplayModel) -> list[list[int]]:
-    """List the nodes from which an edge leads to each node."""
+    """List for each node the nodes from which an edge leads to it."""
     edges, number = model.program.constants[connections_of(model)], len(model.program.constants[model.variables[0]])
     return [sorted(set(edges[0][edges[1] == node].tolist())) for node in range(number)]
 
 
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
-    """Find one-hot nodes whose layers' inputs lie in the gradients' spans, as GRAIN (arXiv 2503.01838), if any."""
+    """Reconstruct one-hot nodes for which the layers' inputs lie in the gradients' row spaces.
+
+    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if nothing is found.
+    """
     made = attempt(lambda: _nearest(GraphTrial(observation), widths))
     if isinstance(made, Failure) or made is None:
         return None
@@ -116,7 +122,7 @@ def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction 
 
 
 def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] | None:
-    """Assign kinds neighborhood by neighborhood, by distance from the spans, at last of the gradient."""
+    """Return the error of the gradient that fits best, and its one-hot nodes (N, F); ``None`` if none can be tried."""
     columns = torch.arange(trial.width).split(list(widths))
     choices = [[c for c in each.tolist() if trial.present[c] > SMALLEST] for each in columns]
     most = MOST_ROWS // trial.nodes
@@ -146,10 +152,10 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
 
 
 def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor]) -> Answer:
-    """Count right nodes; those that connections do not distinguish are interchangeable.
+    """Count nodes that are reconstructed correctly; nodes that the edges do not distinguish are interchangeable.
 
-    The chance is that of nodes with as many connections, or of ``loaded`` ones (N, F); the control is another
-    upload's guess, placed by numbers of connections.
+    The chance is that of guessing from nodes of other graphs with the same degree, or from ``loaded`` nodes (N, F). The
+    control is another upload's guess, assigned by degree.
     """
     truths, near = [p.truth.flatten(1) for p in problems], [neighbors(p.model) for p in problems]
     degrees, colors = (
@@ -194,7 +200,7 @@ def _counted(counts: Counts, guess: Tensor, truth: Tensor, colors: Sequence[int]
 
 
 def colors_of(near: Sequence[Sequence[int]]) -> list[int]:
-    """Color nodes by their connections (Weisfeiler and Leman)."""
+    """Return each node's color by color refinement (Weisfeiler and Leman); ``near`` lists each node's neighbors."""
     colors = [0] * len(near)
     while True:
         finer = [hash((colors[node], *sorted(colors[v] for v in around))) for node, around in enumerate(near)]

@@ -34,7 +34,7 @@ class _Losses:
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
-        """Compute the losses (N,) of examples at the parameter ``values``, by observed names."""
+        """Compute the losses (N,) of ``examples`` with the parameters ``values``, by name in ``Watched``."""
         model = copy.deepcopy(self.model).eval()
         for module in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
             module.flatten_parameters()
@@ -60,28 +60,31 @@ class _Losses:
 
 
 def answered(ask: Callable[[], Answer], **about: Any) -> Answer:
-    """Return the answer of ``ask``, or the reason for none, with its seconds and the fields ``about``."""
+    """Return the answer of ``ask``, or the reason why it failed, with the seconds taken and the fields ``about``."""
     started, made = time.perf_counter(), attempt(ask)
     answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
     return replace(answer, seconds=time.perf_counter() - started, **about)
 
 
 def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: float) -> Answer:
-    """Infer which client trained on which examples; ``NotAttackedError`` if that is not possible."""
+    """Infer which client trained on which examples; ``NotAttackedError`` if that is not possible.
+
+    ``seen``: observed training step on one example, from which the app's loss is rebuilt. ``seconds``: time limit.
+    """
     if len(clients) < 2:
-        raise NotAttackedError("one client alone was asked again, so there are no others' examples to compare with")
+        raise NotAttackedError("two clients are expected, to compare examples, but one alone was asked again; run more")
     losses = losses_from(seen)
     if not any(client.matched.parameters for client in clients):
-        raise NotAttackedError("no parameter of the network is among what clients upload")
+        raise NotAttackedError("parameters are expected in uploads, but none was found; upload them unencoded")
     clients = [client for client in clients if all(value.isfinite().all() for value in after_upload(client).values())]
     if len(clients) < 2:
-        raise NotAttackedError("fewer than two clients' uploads are finite")
+        raise NotAttackedError(f"two finite uploads are expected, but got {len(clients)}; lower the learning rate")
     if any(name in client.watched.gradients for client in clients for name in client.matched.withheld):
-        raise NotAttackedError("parts of the network that are trained do not leave the client")
+        raise NotAttackedError("trained parts are expected in uploads, but some are withheld; upload all of them")
     pools = [list(islice(singles_of(client.watched), MOST)) for client in clients]
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
-        raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
+        raise NotAttackedError(f"{LEAST} examples of each client are expected, but got {number}; use more data")
     each = losses.each_takes(pools[0], clients[0].watched.before)
     number = max(LEAST, min(number, int(seconds / (4 * len(clients) * each))))
     pools = [pool[:number] for pool in pools]
@@ -96,26 +99,27 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: f
             found[2 + kind].append(-before)
     inside, outside, known, unknown = (np.concatenate(parts) for parts in found)
     if min(len(inside), len(outside)) < LEAST:
-        raise NotAttackedError("clients have too few examples of the same classes to compare")
+        raise NotAttackedError(f"{LEAST} pairs of equal class are expected, but got {len(inside)}; use more data")
     alike = " of the same classes" if all(one is not None for one in classes) else ""
     said = f"{len(clients)} uploads of the whole training, {len(inside)} own examples and as many of others{alike}"
     return separated(inside, outside, known, unknown, said)
 
 
 def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
-    """Yield the tensors (1, ...) of each loaded example, of the first epoch alone if epochs are known."""
+    """Yield the tensors (1, ...) of each loaded example; if epochs are known, only those of the first epoch."""
     batches = ([t for t in tensors_in(batch) if t.dim()] for batch in seen.batches)
     singles = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
     yield from islice(singles, sum(seen.passes.values()) or None)
 
 
 def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknown: np.ndarray, uploads: str) -> Answer:
-    """Return the answer, with TPR at 1 % and 0.1 % FPR, by falls in loss of members (``inside``) and ``outside``.
+    """Return how well decreases of the loss distinguish members (``inside``) from non-members (``outside``).
 
-    The control takes losses before training, negated (``known``, ``unknown``). See Carlini et al. 2022 for the rates.
+    The answer has the TPR at 1 % and 0.1 % FPR (Carlini et al. 2022). Its control uses the negated losses before
+    training, of members (``known``) and non-members (``unknown``). ``uploads``: description of the uploads.
     """
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
-        raise NotAttackedError("the loss of an example is not finite")
+        raise NotAttackedError("finite losses are expected, but that of an example is not; lower the learning rate")
     found, said = Separation(positives=inside, negatives=outside), list[str]()
     for rate in (0.01, 0.001):
         at = tpr_at(found, rate)
@@ -129,7 +133,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Return examples of client ``place``, and of others with the same classes, which then reveal no membership."""
+    """Return examples of client ``place``, and as many of other clients with the same classes."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}
@@ -143,7 +147,10 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the client's values after its training, from uploaded weights, change or gradient, by observed name."""
+    """Return the client's parameters after training, computed from its upload, by name in ``Watched``.
+
+    An uploaded gradient counts as one step of gradient descent with rate 0.01.
+    """
     before, told = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
         return told
@@ -152,9 +159,9 @@ def after_upload(client: WatchedReply) -> dict[str, Tensor]:
 
 
 def losses_from(seen: Watched | None) -> _Losses:
-    """Build the app's loss of an example; ``NotAttackedError`` if none was recorded."""
+    """Rebuild the app's loss on one example from an observed step; ``NotAttackedError`` if none was recorded."""
     if seen is None:
-        raise NotAttackedError("a training step on one example is needed to compute losses, but none was seen")
+        raise NotAttackedError("a step on one example is expected, for its loss, but none was seen; use a DataLoader")
     program = seen.program
     if program is None or not seen.batches:
         raise NotAttackedError("a loss on examples from a DataLoader is needed, but none was seen; use a DataLoader")
@@ -169,7 +176,7 @@ def losses_from(seen: Watched | None) -> _Losses:
         elif value.numel() > 1:
             raise NotAttackedError("the network's inputs are computed from the batch before PyTorch's hooks see them")
     if not places:
-        raise NotAttackedError("the network's inputs are expected to be the loader's batches, but differ from them")
+        raise NotAttackedError("loaded batches are expected as the network's inputs, but differ; pass them on")
     parts = tuple(cleaned(part) for part in program.parts)
     model = nn.ModuleDict({"parts": nn.ModuleList(parts)})
     names = names_in(seen, program, model)

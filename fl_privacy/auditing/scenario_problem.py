@@ -69,28 +69,27 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's reply (arrays by record/name), its observed training, and the arrays' meaning."""
+    """A client's reply (arrays by record/name), its observed training, and which parameters the arrays hold."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
     matched: Matched
 
     def tensors(self) -> dict[str, Tensor]:
-        """Convert the arrays to single precision, by their parameters' names."""
         held = {**self.reply, **self.matched.decoded}
         own = {name: held[key] for key, name in self.matched.parameters.items()}
         return {name: torch.from_numpy(np.array(a, dtype=np.float32)) for name, a in own.items() if a.dtype.kind == "f"}
 
 
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
-    """Return ``again`` as the mean reply of ``others`` sites, as another one computes it from ``own`` and the models.
+    """Return the mean reply ``again`` of ``others`` sites as another site computes it from ``own`` and the models.
 
-    The site loses the digits to which single precision rounds the global model, and what the server's ``plan`` hides.
+    That site loses the digits to which single precision rounds the global model, and what the server's ``plan`` hides.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
     if not theirs:
-        raise NotAttackedError("no parameter of the network is in what both sites upload")
+        raise NotAttackedError("parameters are expected in both sites' uploads, but none is in both; upload the same")
     sent = ModelState({name: before[name].float().reshape(value.shape) for name, value in theirs.items()})
     uploads = {0: Upload(tensors=theirs, num_examples=others)}
     uploads[1] = Upload(tensors={name: mine[name] for name in theirs}, num_examples=1)
@@ -103,15 +102,15 @@ def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: Serv
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepProblem:
-    """Batch, loss and network of one step of a client.
+    """Batch, loss and network of one training step of a client.
 
     Attributes:
-        model: network of values in [0, 1].
-        loss: loss of the outputs, or the mean of outputs that are losses.
+        model: network whose inputs are scaled to [0, 1].
+        loss: loss of the network's outputs; the mean of the outputs if the network computes the loss.
         whole: ``True`` if the network computes the loss itself.
         truth: examples (B, ...) in [0, 1].
         labels: classes (B,) or targets (B, K), if the loss takes them separately.
-        names: observed name of a parameter -> its name in ``model``.
+        names: name of a parameter in ``Watched`` -> its name in ``model``.
     """
 
     kind: Kind
@@ -127,14 +126,14 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build observation ``number``: an upload of ``tensors``, by observed names, after the training ``plan``."""
+        """Build the observation of victim ``number``: after ``plan`` it uploads ``tensors``, by name in ``Watched``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
         if not parameters:
             raise NotAttackedError(
                 "what is uploaded was not understood: by values, names and places none of its arrays is a parameter of"
-                " the network that trains"
+                " the network that trains; upload the parameters unencoded"
             )
         given = torch.ones(len(self.truth), 1) if self.whole else None
         return Observation(
@@ -151,7 +150,6 @@ class StepProblem:
         )
 
     def observed_reply(self, number: int, reply: WatchedReply, *, uploaded: bool) -> Observation:
-        """Build observation ``number``, of what a ``reply`` uploads or of its first gradient."""
         seen = reply.watched
         if not uploaded:
             return self.observed(number, seen.gradients, gradient_plan(seen))
@@ -159,17 +157,17 @@ class StepProblem:
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
-    """Describe the inverse problem of the first observed step; ``NotAttackedError`` if no attack here applies.
+    """Build the inverse problem of the first observed step; ``NotAttackedError`` if no attack here applies.
 
-    ``range_of`` are loaded inputs, (N, ...) each, which give the range of values.
+    ``range_of``: loaded inputs, (N, ...) each, from which the range of values is taken.
     """
     program = seen.program
     if program is None:
-        many = f"the gradients of {seen.added} losses are added up before a step, too many to follow"
-        raise NotAttackedError(many if seen.added > 1 else "no loss that is differentiated was seen")
+        many = f"the gradients of {seen.added} losses are added up before a step, too many to follow; step after fewer"
+        raise NotAttackedError(many if seen.added > 1 else "a loss is expected, but none was seen; call backward()")
     first = next((call for call in program.calls if call.part >= 0), None)
     if first is None:
-        raise NotAttackedError("the loss does not come from a module of PyTorch")
+        raise NotAttackedError("a loss of a PyTorch module's outputs is expected, but got another; compute it by one")
     program, variables, batch = _searched(program, _leaves(program, first))
     if is_keras(program.parts[first.part]):  # whose channels come last
         kept = {n: t.movedim(-1, 1) if n in variables and t.dim() == 4 else t for n, t in program.constants.items()}
@@ -220,7 +218,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Note the kinds of a graph's nodes, and say which other inputs the attacker is given."""
+    """Return notes on what the attacker is given; for a graph, set ``model.kinds`` from its node ``rows``."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -229,7 +227,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` unless it fits."""
+    """Scale the problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` if no scale fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -237,7 +235,7 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     taken = {number for call in program.calls if call.part >= 0 for number in call.taken}
     values = [program.constants[number] for number in taken - known if number in program.constants]
     if any(value.is_floating_point() and value.dim() > 0 for value in values):
-        raise NotAttackedError(f"the gradients of {seen.added} losses of different batches are added up before a step")
+        raise NotAttackedError(f"gradients of {seen.added} losses of different batches are added up; step after each")
     named = ((problem.names[name], value) for name, value in seen.gradients.items() if name in problem.names)
     own = {name: laid_out(problem.model, name, value).flatten() for name, value in named}
     asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]
@@ -262,7 +260,7 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     if float((there - factor * made).norm()) > NEARLY_AS_ONE * float(there.norm()) or factor <= 0:
         why = "of batches that batch norm normalizes one by one"
         why = why if _normalizes(seen) else "in a way that was not understood"
-        raise NotAttackedError(f"the gradients of {seen.added} losses are added up before a step, {why}")
+        raise NotAttackedError(f"gradients of {seen.added} losses are added up before a step, {why}; step after each")
     note = f"The gradients of {seen.added} losses are added up before the step; they are attacked as one."
     plain = loss.function
     if abs(factor - 1) > NEARLY_AS_ONE:
@@ -276,7 +274,7 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Find the numbers of the inputs to reconstruct, and the batch size; whole numbers, such as pixels, count too."""
+    """Return the program, the numbers of its inputs to reconstruct, and the batch size; integers may become floats."""
     whole = {n: t.float() for n in leaves if (t := program.constants[n]).dim() > 1 and not t.is_floating_point()}
     if whole and not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
         asked = replace(program, constants={**program.constants, **whole})
@@ -288,27 +286,27 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
     if not variables and any(value.dim() > 1 for value in inputs.values()):
         raise NotAttackedError(
             "words, or other categories, enter the network by their numbers; attacks infer them from rows of the"
-            " embedding, which are not uploaded"
+            " embedding, which are not uploaded; upload the embedding"
         )
     if not variables or not batch:
-        raise NotAttackedError("the network's inputs are not numbers that an attack can search for")
+        raise NotAttackedError("floating-point inputs are expected, but the network takes none; audit another app")
     return program, variables, batch
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the plan of the one observed step; ``NotAttackedError`` if no attack here inverts the optimizer."""
+    """Infer the local plan from the observed optimizer; ``NotAttackedError`` if no attack here inverts its steps."""
     if not seen.optimizers:
         raise NotAttackedError(
-            "no optimizer of PyTorch makes a step on so few examples, as where the gradients of several batches are"
-            " added up before one"
+            "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"
+            " several batches are added up before one; step after each batch"
         )
     if max(len(seen.optimizers), len(seen.trained)) > 1:
-        raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone")
+        raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone; use one")
     (name, told), steps = next(iter(seen.optimizers.items()))
     settings = dict(told)
     kind = name.removeprefix("DP")
     if kind not in OPTIMIZERS or settings.get("groups", 1) > 1:
-        raise NotAttackedError(f"steps of {name} are not undone")
+        raise NotAttackedError(f"steps of {name} are not undone; use {', '.join(OPTIMIZERS)}")
     return replace(
         gradient_plan(seen),
         steps=steps if found.shares != "gradient" else None,
@@ -319,13 +317,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan's fields on sharing and PyTorch's optimizer ``kind``."""
+    """Return the fields of ``LocalPlan`` on what is shared and on PyTorch's optimizer ``kind``."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
-    """Return the plan for an observed gradient."""
+    """Return the local plan of a client that uploads its observed gradient."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
@@ -347,7 +345,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Find minimum and width of each input, with a sentence."""
+    """Return the minimum and width of the range of each input, and notes on how they are known."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -372,7 +370,10 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Find the outputs (B, K), loss and targets; no outputs if the client's own loss is replayed."""
+    """Return the number of the outputs in the program, the loss on these outputs (B, K), and its targets.
+
+    Number and targets are ``None`` if the app's loss can't be separated from the network, and is replayed with it.
+    """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
     later = program.calls[modules[-1] + 1 :]
@@ -415,7 +416,6 @@ def _loss(
 
 
 def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> tuple[int, Tensor]:
-    """Return number and values of the targets in the form in which the loss ``call`` takes them."""
     taken, labels = asked.intersection(call.taken), program.constants[target]
     if len(taken) == 1 and (number := taken.pop()) != target:
         made = _made(program, number)
@@ -425,7 +425,7 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters in the loss; raise ``ValueError`` if they have a gradient, as in a penalty."""
+    """Return the parameters that the loss uses directly; ``ValueError`` if it has a gradient for them (a penalty)."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]
@@ -484,7 +484,7 @@ def cleaned(part: nn.Module) -> nn.Module:
 
 
 def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str]:
-    """Map each observed name to the name in the network."""
+    """Map each parameter's name in ``Watched`` to its name in ``model``."""
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     found = {}
     for place, part in enumerate(program.parts):

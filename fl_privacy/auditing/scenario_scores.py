@@ -36,7 +36,7 @@ MOST_SHOWN = 8
 
 
 class TimeSpent:
-    """Seconds since it was made, by the clock or by the processor, whichever are fewer: others may use the machine."""
+    """Timer that returns the seconds since its creation, of the clock or of the processor, whichever are fewer."""
 
     def __init__(self) -> None:
         self._begun = time.perf_counter(), time.process_time()
@@ -52,9 +52,10 @@ def score(
     seed: int,
     other: Reconstruction | None = None,
 ) -> Answer:
-    """Score reconstructions against the truth, with ``loaded`` inputs (N, ...) as distractors; no scenario is set.
+    """Score the reconstructions ``found`` of ``problems``; the answer has no scenario yet.
 
-    ``other`` is the control of a single upload: the guess at another client's.
+    ``loaded``: inputs (N, ...) that serve as distractors. ``other``: guess at another client's upload, which is the
+    control if there is a single upload.
     """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
@@ -77,7 +78,7 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions and, as a control, guesses at other uploads; a single upload's control is ``other``."""
+    """Count reconstructions by outcome, with guesses at other uploads (``other`` for a single one) as the control."""
     counts, shown = counted(found, truths)
 
     def reads(guess: Reconstruction, truth: Batch) -> bool:
@@ -96,7 +97,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """Return controls, guesses and truths: each truth with the guess at the next upload of different examples."""
+    """Pair each truth with the guess at the next upload of different examples; return guesses and truths."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -108,7 +109,6 @@ def _turned(
 
 
 def _unlike(guess: Reconstruction, truth: Batch) -> bool:
-    """Return ``True`` if no image correlates with a true one in any orientation."""
     assert guess.batch is not None
     images = guess.batch.inputs
     if images.shape[1:] != truth.inputs.shape[1:]:
@@ -139,7 +139,7 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
 
 
 def labels_right(given: Tensor, truth: Tensor) -> int:
-    """Count guessed labels, (N,) or (N, K), that are among the true ones (N,), each once."""
+    """Count guessed labels, (N,) or (N, K), that occur in ``truth`` (N,), each as often as it is there."""
     given = given.argmax(-1) if given.is_floating_point() else given
     return (Counter(truth.tolist()) & Counter(given.flatten().tolist())).total()
 
@@ -163,7 +163,6 @@ def count_images(
 
 
 def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
-    """Return loaded rows (N, F) in [0, 1] that are not in ``truths``; none if inputs have several tensors."""
     model, width = problem.model, problem.truth[0].numel()
     loaded = loaded if len(model.shapes) == 1 else ()
     if not (alike := [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]):
@@ -181,7 +180,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows that are exact, or nearer to their guess than all ``others`` (N, F), above chance."""
+    """Count rows by outcome, with ``others`` (N, F) as distractors, and pair them with their guesses."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

@@ -19,12 +19,12 @@ equal examples are no coincidence."""
 
 
 def examples_of(seen: Watched) -> int:
-    """Return the number of different examples in a training, once for all epochs; 0 if not seen."""
+    """Return the number of examples of a training, once for all epochs if these were observed; 0 if none was loaded."""
     return sum(seen.passes.values()) or seen.loaded
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``inputs`` (N, ...) of one epoch, since an example is no distractor of itself."""
+    """Return the examples of one epoch in each of ``inputs`` (N, ...); if epochs are unknown, the distinct ones."""
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
 
@@ -41,7 +41,10 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's real upload, for ``number`` guesses; add a sentence on what is assumed."""
+    """Build the observation of a client's real upload, and a sentence on what the attacker assumes.
+
+    ``number``: number of examples to guess. ``victim``: number in the observation's id.
+    """
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):
@@ -62,17 +65,17 @@ def _mean_gradient(client: WatchedReply) -> Tensors:
     held = {name: value for name, value in told.items() if name in before}
     changes = {name: value - before[name].float() if shares == "weights" else value for name, value in held.items()}
     if not any(change.any() for change in changes.values()):
-        raise NotAttackedError("the upload is equal to what was sent")
+        raise NotAttackedError("a changed model is expected, but the upload is equal to what was sent; train longer")
     return {name: -change / moved for name, change in changes.items()}
 
 
 def sampled(
     problem: StepProblem, pool: Tensor, others: Sequence[Tensor], guess: Reconstruction, *, number: int, seed: int
 ) -> StepProblem:
-    """Return the problem with ``number`` true examples of the ``pool``: those equal to a guess, then others at random.
+    """Return ``problem`` with ``number`` true examples of ``pool``: those equal to a guess, then random ones.
 
-    An example is preferred if it alone equals a guess, and equality is no coincidence. ``others`` are inputs (N, ...)
-    of other clients.
+    An example counts as equal only if neither another example of the pool nor one of ``others``, the inputs of other
+    clients, equals that guess.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -37,9 +37,10 @@ NOTE = (
 
 
 def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score the words inferred from changed embedding rows of uploads, or gradients; ``None`` without texts.
+    """Score the words inferred from changed rows of the embedding; ``None`` if clients train on no texts.
 
-    ``found`` are pairs of a client's reply to its training and its reply on one text.
+    ``found``: pairs of a client's reply to its training and its reply on one text. ``uploaded``: ``False`` to use the
+    first gradient of the reply instead of its upload.
     """
     read, texts, others = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[set[int]]()
     for client, again in found:
@@ -63,12 +64,12 @@ def _texts_in(batch: Any) -> list[Tensor]:
 
 
 def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
-    """Return the different words of each of the texts (N, L)."""
+    """Return the different words of each of the texts (N, L), without padding."""
     return [set(text) - {table.padding_idx or 0} for text in tokens.tolist()]
 
 
 def words_in_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
-    """Return a client's loaded words and those reconstructed from its upload, or ``None``."""
+    """Return the words that a client trained on and those inferred from its upload; ``None`` if no attack applies."""
     seen = client.watched
     for name, table in sorted(_tables(seen), key=lambda pair: -pair[1].num_embeddings) if seen.batches else ():
         rows = _rows(client, name, uploaded=True) if name in seen.before else None
@@ -107,7 +108,6 @@ def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
 
 
 def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
-    """Return the vocabulary's embedding with its name, and the tokens (N, L); ``None`` without texts."""
     tables, whole = _tables(seen), _texts_in({} if seen.program is None else seen.program.constants)
     if not tables or not whole:
         return None
@@ -128,15 +128,14 @@ def _rows(again: WatchedReply, name: str, *, uploaded: bool) -> list[int] | None
         change = None if value is None else value if again.matched.shares != "weights" else _moved(value, before, seen)
     if change is None or not change.isfinite().all():
         return None
-    if _is_head(seen, name):
+    if _is_tied(seen, name):
         return _standing_out(change.float())
     size = change.float().norm(dim=1)
     least = CHANGED * float(size.max()) if uploaded else 0.0  # the gradient is zero in rows without a word
     return (size > least).nonzero().flatten().tolist() if float(size.max()) > 0 else []
 
 
-def _is_head(seen: Watched, name: str) -> bool:
-    """Return ``True`` if another layer shares the embedding, as a language model's head does."""
+def _is_tied(seen: Watched, name: str) -> bool:
     part = seen.modules[int(name.split(".")[1])]
     table = next(module.weight for own, module in _tables(seen) if own == name)
     others = (module for module in part.modules() if not isinstance(module, nn.Embedding))
@@ -144,7 +143,6 @@ def _is_head(seen: Watched, name: str) -> bool:
 
 
 def _standing_out(change: Tensor) -> list[int]:
-    """Return the rows that differ most from the median one."""
     size, order = (change - change.median(0).values).norm(dim=1).sort(descending=True)
     half = size[: len(size) // 2 + 1]
     ratios = half[:-1] / half[1:].clamp_min(1e-30)
@@ -169,9 +167,10 @@ def scored_words(
     others: Sequence[set[int]] = (),
     texts: Sequence[Sequence[set[int]]] | None = None,
 ) -> Answer:
-    """Score pairs (true words, reconstructed words) of uploads, with the words of ``others`` as distractors.
+    """Score pairs (true words, inferred words) of uploads.
 
-    ``texts`` are the words of each text by upload; ``None`` for one text each.
+    ``total``: number of uploads, also of those without a pair. ``others``: words of other texts, as distractors.
+    ``texts``: words of each text, by upload; ``None`` if each upload has one text.
     """
 
     def same(one: set[int], other: set[int]) -> bool:
@@ -211,7 +210,7 @@ def scored_words(
 
 
 class SeenNetwork(TextModel):
-    """A transformer observed in an app, up to its first block, with the values that it had."""
+    """Transformer observed in an app, with its values at that time, as a ``TextModel``."""
 
     causal = False
 
@@ -236,7 +235,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids (N, L) of each batch that a client trained on, -1 for none, and number of the transformer's module."""
+    """Token ids (N, L) of each training batch, -1 for padding, and the number of the transformer's module."""
 
     number: int
     words: Sequence[Tensor]
@@ -246,7 +245,7 @@ class SeenTexts:
 
 
 def texts_seen(seen: Watched) -> SeenTexts | None:
-    """Find the transformer and the tokens that entered it; ``None`` without either."""
+    """Find the observed transformer and the tokens that were loaded; ``None`` if either is missing."""
     for number, part in enumerate(seen.modules):
         network = network_in(part)
         if network is None:
@@ -260,7 +259,7 @@ def texts_seen(seen: Watched) -> SeenTexts | None:
 
 
 def network_in(part: Any) -> Any:
-    """Return the transformer that a module is, or directly holds; ``None`` without one."""
+    """Return the transformer that ``part`` is or has as a direct child; ``None`` if there is none."""
     for module in (part, *part.children()):
         if hasattr(module, "get_input_embeddings") and hasattr(module, "config"):
             return module if isinstance(module.get_input_embeddings(), nn.Embedding) else None
@@ -268,7 +267,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, -1 for padding; ``None`` without any."""
+    """Return the tokens (N, L) of a batch, -1 for padding; ``None`` if it has none."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text
@@ -286,7 +285,7 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:
-    """Return the tokens that occur in every text, public like a template's, and -1; for few texts only -1."""
+    """Return -1 and the tokens that occur in every text, as of a public template; for few texts only -1."""
     rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
     return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
 
@@ -301,9 +300,10 @@ class FirstBlock:
 
 
 def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
-    """Reconstruct the words behind ``tensors`` by observed names; ``None`` without a transformer on texts.
+    """Infer words from ``tensors`` (by name in ``Watched``) of a transformer's first block; ``None`` if there is none.
 
-    ``shares`` is the kind of ``tensors``: ``weights``, ``delta`` or ``gradient``.
+    ``shares``: kind of ``tensors``: ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples behind
+    them.
     """
     seen = again.watched
     texts = texts_seen(seen)
@@ -340,18 +340,17 @@ def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, exam
 
 
 def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
-    """Infer the plan; parameter groups that differ only in weight decay count as one."""
     if shares == "gradient":
         return LocalPlan(shares="gradient")
     kinds = {name for name, _ in seen.optimizers}
     if len(kinds) != 1 or (kind := next(iter(kinds))) not in OPTIMIZERS:
-        raise NotAttackedError(f"steps of {', '.join(sorted(kinds)) or 'no optimizer'} are not undone")
+        raise NotAttackedError(f"steps of {', '.join(sorted(kinds)) or 'no optimizer'} are not undone; use SGD or Adam")
     ((_, told), _), steps = seen.optimizers.most_common(1)[0], max(1, seen.steps)
     return LocalPlan(steps=steps, batch_size=max(1, examples // steps), **optimizer_in_plan(shares, kind, dict(told)))
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Reconstruct words from a transformer's first block, as ``words_of``; ``None`` without a transformer."""
+    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` if no text enters it."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

@@ -84,7 +84,6 @@ class AskedClient(WatchedReply):
     latest: WatchedReply
 
     def inputs(self) -> list[Tensor]:
-        """Return the loaded inputs, grouped by the shape of an example."""
         found: dict[tuple[int, ...], list[Tensor]] = {}
         entered = " ".join(self.watched.entered)
         for tensor in tensors_in([*(self.watched.batches or self.watched.inputs)]):
@@ -96,7 +95,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Describe the uploads of a scenario in ``SCENARIOS``; a bare gradient does not leave a client."""
+    """Describe the scenario ``name``; for a bare gradient, ``leaves`` is false, since it does not leave a client."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -107,11 +106,15 @@ def _not_attacked(name: str, reason: str) -> Answer:
 
 @dataclass(eq=False)
 class Scenarios:
-    """Attack an app's clients in scenarios of growing difficulty.
+    """Attacks on an app's clients in scenarios of growing difficulty.
 
-    ``attack_within`` makes an attack of limited evaluations. The
-    attacker knows the ``defense`` of uploads, if any. ``sites``: number of all clients. ``evaluated``: batches that
-    they evaluated. ``server``: rule by which the server moves the model, or why that is no step of the mean.
+    Attributes:
+        sites: number of all clients.
+        server: rule by which the server moves the model, or the reason why that is no step of the mean.
+        evaluated: batches that clients evaluated.
+        attack_within: builds an attack with at most this number of evaluations.
+        tell: receives messages on the progress.
+        defense: defense of uploads, which the attacker knows.
     """
 
     clients: Sequence[AskedClient]
@@ -130,9 +133,9 @@ class Scenarios:
     _text: bool = field(default=False, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
-        """Yield answers on the training uploads as a whole, beyond single examples; call it after ``attack_all``.
+        """Yield answers about whole training uploads instead of single examples; call it after ``attack_all``.
 
-        ``traces`` are of clients whose labels were observed.
+        ``traces``: change of the output bias and class counts of each client whose labels were observed.
         """
         yield classes_told(traces)
         if read := [words for client in self.clients if (words := words_in_training(client))]:
@@ -209,7 +212,7 @@ class Scenarios:
     def _of_site(self, found: Sequence[tuple[AskedClient, WatchedReply]], reason: str) -> Answer:
         others = self.sites - 1
         if others < 1:
-            return _not_attacked("site", "a single client takes part in a round, so no other site looks")
+            return _not_attacked("site", "one client takes part, so no other site looks; run more clients")
         if isinstance(self.server, str):
             return _not_attacked("site", self.server)
         if others > 1 and found:
@@ -313,7 +316,7 @@ class Scenarios:
         if not size and again.watched.program is not None:
             size = max((len(t) for t in again.watched.program.constants.values() if t.dim()), default=0)
         if (steps := again.watched.steps) != 1:
-            return _not_attacked("batch", f"its code makes {steps} steps on a single batch")
+            return _not_attacked("batch", f"one step on a batch is expected, but its code makes {steps}; make one")
         if size > MOST_IN_A_BATCH:
             return _not_attacked("batch", f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
         answer, uploads = self._attacked([(client, again)], uploaded=True), f"of {size} examples in one step"
@@ -359,7 +362,9 @@ class Scenarios:
                 number = len(problem.truth) if pool is None else min(len(pool), MOST_IMAGES)
             if len(problem.truth) > MOST_IMAGES:
                 of = "nodes of graphs together" if problem.model.kinds else "examples"
-                raise NotAttackedError(f"its code takes no fewer than {len(problem.truth)} {of}")
+                raise NotAttackedError(
+                    f"{MOST_IMAGES} {of} at most are expected, but got {len(problem.truth)}; take fewer"
+                )
             if victim and pool is None and len(problem.truth) != number:
                 break
             observed, said = observed_training(each, problem, number, victim)
@@ -384,7 +389,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask for an answer on one example, else on as few as the code takes, such as two for batch norm."""
+    """Ask a client for a reply on one example, else on as few as its code takes, such as two for batch norm."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)
@@ -406,7 +411,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that first-layer neurons reveal individually, without those the attacker has."""
+    """Return the inputs (N, ...) that single first-layer neurons reveal, except those that the attacker is given."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
@@ -434,7 +439,7 @@ class _Work(TorchDispatchMode):
 
 @without_checkpointing()
 def seconds_of_evaluation(observation: Observation) -> float:
-    """Estimate a standard processor's seconds for one attack step, a gradient of a gradient on gray examples."""
+    """Estimate the seconds that a standard processor takes for one attack step (a gradient of a gradient)."""
     model = detached_copy(observation.model).train(observation.plan.mode == "train")
     gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
     parameters = [p for p in model.parameters() if p.requires_grad]

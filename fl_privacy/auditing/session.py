@@ -47,6 +47,5 @@ class AuditSession:
         return record
 
     def end(self) -> Failure | None:
-        """Attack after the training, without affecting random streams; return an error that ended it, or ``None``."""
         with streams_put_back():
             return attempt(self.attack_all)

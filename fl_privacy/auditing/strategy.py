@@ -58,12 +58,11 @@ GivenPlan = LocalPlan | Mapping[str, object] | Context | None
 def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
     """Return the local plan and the names of the fields that were given.
 
+    ``UserError`` if a field does not exist, or its value is out of range.
+
     Args:
         given: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.
         config: config of the server's messages, searched with lower priority.
-
-    Raises:
-        UserError: a field does not exist, or its value is out of range.
     """
     if isinstance(given, LocalPlan):
         return given, frozenset(f.name for f in fields(LocalPlan))
@@ -80,7 +79,7 @@ def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan
     elif given is not None:
         raise UserError(
             "plan is expected to be a LocalPlan, a mapping such as dict(lr=0.1, epochs=1, batch_size=32), or the server"
-            f" app's context, but got {type(given).__name__}."
+            f" app's context, but got {type(given).__name__}; give one of these."
         )
     settings = {**STOCK, **found}
     if found.get("steps") is not None or found.get("shares") == "gradient":
@@ -89,7 +88,6 @@ def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan
 
 
 def _found(config: Mapping[str, object]) -> dict[str, Any]:
-    """Find plan fields in ``config``; invalid values are ignored."""
     spelled = {str(key).lower().replace("_", "-"): value for key, value in config.items()}
     found: dict[str, Any] = {}
     for name, keys in KEYS.items():
@@ -131,11 +129,11 @@ def audit(
     ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst case of the literature.
     Otherwise training updates of few images and steps are attacked, or else undefended uploads of one image in one step
     that the server itself computes. Strategy, random streams and the training's result stay unchanged, even if the
-    audit fails.
+    audit fails. ``UserError`` if an argument does not fit.
 
     Args:
         strategy: strategy of ``flwr.serverapp.strategy``, or a subclass.
-        model: module with the app's arrays as ``state_dict``, or a class made without arguments.
+        model: module whose ``state_dict`` is the app's arrays, or a class that takes no arguments.
         data: originals for comparison: the name of a data set, a folder of images, a PyTorch data set or loader, or a
             function from a client's partition to one. ``None`` shows reconstructions alone.
         input_shape: shape (C, H, W); by default that of ``data``, or the only usual one that the model accepts.
@@ -146,9 +144,6 @@ def audit(
         victims: largest number of single images that clients are asked for in a round.
         attack: name from ``fl-privacy list`` with settings ("idlg attack.iterations=50"), or an attack of
             ``fl_privacy.attacks``; ``none`` captures only.
-
-    Raises:
-        UserError: an argument does not fit.
     """
     expect_strategy(strategy)
     if isinstance(strategy, AuditedStrategy):

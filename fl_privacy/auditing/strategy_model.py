@@ -27,7 +27,7 @@ class AuditedModel:
     """An app's model and images, as known before its training.
 
     Attributes:
-        network: network of images in [0, 1], with the clients' normalization in front.
+        network: network that takes images in [0, 1] and first normalizes them as the clients do.
         input_shape: shape (C, H, W).
         told: ``True`` if the normalization was given, ``False`` if inferred from pixels.
     """

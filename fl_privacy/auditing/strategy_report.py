@@ -1,4 +1,4 @@
-"""The checks of an audit before the training, of claims of differential privacy, its record and its page."""
+"""Check an audit's arguments before the training, test claims of differential privacy, and report."""
 
 import json
 from collections import Counter
@@ -58,7 +58,7 @@ def expect_strategy(strategy: object) -> None:
 
 
 def expect_rounds(rounds: object) -> None:
-    """Check ``rounds`` as far as possible before their number is known."""
+    """Raise ``UserError`` if ``rounds`` is invalid, however many rounds there are."""
     several = isinstance(rounds, list | tuple | set | frozenset | range)
     if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
         audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")
@@ -72,7 +72,7 @@ MOST_PARTITION, AGREED = 999_999_999, 0.5
 
 
 def told_partition(reply: Message) -> int | None:
-    """Return the partition that the client of ``reply`` claims, or ``None``."""
+    """Return the partition that the client of ``reply`` claims; ``None`` if it claims none."""
     record = reply.content.config_records.get(CLIENT)
     told = None if record is None else record.get(PARTITION)
     return told if type(told) is int and 0 <= told <= MOST_PARTITION else None
@@ -82,7 +82,7 @@ def told_partition(reply: Message) -> int | None:
 class NamingServer(HonestButCurious):
     """An honest-but-curious server that gives each node a permanent number.
 
-    The number is the partition that the node claims, else the rank of its id, or the next one that is free.
+    The number is the partition that the node claims, else the rank of its id; if that is taken, the next free number.
     """
 
     partitions: dict[int, int] = field(default_factory=dict, init=False)
@@ -115,7 +115,7 @@ class AuditReport(AuditSession):
         partitions: client -> stated partition, at the end.
         identified: clients that claim a partition.
         nodes: largest number of nodes connected at once; ``None`` before the training.
-        server: the strategy's rule, or why it is no step of the mean.
+        server: rule by which the strategy moves the model, or the reason why that is no step of the mean.
     """
 
     out: Path
@@ -139,12 +139,15 @@ class AuditReport(AuditSession):
         self._told, self.identified = frozenset[str](), set[int]()
         self.server: ServerPlan | str = PLAIN_MEAN
 
-    def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
-        """Open a new folder for the record and the given plan's fields; an earlier equal audit is moved aside."""
+    def open(self, plan: LocalPlan, given: frozenset[str], audited: Sequence[int], rounds: int) -> None:
+        """Create the folder of the audit; a folder with the same settings is moved aside.
+
+        ``given``: fields of ``plan`` that the user gave. ``audited``: rounds to audit.
+        """
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
 
         self._reset()
-        self._told = told
+        self._told = given
         config, label = self._config(plan, audited, rounds), f"audit-{self.strategy}-{self.model.name}"
         text = dump_json(config, indent=1)
         try:
@@ -169,7 +172,6 @@ class AuditReport(AuditSession):
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Record a client's description of a probe's images; ``UserError`` if its normalization has other channels."""
         told = images.normalization
         channels = {len(told.mean), len(told.std)} if told else {1}
         if not channels <= {1, self.model.input_shape[0]}:
@@ -181,7 +183,6 @@ class AuditReport(AuditSession):
         self.write()
 
     def defended(self, client: int, parts: Description) -> None:
-        """Record a client's stated defense; the first statement counts."""
         if (parts and not self._defenses.get(client)) or client not in self._defenses:
             self._defenses[client] = parts
             self.write()
@@ -321,7 +322,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Check the claims of strategy and clients against stated facts, and the strategy's against many draws."""
+    """Return verdicts on the DP claims of the strategy, which draws also test, and of the clients' replies."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)
@@ -334,7 +335,7 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
 
 
 def uncovered(metrics: Iterable[str]) -> tuple[str, ...]:
-    """Return a sentence that names metrics on clients' data, if there are any."""
+    """Return a sentence that names metrics on clients' data; empty if there are none."""
     names = [name for name in metrics if name not in COUNTS | SETTINGS | KEYS.keys()]
     said = (
         f"Next to their arrays clients send {', '.join(names[:6])}: figures about their data that no noise covers;"

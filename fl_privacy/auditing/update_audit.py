@@ -49,12 +49,12 @@ class UpdateAuditRequest:
     """Settings of an audit of saved updates.
 
     Attributes:
-        before, after: file, or folder of files, with the model as sent, and with the update.
+        before, after: file or folder of files with the model as sent, and with the update, respectively.
         model: ``file.py:Net`` or a program of ``torch.export``.
         shape: shape of an example; ``None`` infers it.
         examples, steps: assumed numbers, each of which is attacked; empty infers them.
         lr: learning rate; ``None`` infers it.
-        data: examples behind the update, or of the site; a subfolder named like an update has its examples.
+        data: examples behind the update, or all of the site; a subfolder named like an update has that update's.
         others: examples of the same kind that the update never saw, for controls.
         normalization: pixels' normalization before the network.
         seconds: time after which no further attack begins.
@@ -80,10 +80,8 @@ class UpdateAuditRequest:
 def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda text: None) -> "UpdateAudit":
     """Attack saved updates and write a page.
 
-    The model's code is executed; nothing of the other files is.
-
-    Raises:
-        UserError: files, model or examples can't be read, or do not fit each other.
+    The model's code is executed, but no code in the other files. ``UserError`` if files, model or examples can't be
+    read, or do not fit each other.
     """
     network = network_of(asked.model)
     session = UpdateAudit(asked, network, tell)
@@ -137,7 +135,6 @@ class UpdateAudit(AuditSession):
             )
 
     def assumptions(self) -> list[tuple[int, int]]:
-        """Return the pairs (examples, steps) to assume: given, inferred, from the data, or a few usual ones."""
         steps = self.asked.steps or tuple(dict.fromkeys(one.steps or 1 for one in self.found))[:_MOST_INFERRED]
         sizes = [len(truth.inputs) for truth in self.truths]
         ranks = dict.fromkeys(one.examples for one in self.found if one.examples and max(steps) == 1)
@@ -184,7 +181,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Return a control, an update trained in the same way on other examples; ``None`` for too few examples."""
+        """Return the observation of a control, trained alike on other examples; ``None`` if these are too few."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others
@@ -242,7 +239,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return the number of exactly guessed examples and the share of repeated ones; ``None`` if one is unique."""
+        """Count exact guesses and return the share of examples with duplicates; ``None`` if an exact guess has none."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])
@@ -331,7 +328,6 @@ class UpdateAudit(AuditSession):
         )
 
     def facts(self) -> list[tuple[str, str]]:
-        """Return names and words of the given and inferred facts."""
         found, asked, shape = self.found, self.asked, "x".join(map(str, self.shape))
         numbers, steps, rates = zip(*((one.examples, one.steps, one.rate) for one in found), strict=True)
         exact = all(number == 1 for number in asked.steps or steps)

@@ -40,10 +40,7 @@ _NUMBERED = re.compile(r"(arr_)?\d+")
 def network_of(place: str) -> nn.Module:
     """Make the model that a user names as ``file.py:Net``, or load a program of ``torch.export`` (``.pt2``).
 
-    The file's code is run.
-
-    Raises:
-        UserError: there is no such file or name, or it makes no model.
+    The file's code is run. ``UserError`` if there is no such file or name, or it makes no model.
     """
     file, _, name = place.rpartition(":")
     path = expanded(file or name)
@@ -102,7 +99,7 @@ def _with_layers(program: nn.Module) -> nn.Module:
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
-    """Return the kind of input of the first layer with weights, its channels, features or words, and its name."""
+    """Return the modality that the first layer with weights takes, its number of inputs, and its name."""
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path
@@ -125,8 +122,7 @@ def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
 def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return an example's shape: as given, as in the data, or the only one that the network accepts.
 
-    Raises:
-        UserError: it can't be inferred.
+    ``UserError`` if the shape can't be inferred.
     """
     if (known := asked or of_data) is not None:
         return known
@@ -146,12 +142,10 @@ def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[i
 
 
 def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename a file's arrays like the network's parameters and buffers; return a sentence on a changed prefix.
+    """Rename a file's arrays like the network's parameters and buffers; also return notes on what differs.
 
-    Arrays without names are taken in the order of ``state_dict()`` or of the parameters.
-
-    Raises:
-        UserError: an array fits no parameter, or has another shape.
+    Arrays without names are taken in the order of ``state_dict()`` or of the parameters. ``what``: the file's name in
+    messages. ``UserError`` if an array fits no parameter, or has another shape.
     """
     inner = unwrapped(network)
     named = dict(inner.named_parameters(remove_duplicate=False))
@@ -178,8 +172,8 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
         target = known.get(f"{put}{name.removeprefix(cut)}")
         if target is None:
             raise UserError(
-                f"{what} is expected to hold the model's parameters, but the model has no {name} {tuple(value.shape)};"
-                f" it has {', '.join(list(own)[:2])}: give the model that was trained, or save its"
+                f"{what} is expected to hold the model's parameters, but has {name} {tuple(value.shape)}, which the"
+                f" model lacks; its first are {', '.join(list(own)[:2])}: give the model that was trained, or save its"
                 " state_dict()."
             )
         if value.shape != own[target].shape:
@@ -201,7 +195,7 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
 
 
 def _written_names(network: nn.Module) -> dict[str, str]:
-    """Map the names that transformers' ``save_pretrained`` gives to a model's values to the model's own."""
+    """Map each name that transformers' ``save_pretrained`` writes to the name in the model."""
     loading = sys.modules.get("transformers.core_model_loading")
     written = getattr(loading, "revert_weight_conversion", None)  # earlier versions write the model's names
     if written is None:
@@ -216,7 +210,7 @@ def _written_names(network: nn.Module) -> dict[str, str]:
 
 
 def _prefixes(known: Mapping[str, str], given: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Return the prefixes to cut from names in a file and to put before them, by majority."""
+    """Return the prefix to cut from the ``given`` names and the prefix to add to them, by majority vote."""
     votes = Counter[tuple[str, str]]()
     ends = {name.split(".", place)[place]: name for name in known for place in range(1, name.count(".") + 1)}
     for name in given:
@@ -239,7 +233,7 @@ def layers_in_words(missing: Sequence[str]) -> str:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """List the files of a folder, sorted with numbers by value."""
+    """List the files of a folder by name, with numbers in names sorted by value."""
 
     def place(path: Path) -> list[tuple[int, str]]:
         return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.stem)]
@@ -266,10 +260,8 @@ def read_examples(
     """Read images of a file or folder (in folders by class, or not), a table ``.csv``, or a file with ``inputs``.
 
     A table's last column is the class if it has one column more than the ``width`` that the network takes. Of more than
-    20,000 examples, as many are drawn by the ``seed``.
-
-    Raises:
-        UserError: there are no examples, or not such as the network takes, or too many without a seed.
+    20,000 examples, a sample of that size is drawn with ``seed``. ``UserError`` if there are no examples, they do not
+    fit the network, or they are too many and ``seed`` is ``None``.
     """
     if place.is_dir() or place.suffix.lower() in IMAGE_SUFFIXES:
         found = _images(place, kind, width, shape, seed)
@@ -288,7 +280,6 @@ def read_examples(
 
 
 def _drawn(place: Path, number: int, seed: int | None) -> list[int]:
-    """Return the indices of all examples, or of those that are drawn."""
     if number > MOST_EXAMPLES and seed is None:
         raise UserError(
             f"--data is expected to hold at most {MOST_EXAMPLES} examples, but {place} holds {number}; give those that"

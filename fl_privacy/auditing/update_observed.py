@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: the file's values, else the network's, and the names ``held`` by the file."""
+    """The model as sent: values of the file BEFORE, else of the network; ``held``: names in the file."""
 
     state: ModelState
     held: frozenset[str]
@@ -38,7 +38,11 @@ class SentModel:
 
 @dataclass(frozen=True, eq=False)
 class SavedUpdate:
-    """Values sent and uploaded, by the model's parameter names."""
+    """Values sent and uploaded, by the names in the model.
+
+    ``is_change``: ``upload`` is the change instead of the new values. ``steps``: number of local steps that the file
+    states. ``said``: notes.
+    """
 
     name: str
     sent: ModelState
@@ -56,11 +60,9 @@ class SavedUpdate:
 def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdate]:
     """Read the updates of a file, or of a folder of files.
 
-    ``before`` is a file for all of them, or a folder with a file of the same name for each; if both are one folder,
-    each file is followed by the next.
-
-    Raises:
-        UserError: files are missing, can't be read or do not fit the network.
+    ``before`` is a file for all of them, or a folder with a file of the same name for each. If both are the same
+    folder, each file is the update of the file before it. ``UserError`` if files are missing, can't be read or do not
+    fit the network.
     """
     before, after = expanded(before), expanded(after)
     files = files_of(after) if after.is_dir() else [after]
@@ -100,7 +102,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Return an update under the network's names, with notes on missing values; ``UserError`` if unfit or empty."""
+    """Return an update under the network's names, with notes; ``UserError`` if it does not fit or changes nothing."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -129,7 +131,7 @@ class Inferred:
         examples: number of examples of one step, from the rank of a layer's change.
         rate: learning rate times steps.
         classes: (K,) share of each class.
-        backwards: ``True`` if the files seem swapped: only so does the batch have a single class.
+        backwards: ``True`` if the files seem swapped: in this order all classes but one would be in the batch.
     """
 
     num_classes: int
@@ -143,8 +145,8 @@ class Inferred:
 def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], num_classes: int) -> Inferred:
     """Infer facts about the training before an attack.
 
-    The change of the output layer's bias is -rate (p - c): p are the outputs, c the shares of classes. For classes that
-    the batch lacks it is -rate p, which gives the rate, and then c.
+    The change of the output layer's bias is -rate (p - c): p are the mean softmax outputs, c the shares of classes. For
+    classes that the batch lacks, the change is -rate p, which gives the rate, and then c.
     """
     counted = [int((v - update.sent.buffers[n]).max()) for n, v in update.buffers.items() if n.endswith(_COUNTER)]
     if min(counted, default=0) < 0:

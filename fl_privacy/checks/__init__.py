@@ -100,7 +100,7 @@ def number(
 
 
 def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, example: int | str) -> int:
-    """Return ``value``; raise ``UserError`` unless it is a whole number within the bounds."""
+    """Return ``value``; raise ``UserError``, which suggests ``example``, if it is no whole number or out of bounds."""
     inside = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
     if not inside or (at_most is not None and value > at_most):
         wanted = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"

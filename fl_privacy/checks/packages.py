@@ -107,8 +107,6 @@ def on_demand(
 
 
 class _Later(ModuleType):
-    """Package that is executed on the first attribute access."""
-
     def __getattr__(self, name: str) -> object:
         self.__class__ = ModuleType  # type: ignore[assignment]
         assert self.__spec__ is not None and self.__spec__.loader is not None

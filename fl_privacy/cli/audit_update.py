@@ -86,7 +86,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _span(option: str, text: str | None) -> tuple[int, ...]:
-    """Return the number, or a range's start, its doubles within the range, and the range's end."""
+    """Parse ``8`` as (8,), ``3-20`` as (3, 6, 12, 20), and ``None`` as (); ``option`` is named in the error."""
     if text is None:
         return ()
     low, _, high = text.partition("-")

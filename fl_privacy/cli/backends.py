@@ -76,6 +76,6 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
 def unattacked(
     rounds_of: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> Generator[Round, None, object]:
-    """Turn the rounds of ``rounds_of`` into a backend without interception."""
+    """Run the rounds of ``rounds_of`` as a backend that intercepts no uploads."""
     rounds: Generator[Round, None, object] = rounds_of(server, source(), **settings)
     return rounds

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Prints lines some seconds apart, and repeats the line of a long step."""
+    """Printer of progress lines, some seconds apart, which repeats the line of a long step; ``silent`` prints none."""
 
     def __init__(self, say: Callable[[str], None], *, silent: bool) -> None:
         self._say, self._pause, self._silent = say, progress.BETWEEN_LINES, silent
@@ -68,13 +68,13 @@ SHOWN_ROUNDS = 8
 
 
 def progress_bar(console: Console, *columns: str) -> Progress:
-    """Make a progress bar after texts (Rich's markup), with counts and times; hidden without a terminal."""
+    """Make a progress bar after the texts ``columns`` (Rich markup); it is hidden if there is no terminal."""
     shown = (*map(TextColumn, columns), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*shown, console=console, disable=not console.is_terminal)
 
 
 class RichMonitor(LineMonitor):
-    """Show a run on ``console``; on a pipe or in a log file only changes, as plain lines."""
+    """Monitor that shows a run on ``console``; on a pipe or in a log file, it prints only changes as lines."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -137,7 +137,6 @@ class RichMonitor(LineMonitor):
 
     @contextmanager
     def attacking(self, what: str) -> Iterator[progress.Progress]:
-        """Show a bar with the current attack; without a terminal, print a line for each tenth of the work."""
         if not self.console.is_terminal:
             with super().attacking(what) as tell:
                 yield tell
@@ -191,7 +190,7 @@ _WHOLE = 10_000
 
 
 class WrittenMonitor(Monitor):
-    """Write a training's progress into the ``folder`` of its job; attacks do so themselves."""
+    """Monitor that writes a training's progress into the ``folder`` of its job; attacks write theirs themselves."""
 
     def __init__(self, folder: Path) -> None:
         self._teller, self._done = Teller(folder), 0
@@ -215,7 +214,7 @@ class WrittenMonitor(Monitor):
 
 
 class Underway:
-    """Progress bar of parallel jobs; without a terminal an occasional line."""
+    """Progress bar of parallel jobs; without a terminal, an occasional line."""
 
     def __init__(self, title: str, folders: Sequence[Path], console: Console) -> None:
         self._console, self._title = console, title
@@ -229,7 +228,6 @@ class Underway:
         self._remaining(title, 0)
 
     def ended(self, folder: Path) -> str:
-        """Remove the job of ``folder``; return ``3/18 finished`` and the time left."""
         self._left.remove(folder)
         return f"{self._total - len(self._left)}/{self._total} finished: {folder.name}{self._look()}"
 

@@ -24,7 +24,6 @@ class Terminal(Console):
     """Rich's console, on which text can't move the cursor, nor color or reorder other text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render ``renderable``; only Rich's own controls stay."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else neutral(text), style, control)
 
@@ -96,7 +95,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` once for a signal to end; further signals do not stop the cleanup."""
+    """Raise ``Interrupted`` at the first signal to end; further ones are ignored until the block is left."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

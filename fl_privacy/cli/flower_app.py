@@ -57,7 +57,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def run_on_nodes(grid: Grid, context: Context) -> None:
-    """Run the experiment of ``overrides`` with the clients behind ``grid``; ``UserError`` if impossible."""
+    """Run the experiment of ``overrides`` with the clients behind ``grid``; ``UserError`` if they do not allow it."""
     try:
         overrides = _sized(_overrides(context), lambda: partitions_of(grid))
         config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
@@ -133,9 +133,9 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 
 @lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
-    """Compose the settings, once in a process; ``unread`` are settings that a node ignores.
+    """Compose the settings of ``overrides``, once in a process; a node ignores the settings ``unread``.
 
-    Overrides come over the network: a node checks them first, and builds only what is registered or trusted.
+    Overrides come over the network: a node checks them first, and builds only what is registered or ``trusted``.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
@@ -161,7 +161,10 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
-    """Log errors that name this machine's paths or concern ``own_folder``, and raise one without details instead."""
+    """Outside simulations, log each ``UserError`` that names a path, and raise one without details instead.
+
+    ``own_folder``: do so for every ``UserError``.
+    """
     try:
         yield
     except OpenSettingError:
@@ -177,7 +180,7 @@ def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """Build the node's client; outside simulations it has its own secret and keeps its private part in a file."""
+    """Build the node's client; outside simulations, its seed is the node's secret and a file keeps its state."""
     config = _settings(context)
     client, memory = _client(config, context), None if _is_simulated() else node_memory(context)
     if memory is not None:
@@ -204,8 +207,6 @@ def _client(config: RunSettings, context: Context) -> Client:
 
 
 class _NodeApp(ClientApp):
-    """Answer training messages plainly or, if so configured, only under SecAgg+."""
-
     def __call__(self, message: Message, context: Context) -> Message:
         def answered() -> Message:
             app: ClientApp = _plain_app

@@ -25,7 +25,6 @@ def serve_gate(inlet: int, outlet: int) -> None:
 
 
 def _loaded(reference: str, bundle: list[bytes], packages: list[str]) -> Any:
-    """Load an installed app, or one of a bundle, which is unpacked into memory of this process."""
     if not bundle:
         from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (not to be imported earlier)
 

@@ -118,7 +118,6 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Turn garbage collection off during first imports, and exempt the imported objects from later collections."""
     if not gc.isenabled() or "fl_privacy.runs.run" in sys.modules:
         yield
         return

@@ -17,7 +17,7 @@ from fl_privacy.site.gate.linux_calls import hide_memory
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
-    """Answer messages until standard input ends; the file ``told`` gets the app's loading error, or is empty."""
+    """Answer messages until standard input ends; the file ``told`` gets the app's loading error, or is left empty."""
     from fl_privacy.cli.faults import ENDING  # noqa: PLC0415  (an app's process needs none of it)
 
     hide_memory()
@@ -51,7 +51,7 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return arguments of ``answer_messages``: the app, behind the gate of ``policy`` if any, or apps of runs."""
+    """Return the arguments of ``answer_messages`` for an installed app, a gated one, or the apps that runs bring."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:
@@ -65,7 +65,7 @@ def answerer(app: str, policy: str) -> tuple[Any, ...]:
 
 
 def gated_app(reference: str, policy: str) -> Any:
-    """Start the app in its own process behind the gate of ``policy``; ``UserError`` if a part is not available."""
+    """Start the app in its own process behind the gate of ``policy``; ``UserError`` if either is not available."""
     from fl_privacy.flower.app_process import Cell  # noqa: PLC0415
     from fl_privacy.flower.gate import Gate  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415

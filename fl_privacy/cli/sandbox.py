@@ -78,7 +78,7 @@ OFFLINE: Mapping[str, str] = {
 
 
 class Sandbox:
-    """Runs one audit in a sandbox, from outside; the app can't see ``out``, the folder of audits."""
+    """One audit of an app in a sandbox, run from outside; the app can't see ``out``, the folder of audits."""
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
         self.app, self.asked, self.out, self.given = expanded(app).absolute(), asked, expanded(out).absolute(), given
@@ -164,7 +164,6 @@ class Sandbox:
         raise RefusedError("size", f"it said more than {MOST_MESSAGES} things")
 
     def _write(self, content: bytes, broken: str = "") -> tuple[str, Path]:
-        """Check and write a page, with the app's name and isolation as known outside."""
         from jinja2 import TemplateError  # noqa: PLC0415
 
         from fl_privacy.report.audit_file import PAGE, record_of_json, terminal_line, write_audit  # noqa: PLC0415

@@ -332,7 +332,6 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
 
 
 def _stop_at_sigterm() -> None:
-    """Refuse further jobs after SIGTERM; ``interruptible`` ends a running one."""
     signal.signal(signal.SIGTERM, lambda number, frame: _stopped.set())
 
 

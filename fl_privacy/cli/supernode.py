@@ -39,8 +39,8 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
 
     The worker imports PyTorch and loads the app before the SuperLink hears of the node, and is restarted if it dies.
     ``patience``: seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node.
-    ``policy``: a file or shipped name, whose gate is then the worker. ``UserError`` if ``arguments`` set what this
-    command sets itself, or app, policy, ledger or isolation are not available.
+    ``policy``: file or name of a policy, behind whose gate the worker answers. ``UserError`` if ``arguments`` set what
+    this command sets itself, or app, policy, ledger or isolation are not available.
     """
     given = [name for argument in arguments if len(name := argument.partition("=")[0]) > len("--i")]
     if taken := [ours for ours in _OURS if any(ours.startswith(name) for name in given)]:
@@ -124,7 +124,6 @@ def _expect_policy(policy: str, key: Path | None, app: str) -> bool:
 
 
 def _expect_app(app: str, *, here: bool) -> None:
-    """Raise ``UserError`` for an app that is malformed or not installed; ``here`` also allows the working folder."""
     module, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}; try app.client_app:app.")

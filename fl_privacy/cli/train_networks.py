@@ -45,7 +45,7 @@ RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml`` and return its file; ``UserError`` if that holds another."""
+    """Train the network of ``conf/evaluator.yaml`` and return its file; ``UserError`` if it holds another network."""
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
@@ -98,7 +98,7 @@ def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
 def place_of(
     settings: Mapping[str, Any], cached: str, key: str, about: Callable[[Path], Mapping[str, str]], console: Console
 ) -> tuple[Path, bool]:
-    """Return the output file, and whether it holds a result with this ``key``; ``UserError`` for another result."""
+    """Return the output file, and whether it holds a result of this ``key``; ``UserError`` if it holds another."""
     file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
     if settings["overwrite"] or not file.exists():
         expect_writable(file)
@@ -179,7 +179,7 @@ SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is 
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the generator of ``conf/generator.yaml`` and return its file; ``UserError`` if that holds another."""
+    """Train the generator of ``conf/generator.yaml`` and return its file; ``UserError`` if it holds another one."""
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")

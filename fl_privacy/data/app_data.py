@@ -29,7 +29,9 @@ Sample = tuple[Tensor, int]  # image (C, H, W) float as the model receives it, a
 
 
 def samples(data: object) -> Iterator[Sample]:
-    """Yield the examples of ``data`` in order; ``UserError`` if an example is something else.
+    """Yield the examples of ``data`` in order, each as an image and its class.
+
+    ``UserError`` if ``data`` or an example is of another kind.
 
     Args:
         data: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable of pairs (image, label) or mappings with
@@ -39,7 +41,7 @@ def samples(data: object) -> Iterator[Sample]:
 
 
 def first_data_set(data: Any) -> Any:
-    """Return ``data`` itself, the data set of a loader, or that of the first of several."""
+    """Return the data set in ``data``: of its first item if it is a tuple or list, of a loader the data set."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
         data = data[0]
     return data.dataset if isinstance(data, DataLoader) else data

@@ -95,7 +95,7 @@ MOST_SIZE = 2048  # largest side, in pixels, that images are scaled to
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training examples, shared among the clients, and test examples of the server."""
+    """Training examples, to be divided among the clients, and test examples of the server."""
 
     train: LabelledExamples
     test: LabelledExamples
@@ -281,7 +281,7 @@ def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
     if wrong or len(task) < 2:
         raise UserError(
             "data.task is expected to be at least two lists that contain each class once, but got"
-            f" {(wrong or ['fewer lists'])[0]}; divide {', '.join(examples.class_names[:20])}."
+            f" {(wrong or ['fewer lists'])[0]}; put each of {', '.join(examples.class_names[:20])} into one list."
         )
     place = {str(own): number for number, group in enumerate(task.values()) for own in group}
     labels = torch.tensor([place[name] for name in examples.class_names])[examples.labels]

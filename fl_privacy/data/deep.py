@@ -23,7 +23,7 @@ class Deep:
     """Gray images with more than 8 bits per pixel, or signed; all share one black and one white level.
 
     Attributes:
-        low, high: least and largest value of all.
+        low, high: least and largest value of all these images.
     """
 
     places: list[int] = field(default_factory=list)  # indices of these images
@@ -32,7 +32,6 @@ class Deep:
     whole: bool = True  # ``True`` if all values are whole numbers
 
     def note(self, place: int, pixels: Tensor, which: str) -> None:
-        """Record the range of image number ``place``, unless it has 8 bits; ``UserError`` if values are not finite."""
         if pixels.dtype == torch.uint8:
             return
         if not pixels.isfinite().all():
@@ -43,14 +42,12 @@ class Deep:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Return the black and white levels: the usual ones if they fit, else the least and largest value."""
         steps = _WHITE["whole" if self.whole and self.high > 1 else "float"]
         white = next((step for step in steps if step >= self.high), math.inf)
         custom = self.low >= 0 and self.high >= LEAST_OF_WHITE * white
         return (0.0, white) if custom else (min(self.low, 0.0) if self.low >= 0 else self.low, self.high)
 
     def in_bytes(self, images: Tensor, name: str) -> Tensor:
-        """Return all images (N, C, H, W) as bytes, and warn of the levels taken for black and white."""
         if not self.places:
             return images
         (black, white), at = self.range, torch.tensor(self.places)

@@ -52,7 +52,7 @@ class Vocabulary:
 
 
 class LabelledExamples(ABC):
-    """Interface of images, texts and rows."""
+    """Interface of labelled images, texts and rows in memory."""
 
     modality: ClassVar[Modality]
 
@@ -136,7 +136,6 @@ class TextExamples(LabelledExamples):
 
     @property
     def num_classes(self) -> int:
-        """Return K: classes of the texts, or size of the vocabulary if the next token is predicted."""
         return len(self.vocabulary) if self.next_token else len(self.class_names)
 
     @property
@@ -150,7 +149,6 @@ class TextExamples(LabelledExamples):
 
     @cached_property
     def lengths(self) -> Tensor:
-        """Return the number of tokens of each text, (N,)."""
         return (self.tokens >= 0).sum(1)
 
     def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Batch:
@@ -218,7 +216,7 @@ MOST_NAMED = 40  # most columns that an error names
 def find_column(
     columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
 ) -> str:
-    """Return the column ``chosen`` by the user, else the first of ``usual``; exact names come before other cases."""
+    """Return the column ``chosen`` by the user, else the first of ``usual``; names in another case are tried last."""
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling
@@ -266,7 +264,6 @@ def encode_labels(
 
 
 def _expect_classes(values: "np.ndarray[Any, Any]", column: str, name: str, *, numbered: bool) -> None:
-    """Refuse marks of a missing class: NaN and, unless classes are ``numbered``, negative numbers."""
     numbers = values.astype(float) if values.dtype.kind in "fiu" else np.zeros(0)
     if not np.isfinite(numbers).all():
         raise UserError(

@@ -79,7 +79,7 @@ class ClassShares:
 
 
 def _drawn(shares: "np.ndarray[Any, Any]", quota: int, left: "np.ndarray[Any, Any]", rng: np.random.Generator) -> Any:
-    """Draw the number (K,) of examples of each class: ``quota`` in total by ``shares`` (K,), at most ``left`` (K,)."""
+    """Draw the number (K,) of examples of each class by ``shares`` (K,): ``quota`` in total, at most ``left`` (K,)."""
     taken = np.zeros_like(left)
     while missing := quota - int(taken.sum()):
         open_ = np.where(left > taken, shares, 0.0)
@@ -95,8 +95,8 @@ class Dirichlet:
 
     Attributes:
         alpha: concentration, above 0; small is skewed (0.1: one to three classes a client), large is nearly IID (100).
-        min_examples: least examples of a client; up to ten draws.
-        self_balancing: ``True`` gives no more to a client with its equal share, which distorts ``alpha``.
+        min_examples: smallest number of examples of a client; up to ten draws are made to reach it.
+        self_balancing: ``True`` gives no more examples to a client that has an equal share, which distorts ``alpha``.
     """
 
     alpha: float = 0.5

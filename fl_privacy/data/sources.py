@@ -147,7 +147,7 @@ def _open(path: str, config: str | None) -> Tables:
 
 
 class _Reached:
-    """Test in a thread whether the hub answers, since name resolution may exceed the time limit."""
+    """Result of asking the hub in a thread whether it answers, since name resolution may exceed the time limit."""
 
     def __init__(self, seconds: float) -> None:
         self._until, self._found = time.monotonic() + seconds, False
@@ -253,7 +253,7 @@ class ImageFolder:
 
 
 def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder) -> Source:
-    """Return the source of ``folder``: parquet files, else examples ``by_class``; ``UserError`` without the folder."""
+    """Return the source of ``folder``: parquet files, else ``by_class(folder)``; ``UserError`` if it does not exist."""
     if not folder.is_dir():
         parent = folder.parent
         there = ", ".join(f.name for f in _subfolders(parent)) if parent.is_dir() else "no such folder either"
@@ -265,7 +265,10 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 
 
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
-    """Return ``root`` if ``name`` is ``own``, else ``<root>/<name>`` or ``<FL_PRIVACY_DATA>/<name>``, if any."""
+    """Return ``root`` if ``name`` is ``own``, else the folder of that name in ``root``.
+
+    Without ``root`` it is sought in ``FL_PRIVACY_DATA``; ``None`` if it does not exist there.
+    """
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name
     if root is None:

@@ -104,9 +104,9 @@ def table_of(
     missing: Missing = "keep",
     standardize: Standardize = "numbers",
 ) -> Dataset:
-    """Make a data set of a pandas DataFrame, and perhaps one with test rows; see :func:`load_table`.
+    """Make a data set of the pandas DataFrame ``frame`` and, if given, ``test`` rows; see :func:`load_table`.
 
-    ``UserError`` if it is no DataFrame, or lacks a column.
+    ``UserError`` if one is no DataFrame, or lacks a column.
     """
     for given in (frame, *([] if test is None else [test])):
         if not hasattr(given, "columns") or not hasattr(given, "iloc"):
@@ -242,7 +242,6 @@ def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:
 
 
 def _expect_classes(values: Any, target: str, reading: _Reading, name: str) -> None:
-    """Refuse a target (N,) with too few rows, and one that is a quantity or a name rather than a class."""
     if len(values) < 2:
         raise UserError(
             f"Table {name} is expected to have at least 2 rows in which its target {target} is known, but has"

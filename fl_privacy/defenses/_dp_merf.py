@@ -37,7 +37,6 @@ class Generator(nn.Module):
         return images[..., : self.image_size, : self.image_size]
 
     def draw(self, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """Generate random images (B, C, H, W) of the classes ``labels`` (B,)."""
         noise = torch.randn(len(labels), self.noise, generator=rng, device=rng.device).to(labels.device)
         images: Tensor = self(noise, labels)
         return images

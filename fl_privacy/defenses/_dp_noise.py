@@ -39,7 +39,7 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
     """Return independent zero-mean noise with the shape, dtype and device of ``like``.
 
     Args:
-        scale: standard deviation of the Gaussian; the Laplace parameter b, whose standard deviation is sqrt(2) b.
+        scale: standard deviation of Gaussian noise, or parameter b of Laplace noise with deviation sqrt(2) b.
         rng: generator of the noise; a ``SecretGenerator`` gives cryptographic noise.
     """
     if isinstance(rng, SecretGenerator):  # inverse distribution function of 52 secret bits and a sign, in float64
@@ -161,8 +161,8 @@ def local_dp(
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
-    Compose it before other gradient defenses, since it recomputes the gradient. It includes private parameters, since
-    they shape later uploads. ``privacy.guarantee`` turns the noise multiplier into epsilon.
+    Compose it before other gradient defenses, since it recomputes the gradient. The sum includes private parameters,
+    since they shape later uploads. ``privacy.guarantee`` turns the noise multiplier into epsilon.
 
     Args:
         clip_norm: largest l2 norm C of one example's gradient, above 0.

@@ -14,11 +14,10 @@ from fl_privacy.types import Tensors
 def exclude_vars(*, exclude: str | Sequence[str] = "bias") -> Defense:
     """Withhold some parameters from the upload (NVFlare 2.9's ExcludeVars).
 
+    ``UserError`` if ``exclude`` is no regular expression, or excludes all parameters.
+
     Args:
         exclude: regular expression, matched anywhere in a parameter's name, or a list of whole names.
-
-    Raises:
-        UserError: ``exclude`` is no regular expression, or excludes all parameters.
     """
     named = () if isinstance(exclude, str) else tuple(exclude)
     if not exclude or not all(isinstance(name, str) for name in named):

@@ -52,7 +52,6 @@ class PassportConv2d(nn.Module):
         self._geometry = convolution.stride, padding, convolution.dilation, convolution.groups
 
     def from_passports(self) -> tuple[Tensor, Tensor]:
-        """Return the scale gamma (O,) and the bias beta (O,), computed from the passports."""
         widths, mode = self._pad
         stride, _, dilation, groups = self._geometry
         weight = self.weight.flatten(1)  # (O, C * kernel), with zeros outside the group of a grouped convolution

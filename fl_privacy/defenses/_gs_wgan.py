@@ -79,7 +79,7 @@ def gs_wgan(
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:
     """Clip each of the gradients ``slopes`` (B, C, H, W) to norm 1, and add Gaussian noise.
 
-    The deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the largest distance of two clipped batches.
+    The standard deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the distance of two clipped batches.
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
     noise = _dp_noise.sample_noise(slopes, "gaussian", 1.0, rng)
@@ -130,7 +130,6 @@ class Critic:
         self._optimizer.step()
 
     def slope(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the gradient (B, C, H, W) of minus each image's score by its pixels."""
         leaf = images.detach().requires_grad_()
         (slope,) = torch.autograd.grad(-self._network(leaf, labels).sum(), leaf)
         return slope

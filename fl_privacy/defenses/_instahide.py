@@ -94,7 +94,7 @@ def _keep(images: Tensor, labels: Tensor, kept: dict[str, Tensor]) -> None:
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
-    """Draw coefficients |z| / sum |z| (size, k), z normal, again until none exceeds ``largest``.
+    """Draw coefficients |z| / sum |z| (size, k) with normal z; rows with one above ``largest`` are drawn again.
 
     This follows the authors' code; the paper does not specify it.
     """
@@ -110,7 +110,7 @@ def _shares(size: int, k: int, rng: torch.Generator) -> Tensor:
 
 
 def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) -> Tensor:
-    """Draw distinct indices (B, number) below ``population`` that are not in the row of ``taken`` (B, T)."""
+    """Draw distinct indices (B, number) below ``population``, none of them in the same row of ``taken`` (B, T)."""
     before = taken.shape[1]
     for _ in range(number):
         drawn = torch.randint(population - taken.shape[1], (len(taken),), generator=rng)

@@ -36,7 +36,7 @@ def upload_scores(by: str, tensors: Tensors, rng: torch.Generator) -> Tensors:
 
 
 def _mask(scores: Tensor, drop: float) -> Tensor:
-    """Return booleans (n,), false at the lowest ``scores`` (n,); NaN is kept, so that a broken update stays visible."""
+    """Return a mask (n,) that is false at the share ``drop`` of lowest ``scores`` (n,); NaN is never dropped."""
     dropped = int(drop * len(scores) + 1e-6)  # 0.29 * 100 is 28.999999999999996
     if dropped == 0:
         return torch.ones_like(scores, dtype=torch.bool)
@@ -49,9 +49,9 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``, with ``feedback`` after adding the residual of earlier calls from ``state``.
+    """Return ``compress(tensors)``; with ``feedback``, add first what earlier calls left out, kept in ``state``.
 
-    ``owner`` prefixes the residual's name. ``compress`` must not add privacy noise: the residual would undo it.
+    ``owner`` prefixes the name under which it is kept. ``compress`` must not add privacy noise: feedback would undo it.
     """
     if not feedback:
         return compress(tensors)
@@ -70,7 +70,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Return a score of each element of ``gradients`` by one of ``OF_STEPS``; larger is more important."""
+    """Score each element of ``gradients`` by the criterion ``by``, one of ``OF_STEPS``; larger is more important."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}

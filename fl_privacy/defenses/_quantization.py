@@ -69,12 +69,12 @@ def largest_code(bits: int) -> int:
 
 
 def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Scale ``values`` in [-scale, scale] to unrounded codes in [-c, c], float64."""
+    """Scale ``values`` in [-scale, scale] to unrounded codes in [-c, c], float64, where c is ``largest_code(bits)``."""
     return values.double() / scale.double() * largest_code(bits)
 
 
 def round_to_codes(positions: Tensor, bits: int) -> Tensor:
-    """Round each unrounded code to the nearest code; for one bit to its sign, 1 for 0."""
+    """Round each unrounded code to the nearest code; with one bit, to 1 or -1 by its sign (1 for 0)."""
     if bits == 1:
         return torch.where(positions < 0, -1.0, 1.0).double()
     return positions.round()

@@ -67,7 +67,6 @@ class ImageMemory:
         return torch.where(found.to(default.device).view(-1, *[1] * (default.dim() - 1)), kept, default), found, fresh
 
     def remember(self, keys: Tensor, images: Tensor) -> None:
-        """Store ``images`` (B, C, H, W), or texts (B, L, d), in [0, 1] under ``keys``."""
         tensors = self._state.tensors
         new = keys.cpu(), (images * 255).round().byte().cpu(), torch.ones(len(keys), dtype=torch.bool)
         if self._keys in tensors:
@@ -90,7 +89,6 @@ class ImageMemory:
 
 
 def _as_wide(images: Tensor, width: int) -> Tensor:
-    """Pad texts (n, L, d) with zeros to ``width`` words; images are unchanged."""
     return torch.nn.functional.pad(images, (0, 0, 0, width - images.shape[1])) if images.dim() == 3 else images
 
 
@@ -117,13 +115,14 @@ def refiner(
     """Replace each local gradient by a close one, that of noise-like robust data (Refiner, Fan et al. 2025).
 
     Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
-    weighted distance of the gradients (Eq. 4), PM the noise ratio by the evaluation network. The uploaded gradient is
-    projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient descent with its
-    step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below PM's (LeNet).
+    weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded
+    gradient is projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient
+    descent with its step size reaches its noise ratio. As printed, UM's gradient is 3 to 8 orders of magnitude below
+    PM's (LeNet).
 
-    Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of
-    the true images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings,
-    v are random words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
+    Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are those of the true
+    images. For texts (appendix F), robust data are word embeddings within the range of all tokens' embeddings, v are
+    random words, PM is the share of random words, and the gradient of the embeddings is not uploaded.
 
     Args:
         epsilon: largest l2 distance of the uploaded gradient to the true one, at least 0; it is no privacy budget.
@@ -302,8 +301,6 @@ def _files(evaluator: str | Sequence[str] | None) -> list[str | None]:
 
 
 class _Judge:
-    """Evaluation networks from one file: for images, and for each table of word embeddings."""
-
     def __init__(self, file: str | None) -> None:
         self.file, self.of_images = file, CachedEvaluator(file)
         self._judges: dict[str, WordEvaluator] = {}
@@ -314,6 +311,5 @@ class _Judge:
         self._judges[name] = judge
 
     def judging(self, table: Tensor) -> WordEvaluator | None:
-        """Return the evaluator for the word embeddings ``table``, else the latest one; ``None`` without any."""
         last = next(reversed(self._judges.values()), None)
         return self._judges.get(name_of_words(table), last) if len(self._judges) > 1 else last

@@ -52,7 +52,7 @@ def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
 
 
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
-    """Return the input (B, D) of the layer ``head`` in a forward pass on ``inputs``, differentiable by them.
+    """Return the input (B, D) of the layer ``head`` in a forward pass, differentiable with respect to ``inputs``.
 
     The model is in evaluation mode, like in Soteria's code, so that examples do not influence each other.
     """
@@ -81,10 +81,7 @@ _KEPT_BYTES = 1 << 25
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the norms (B, D) of d r_i / d x for the ``features`` r of ``inputs`` x (B, ...), and r (B, D).
-
-    It takes a backward pass per feature.
-    """
+    """Return the norms (B, D) of d r_i / d x for the ``features`` r of ``inputs`` x (B, ...), and r (B, D)."""
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
         copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))
@@ -104,7 +101,7 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the results of ``exact_row_norms`` by forward products with ``directions`` random sign vectors v.
+    """Estimate the results of ``exact_row_norms`` from ``directions`` Jacobian products with random sign vectors v.
 
     E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` must be
     differentiable in forward mode.
@@ -123,7 +120,6 @@ def estimated_row_norms(
 
 
 def _random_signs(like: Tensor, directions: int, rng: torch.Generator, progress: str) -> Iterator[Tensor]:
-    """Yield ``directions`` tensors of -1 and 1 with the shape of ``like``, in chunks (N, *shape)."""
     chunk = max(1, _CHUNK_ELEMENTS // like.numel())
     for start in counted(progress, range(0, directions, chunk)):
         size = (min(chunk, directions - start), *like.shape)

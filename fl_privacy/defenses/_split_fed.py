@@ -19,7 +19,10 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return the private modules' names, the first layer for ``None``; ``UserError`` if one is missing or all are."""
+    """Return the names of the private modules; for ``None`` that of the first convolution or linear layer.
+
+    ``UserError`` if a module does not exist, or if no parameter would be shared.
+    """
     modules = dict(model.named_modules())
     if names is None:
         names = [name for name, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)][:1]

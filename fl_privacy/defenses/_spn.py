@@ -33,9 +33,9 @@ def spn(
 ) -> Defense:
     """Train with alpha1 CE + alpha2 LP, LP the loss of a private head (SPN, Fan et al. 2020, Eq. 4).
 
-    LP pulls the private head's output to random codes of the classes; its gradient by the layers before perturbs the
-    upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals head and
-    codes.
+    LP pulls the private head's output to random codes of the classes; its gradient with respect to earlier layers
+    perturbs the upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals
+    head and codes.
 
     Args:
         alpha1: factor of the cross entropy CE, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)
@@ -46,8 +46,8 @@ def spn(
         layer: linear layer whose inputs the private head takes; ``None`` takes the last one.
         bound: bound of the private head's initial weights, U(-bound, bound), above 0; ``None`` takes that layer's
             spread, like the paper. The perturbation grows with it.
-        widths: widths of further private layers before the last, each followed by ReLU; ``None`` adds none.
-            The paper has "fully connected polarization layers" (section 3.1), without number, widths or activation.
+        widths: widths of further private layers before the last, each followed by ReLU; ``None`` adds none. The paper
+            has "fully connected polarization layers" (section 3.1), without number, widths or activation.
     """
     _expect(alpha1, alpha2, bits, bound, margin)
     layers = _layers(widths)

@@ -38,19 +38,16 @@ class Classes:
 
     @classmethod
     def of(cls, batch: Batch) -> "Classes":
-        """Group the examples of ``batch``, images in [0, 1], by class."""
         labels = hard_labels(batch.labels)
         present, counts = torch.unique(labels, return_counts=True)
         first = counts.cumsum(0) - counts
         return cls((batch.inputs - MIDDLE) / SPREAD, present, first, counts, labels.argsort(stable=True))
 
     def draw(self, number: int, rng: torch.Generator) -> Tensor:
-        """Draw ``number`` images of each class with replacement, (P, number, C, H, W)."""
         chance = torch.rand(len(self.present), number, generator=rng, device=rng.device).to(self.images.device)
         return self.images[self.order[self.first.unsqueeze(1) + (chance * self.counts.unsqueeze(1)).long()]]
 
     def start(self, number: int, how: Start, rng: torch.Generator) -> Tensor:
-        """Return initial condensed images (P, number, C, H, W), ``number`` of each class."""
         if how == "real":
             return self.draw(number, rng)
         shape = (len(self.present), number, *self.images.shape[1:])
@@ -170,7 +167,6 @@ class CondensationNet(nn.Module):
         self.classifier = nn.Linear(width * side * side, num_classes)
 
     def embed(self, inputs: Tensor) -> Tensor:
-        """Return the features (B, D) of images (B, C, H, W)."""
         return cast(Tensor, self.features(inputs).flatten(1))
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -55,7 +55,6 @@ class LocalStep:
     losses: list[Tensor] = field(default_factory=list)
 
     def gradients(self) -> GradientResult:
-        """Return the gradient of the batch's mean loss, including ``changes``."""
         norm, scale = self.plan.batch_norm, self.plan.loss_scale
         return loss_gradients(
             self.model, self.sent, self.batch, batch_norm=norm, loss_scale=scale, changes=self.changes
@@ -107,7 +106,7 @@ class Defense:
             changes, ``outcome`` must give it.
         outcome: (labels (N,), K) -> labels (M,) of the result of ``examples``.
         data: (Batch, ClientState, rng) -> Batch of as many examples in the same order, for each gradient.
-        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient by the parameters sent. The result may also
+        gradient: (Tensors, LocalStep) -> Tensors, for each local gradient of the parameters sent. The result may also
             contain gradients of private parameters.
         anew: hooks of ``gradient`` that compute the gradients of all parameters themselves and ignore their input.
         upload: (Tensors, ClientState, rng) -> Tensors, for the upload (gradient or delta); missing names are withheld.
@@ -145,11 +144,10 @@ class Defense:
 
     @property
     def computes_gradient(self) -> bool:
-        """Return ``True`` if the first gradient hook computes the gradient itself and ignores its input."""
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
-        """Run the hooks ``fits`` and ``prepare``, for inputs (C, H, W), or ``texts``, before training ``model``."""
+        """Run the hooks before training: ``fits``, then ``prepare`` or, for texts, ``texts`` with ``public`` tokens."""
         for fits in self.fits:
             fits(model)
         if modality_of(model).continuous:
@@ -221,7 +219,6 @@ class Defense:
 
     @property
     def changes_images(self) -> bool:
-        """Return ``True`` if training images differ from round to round, so that no two updates share an image."""
         return bool(self.data)
 
 

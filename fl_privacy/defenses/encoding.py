@@ -63,7 +63,7 @@ def encoded_bytes(tensors: Tensors) -> int:
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
     """Return ``True`` if a quick check shows that ``encode`` does not shorten ``array``, as for most updates.
 
-    Zeros shorten it only if there are enough; codes only if any few values lie on an even grid.
+    Zeros shorten it only if there are enough; codes only if the few values that are tried lie on an even grid.
     """
     if array.dtype not in (np.float32, np.float64) or not array.size:
         return False

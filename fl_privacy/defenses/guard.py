@@ -179,7 +179,6 @@ class ModelGuard:
         return self._misbehaved(model, sent, Batch(batch.inputs[: self.examples], batch.labels[: self.examples]))
 
     def refusal_of_weights(self, sent: ModelState, kept: Mapping[str, Tensor]) -> str | None:
-        """Return the reason not to train on ``sent``, from the weights alone, or ``None``; see ``refusal``."""
         strange = next(filter(None, (strange_structure(n, p) for n, p in sent.parameters.items())), None)
         return strange or self._far(sent, kept)
 

@@ -65,7 +65,7 @@ def epsilons(
 ) -> list[float]:
     """Return ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
 
-    ``prv`` computes only some values, and returns the next larger of these for the others.
+    ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of these.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
@@ -166,8 +166,8 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, noise_var: float = 0.1) -> float:
     """Return the epsilon (delta 0) of one upload by ``svt``, for a change of the client's whole update.
 
-    It sums that of the threshold, each accepted query (Lyu, Su and Li 2017, theorem 4) and each uploaded value. The
-    filter may accept all ``elements``; NVFlare's accountant counts only those that are uploaded.
+    It is the sum over the threshold, accepted queries (Lyu, Su and Li 2017, theorem 4) and uploaded values. The filter
+    may accept all ``elements``; NVFlare's accountant counts only those that are uploaded.
 
     Args:
         elements: number of elements n of the update, of which ceil(fraction n) are uploaded.
@@ -182,7 +182,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
 
 
 def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
-    """Split ``epsilon`` into those of threshold and queries, as 1 : (2 c)^(2/3), c the number ``shared``."""
+    """Split the ``epsilon`` of :func:`svt_epsilon` between threshold and queries, as 1 : (2 ``shared``)^(2/3)."""
     threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
     return threshold, epsilon - threshold
 
@@ -223,11 +223,9 @@ class Guarantee:
     once: float | None = None  # epsilon of one release that covers all rounds; ``None`` if each round spends
 
     def epsilon(self, rounds: int) -> float:
-        """Return epsilon after ``rounds`` rounds of taking part; infinite without guarantee."""
         return self.course([rounds])[0]
 
     def course(self, rounds: Sequence[int]) -> list[float]:
-        """Return epsilon after each of the ascending numbers ``rounds`` (see ``epsilons``)."""
         if self.missing is not None:
             return [math.inf] * len(rounds)
         if self.once is not None:

@@ -32,7 +32,8 @@ Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> (B,), differenti
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
     """Return each element's weight in the utility metric (Eq. 3): |g theta| tau^i in layer i.
 
-    ``target`` are gradients g, (*shape) or (B, *shape), ``depths`` i; ``decay`` is tau; ``by`` may omit g or theta.
+    ``target``: gradients g, (*shape) or (B, *shape). ``values``: parameters theta. ``depths``: i of each parameter.
+    ``by``: which of g and theta to use. ``decay``: tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
@@ -71,7 +72,7 @@ def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: A
 
 
 def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
-    """Return the gradient (B, *shape) of each example's loss, differentiable by ``inputs``."""
+    """Return the gradient (B, *shape) of each example's loss, differentiable with respect to ``inputs``."""
     batch = Batch(inputs, step.batch.labels)
     values = ModelState({n: p.detach() for n, p in step.sent.parameters.items()}, step.sent.buffers)
     return example_gradients(step.model, values, batch, plan=step.plan, changes=step.changes)
@@ -130,7 +131,7 @@ Judge = Literal["evaluator", "mse"]
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Space of robust images near ``true`` (B, C, H, W) in [0, 1], with uniform noise."""
+    """Space in which robust images near ``true`` (B, C, H, W) in [0, 1] are searched; its noise is uniform."""
 
     withheld: ClassVar[frozenset[str]] = frozenset()
 
@@ -151,9 +152,9 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class RobustTexts:
-    """Space of robust texts: scaled word embeddings (B, L, d) in [0, 1], with random words as noise (appendix F).
+    """Space in which robust texts are searched: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    The embedding layer is neither trained nor uploaded. ``tokens`` are (B, L), padded with -1.
+    Random words are the noise. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with -1.
     """
 
     tokens: Tensor

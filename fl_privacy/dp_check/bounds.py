@@ -62,7 +62,7 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws from T thresholds up: ``hits`` of ``of_hits`` on one neighbor, ``misses`` on the other."""
+    """Numbers (T,) of draws at or above T thresholds, on one neighbor (``hits``) and on the other (``misses``)."""
 
     hits: Floats
     of_hits: int
@@ -109,8 +109,8 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from the angles between releases and an update of random direction.
 
-    Without the update, the probability of a small angle is that share of the sphere, times at most 1 / error by
-    Markov's inequality.
+    Without the update, the probability of a small angle is the share of the sphere within it, times at most 1 / error
+    (Markov's inequality).
 
     Args:
         sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
@@ -153,7 +153,10 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``."""
+    """Return the least true mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``.
+
+    ``draws``: number of draws on each neighbor.
+    """
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size

@@ -61,16 +61,14 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the largest possible bound, for as many canaries and right guesses only."""
+        """Return the bound that so many canaries give if all guesses are right, the largest possible one."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
     def contradicts(self, claim: Claim) -> bool:
-        """Return ``True`` if the guesses disprove the claim with the confidence ``ACCUSATION``."""
         return self._is_of(claim) and self.strict > claim.epsilon
 
     def exceeds(self, claim: Claim) -> bool:
-        """Return ``True`` if the bound or the estimate's limit, with ``confidence``, exceeds the claim."""
         return self._is_of(claim) and max(self.bound, self.estimate_least or 0.0) > claim.epsilon
 
     def _is_of(self, claim: Claim) -> bool:
@@ -153,10 +151,7 @@ UNEQUAL = "the scores of participants vary differently from the others'"
 def _estimated(
     there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
 ) -> tuple[float | None, float | None, str]:
-    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026).
-
-    The limit follows from the noncentral t distribution of the means' distance over the pooled standard deviation.
-    """
+    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026)."""
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt
     variances = float(there.var(ddof=1)), float(absent.var(ddof=1))

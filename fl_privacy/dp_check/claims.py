@@ -29,8 +29,8 @@ class Claim:
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
-        sampled: sampling and releases of a round, of which a test draws one that holds the unit; ``None`` for a single
-            release without sampling.
+        sampled: facts on sampling and releases of a round, if a test draws a release that surely holds the unit;
+            ``None`` for a single release without sampling.
     """
 
     epsilon: float
@@ -111,7 +111,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Statements of a mod, strategy or defense about itself.
+    """DP claim and facts that a mod, strategy or defense states about itself.
 
     Attributes:
         clip_norm: largest l2 norm of a unit's contribution.
@@ -189,7 +189,7 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
 def composed_epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, interval: float = 1e-4
 ) -> tuple[float, float]:
-    """Return epsilon after ``steps`` of the Poisson-sampled Gaussian, by RDP and by PLD.
+    """Return epsilon after ``steps`` releases of the Poisson-sampled Gaussian, by RDP and by PLD.
 
     ``interval`` is PLD's step between privacy losses.
     """

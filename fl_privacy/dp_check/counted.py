@@ -53,7 +53,10 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests by the first fifth of the draws ``drawn``, and keep the others for counting."""
+        """Choose tests (statistic at or above a threshold) on the first fifth of the draws; keep the rest for counting.
+
+        ``drawn``: statistics (n, S) of draws on each of two neighbors.
+        """
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)
@@ -81,7 +84,7 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Return the mean number of values of the first neighbor that leave unchanged."""
+        """Return the mean number of values that a release on the first neighbor leaves unchanged."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
@@ -98,7 +101,6 @@ class Drawn:
         return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:
-        """Return the lower bound on mu for Gaussian noise, from the widest projection."""
         return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
 
     def showable(self, error: float) -> float:

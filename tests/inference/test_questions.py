@@ -238,5 +238,7 @@ def test_a_coarse_task_keeps_the_class_as_attribute() -> None:
         ({"x": ["a", "b", "c"]}, "fewer lists"),
         ({"x": ["a", "b"], "y": ["c", "d"]}, "d, which is no class"),
     ):
-        with pytest.raises(UserError, match=f"data.task is expected .* but got {got}; divide a, b, c"):
+        with pytest.raises(
+            UserError, match=f"data.task is expected .* but got {got}; put each of a, b, c into one list"
+        ):
             coarse(examples, wrong)

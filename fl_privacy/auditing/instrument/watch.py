@@ -36,24 +36,27 @@ SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", 
 
 @dataclass(eq=False)
 class Watched:
-    """Observations while a client answered one message.
+    """Observations of a client's training while it answered one message.
 
     Attributes:
         modules: outermost modules with parameters that were called with gradients on.
-        before: their parameters and buffers by name, before the first step.
-        names: names ``parts.<number>.<name>`` of parameters and buffers by ``id``.
+        before: parameters and buffers of ``modules`` by observed name, before the first step.
+        names: ``id`` of a parameter or buffer -> its observed name ``parts.<number of the module>.<name>``.
         batches: tensors of the first training batches from loaders.
         evaluated: tensors of the first batches loaded without gradients.
-        labels: integer labels, if batches have one such column.
-        loaded: number of examples with gradients on, once for each epoch.
+        labels: integer labels of each batch with exactly one integer vector.
+        loaded: number of examples loaded with gradients on, counted once for each epoch.
         passes: ``id`` of a loader's data set -> largest number of its examples in one epoch.
-        entered: shapes of the modules' inputs, in words, with counts.
-        trained: parameters of each optimizer, by ``id``.
-        gradients: gradients of the first step by name; of the first loss without a PyTorch optimizer.
+        entered: number of calls for each combination of input shapes and types, in words.
+        optimizers: number of steps for each optimizer class and its settings.
+        trained: ``id`` of each parameter, one set for each optimizer.
+        gradients: gradients of the first step by observed name; without a PyTorch optimizer, those of the first loss.
         program: computation from the first batch to its loss, or from all batches accumulated in the first step.
+        added: number of losses whose gradients the first step accumulates.
         training: ``True`` if the first module was in training mode.
-        cut: ``True`` if a loader gave less than it has.
-        drawn: ``True`` if random numbers were drawn in loading a training example, or between it and the network.
+        cut: ``True`` if the training got fewer examples than its loader has.
+        drawn: ``True`` if random numbers were drawn while a training example was loaded, or before it entered the
+            network.
     """
 
     modules: list[nn.Module] = field(default_factory=list)
@@ -78,15 +81,13 @@ class Watched:
 
     @property
     def steps(self) -> int:
-        """Return the steps of all optimizers, or the number of differentiated losses without one."""
         return sum(self.optimizers.values()) or self.backwards
 
     def values(self) -> dict[str, Tensor]:
-        """Return all present parameters and buffers by name, not copied."""
         return {name: value.detach() for name, value in self._named()}
 
     def keep_values(self) -> None:
-        """Copy new values; copy all again if a parameter changed before the first step, as a model is loaded."""
+        """Copy values that ``before`` lacks; copy all again if a parameter changed before the first step."""
         named, kept = dict(self._named()), self.before
         known = [
             (kept[name], value) for name, value in named.items() if isinstance(value, nn.Parameter) and name in kept
@@ -105,13 +106,14 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyExamples:
-    """Restriction of a training to one batch, with the examples ``first`` to ``first + number`` of its loaders.
+    """Restriction of a training to one batch: ``number`` examples of its loaders, from the example ``first`` on.
 
     Attributes:
         number: number of examples; ``None`` for the loader's own first batch.
+        repeats: ``True`` to give the batch again in each epoch.
         evaluation: ``True`` for evaluation mode: no batch norm over the batch, no dropout.
-        at_call: ``True`` for a training without loaders: tensors are cut as they enter modules before the first step,
-            and those of the same length, such as targets, as they meet the outputs; later steps change nothing.
+        at_call: ``True`` for a training without loaders: tensors are cut when they enter modules before the first step,
+            and tensors of the same length, such as targets, when they meet the outputs; later steps change nothing.
     """
 
     first: int = 0
@@ -134,7 +136,7 @@ class _Mode(TorchFunctionMode):
 
 
 class TrainingWatch:
-    """Observe a ``with`` block; ``program`` records the computation of the first loss, which costs time."""
+    """Observer of a training in a ``with`` block of ``looking``; ``program`` also records the first loss."""
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
         self.seen, self._only, self._asked = Watched(), only, program
@@ -159,7 +161,10 @@ class TrainingWatch:
             self._span, self.seen.loaded = (start, start + number, size), number
 
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
-        """Return the arguments, cut to the chosen examples if they enter a module or meet tensors of a cut batch."""
+        """Return the arguments of a call, with batches cut to the chosen examples.
+
+        Arguments are cut if they enter a module (``enters``) or meet tensors computed from a cut batch.
+        """
         if self._recorder is not None and self._depth == 0:
             self._recorder.begin(args)
         if self._span is None or self._depth or self.seen.optimizers:
@@ -181,7 +186,6 @@ class TrainingWatch:
             return tree_map(cut, (args, kwargs))
 
     def _alike(self, part: Tensor, enters: bool) -> Tensor:
-        """Return ``part``, or a reshaped network input if that has its values, as in autoencoders."""
         for _, known in () if enters else self._cuts.values():
             if known.is_floating_point() and torch.equal(known.flatten(), part.flatten()):
                 made = known.reshape(part.shape)
@@ -392,7 +396,6 @@ class TrainingWatch:
 
 
 def _streams() -> tuple[Any, ...]:
-    """Return the states of the random streams on the CPU, which are equal unless numbers were drawn."""
     numpys = np.random.get_state(legacy=False)["state"]
     return torch.get_rng_state().numpy().tobytes(), numpys["key"].tobytes(), numpys["pos"], random.getstate()
 
@@ -462,7 +465,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
-    """Let ``answer(original, ...)`` answer calls of a function of a class or module until the block ends."""
+    """Replace the function ``name`` of a class or module with ``answer(original, ...)`` until the block ends."""
     original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
     called = original.__func__ if isinstance(original, classmethod) else original
 

@@ -1,4 +1,4 @@
-"""Leakage of chosen images from an app's uploads, of a run or of one step without a federation."""
+"""Measure how well chosen images are reconstructed, in a run or from an app's training function, and compare."""
 
 import copy
 import hashlib
@@ -57,14 +57,12 @@ class Measurement:
 
     @property
     def statistic(self) -> Statistic:
-        """Return mean and 95 % interval, over uploads."""
         found = aggregate(self.values, groups=self.uploads, within=self.judged_by.range)
         assert found is not None
         return found
 
     @property
     def read_in_words(self) -> str:
-        """Return the number of reconstructed images in words; if none, with the upper limit of the share (95 %)."""
         if self.read is None:
             return f"an unknown number of {len(self.values)} images"
         if self.read:
@@ -87,12 +85,10 @@ def measured(
     victims: Iterable[str],
     outcomes: Iterable[Outcome | None] = (),
 ) -> Measurement:
-    """Build a measurement of known values.
+    """Build a measurement from the known ``values`` (N,) of ``metric``, NaN for a failed attack.
 
-    ``values``: values (N,) of the metric, NaN for a failed attack. ``uploads``: names (N,) of the uploads.
-
-    Raises:
-        UserError: there is no such metric, no image, or an unknown value.
+    ``uploads``: identifier (N,) of each image's upload. ``victims``: identifier (N,) of each image. ``outcomes``:
+    outcome (N,) of each, if known. ``UserError`` if the metric is unknown, there is no image, or a value is NaN.
     """
     expect_metric(metric)
     known = tuple(map(float, values))
@@ -101,7 +97,7 @@ def measured(
     unknown = sum(math.isnan(value) for value in known)
     if unknown or not known:
         raise UserError(
-            f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
+            f"{metric} is expected for at least one attacked image and for all of them, but is unknown for {unknown} of"
             f" {len(known)}: the attack failed, or the metric can't be computed; choose another attack or metric."
         )
     found = list(outcomes)
@@ -117,10 +113,10 @@ def measured(
 
 
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
-    """Measure the run, attack or audit in ``folder``: the attacked round and attacker with the worst mean.
+    """Measure the reconstructions in the ``folder`` of a run, an attack or an audit.
 
-    Raises:
-        UserError: it is no run's folder, did not finish, attacked nothing, or failed on an image.
+    Only the attacked round and the attacker with the worst mean count. ``UserError`` if ``folder`` holds no finished
+    run, nothing was attacked, or the attack failed on an image.
     """
     run = read_run(folder)
     if not run.finished:
@@ -175,19 +171,18 @@ def measure_training(
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
     Each batch is an upload: ``train`` trains on it once, on a copy of the model, the worst case of the literature for
-    its size. The server sees the change of the parameters, behind ``defense``, if any. The better reconstruction of
-    each image counts, with and without knowledge of the defense.
+    its size. The server sees the change of the parameters after ``defense`` was applied to it. The better
+    reconstruction of each image counts, with and without knowledge of the defense. ``UserError`` if an argument does
+    not fit, or the attack failed on an image.
 
     Args:
-        model: the app's model, or its maker, called under ``seed``.
+        model: the app's model, or a function that builds it, called with the random state of ``seed``.
         train: the app's function that trains the model in place over a loader.
         data: images with labels and the app's transform: a data set, a loader or an iterable of pairs.
         images: number of images, a multiple of ``batch_size``, with at least five uploads.
-        defense: defense of the upload alone (noise, clipping, pruning, quantization); others belong into ``train``.
+        defense: defense that changes the upload only (noise, clipping, pruning, quantization); ``train`` applies
+            others.
         attack: name from ``fl-privacy list`` with settings, or an attack.
-
-    Raises:
-        UserError: an argument does not fit, or the attack failed on an image.
     """
     expect_metric(metric)
     made, name = attack_called(attack)
@@ -223,7 +218,6 @@ def measure_training(
 
 
 def _worst(attackers: Sequence[Sequence[VictimScore]], metric: str) -> tuple[list[float], list[Outcome | None]]:
-    """Return each image's worst value (NaN if an attacker failed) and worst outcome (``None`` if unknown)."""
     worst, order = max if METRICS[metric].leaks == "high" else min, list(Outcome).index
     values, outcomes = [], []
     for image in zip(*([image for score in each for image in score.images] for each in attackers), strict=True):
@@ -330,11 +324,8 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
     """Test whether the same images are reconstructed better ``now`` than ``before``.
 
     It is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an upload
-    in either measurement are flipped together. It is exact for up to ``EXACT`` groups. A rise
-    below the mean's shown digits is ignored.
-
-    Raises:
-        UserError: images or metrics differ, or there are too few uploads.
+    in either measurement are flipped together. It is exact for up to ``EXACT`` groups. A rise that the printed digits
+    of the mean do not show is ignored. ``UserError`` if images or metrics differ, or there are too few uploads.
     """
     expect_enough(before.uploads)
     expect_enough(now.uploads)
@@ -361,10 +352,10 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
 
 
 def sign_flip_p(sums: np.ndarray) -> float:
-    """Return the one-sided p of the sum of independent groups' ``sums`` (G,) under random signs.
+    """Return the one-sided p-value of the total of ``sums`` (G,), one of each independent group, under random signs.
 
     Fisher 1935, "The Design of Experiments", section 21. With more than ``EXACT`` groups it is estimated from 2^14
-    draws, the observed signs among them (Phipson and Smyth 2010).
+    draws, which include the observed signs (Phipson and Smyth 2010).
     """
     count = len(sums)
     if count <= EXACT:
@@ -393,7 +384,7 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
 
 
 def expect_enough(uploads: Sequence[int]) -> None:
-    """Raise ``UserError`` for images of fewer than ``FEWEST`` different ``uploads``."""
+    """Raise ``UserError`` if ``uploads`` has fewer than ``FEWEST`` different values."""
     if (found := len(set(uploads))) < FEWEST:
         raise UserError(
             f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no"
@@ -414,10 +405,9 @@ _KINDS: Mapping[str, Any] = {
 
 
 def read_baseline(path: Path) -> dict[str, Measurement]:
-    """Return the measurements in the file ``path`` by name; empty without a file.
+    """Return the measurements in the file ``path`` by name; empty if there is no such file.
 
-    Raises:
-        UserError: it is damaged, or has another format.
+    ``UserError`` if the file is damaged, or has another format.
     """
     if not path.is_file():
         return {}
@@ -435,7 +425,7 @@ def read_baseline(path: Path) -> dict[str, Measurement]:
 
 
 def write_baseline(path: Path, measurements: Mapping[str, Measurement]) -> None:
-    """Write the file of ``read_baseline``, with mean and interval for human readers."""
+    """Write ``measurements`` by name to the file ``path``, with mean and interval for human readers."""
     tests = {}
     for name, measurement in sorted(measurements.items()):
         found = measurement.statistic

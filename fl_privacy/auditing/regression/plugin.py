@@ -72,9 +72,10 @@ class LeakageCheck:
     def epsilon(
         self, mechanism: Any, claimed: float, *, delta: float = 1e-5, contradicts: bool = False, **asked: Any
     ) -> None:
-        """Fail if many draws of ``mechanism`` contradict a ``claimed`` epsilon at ``delta``; there is no baseline.
+        """Draw from ``mechanism`` and fail if the draws statistically contradict a ``claimed`` epsilon at ``delta``.
 
-        With ``contradicts``, the claim is expected to be false: fail if nothing contradicts it. See ``verdict_on``.
+        Nothing is compared with a stored baseline. With ``contradicts``, the claim is expected to be false: the test
+        fails if the draws do not contradict it. ``asked``: see :func:`verdict_on`.
         """
         try:
             found = verdict_on(mechanism, claimed=claimed, delta=delta, **asked)
@@ -113,14 +114,13 @@ class LeakageCheck:
 
 
 def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) -> ClaimVerdict:
-    """Test ``mechanism`` against a ``claimed`` epsilon at ``delta``.
+    """Test statistically whether ``mechanism`` contradicts a ``claimed`` epsilon at ``delta``.
+
+    ``UserError`` if ``mechanism`` is of none of the kinds below, or a field of ``asked`` is unknown.
 
     Args:
         mechanism: a defense, a function from an update to the upload, or a Flower mod or strategy.
         asked: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws.
-
-    Raises:
-        UserError: it is none of these, or a field is unknown.
     """
     from fl_privacy.defenses import Defense  # noqa: PLC0415
     from fl_privacy.dp_check.check import DpCheckRequest, tested  # noqa: PLC0415

@@ -64,7 +64,6 @@ def _fixed_point(row: Sequence[float], x: Tensor, y: Tensor) -> Tensor:
 
 
 def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return coordinates x and y, (H, W) int64 each."""
     height, width = images.shape[-2:]
     y, x = torch.meshgrid(*(torch.arange(side, device=images.device) for side in (height, width)), indexing="ij")
     return x, y
@@ -99,7 +98,7 @@ _invert = _torchvision("invert")
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of operation.
+    """Kind of image operation, with a range of magnitudes.
 
     Attributes:
         apply: (images (..., C, H, W), signed magnitude) -> images of the same shape and type.
@@ -140,7 +139,7 @@ class Operation:
 
 
 def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Make ``exact``, a staircase on uint8, differentiable: its slope on floats is taken to be 1."""
+    """Extend ``exact``, a step function on uint8, to floats, with a straight-through gradient of 1."""
 
     def apply(images: Tensor) -> Tensor:
         if not images.is_floating_point():
@@ -154,7 +153,7 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that moves images away from a duller version, or towards it, by a share of the difference."""
+    """Build an operation that scales the difference of images from ``away_from(images)``; on uint8 it is ``exact``."""
 
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
@@ -244,7 +243,7 @@ TABLES: Mapping[Table, tuple[Operation, ...]] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Operations applied in sequence, by their ``indices`` in the table; without any, images stay unchanged."""
+    """Sequence of image operations, by their ``indices`` in the ``table``; without indices, images stay unchanged."""
 
     indices: tuple[int, ...]
     table: Table = "paper"
@@ -355,7 +354,7 @@ POLICY_FILE = "policies.json"  # file of the policies in the folder of a search
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """Draw ``number`` different policies, uniform among all of up to ``longest`` operations; ``UserError`` if fewer."""
+    """Draw ``number`` different policies of up to ``longest`` operations, uniformly; ``UserError`` for too many."""
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}; try 100.")

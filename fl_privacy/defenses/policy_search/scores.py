@@ -118,7 +118,7 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the results of ``_compare`` for a layer, from the factors (s, L, O, P), (s, L, D, P) of its gradients."""
+    """Return inner products like ``_compare``, of gradients ``deltas`` (s, L, O, P) times ``inputs`` (s, L, D, P)."""
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
@@ -157,7 +157,7 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Return the plan of ``variant``; ``code`` has 21 points, trapezoids, and the mean cosine of layers.
+        """Return the plan of ``variant``; ``code`` has 21 points, the trapezoidal rule, and the mean cosine of layers.
 
         ``code_normalized`` also takes mean and variance over class means, normalized over all policies, like the
         authors' ``searchalg/search_best.py``.
@@ -171,13 +171,11 @@ class PrivacyPlan:
         return replace(code, points=21 if points is None else points)
 
     def shares(self) -> Tensor:
-        """Return the share (K,) of the transformed image in each point."""
         if self.rule == "left":
             return torch.arange(self.points, dtype=torch.float64) / self.points
         return torch.linspace(0, 1, self.points, dtype=torch.float64)
 
     def area(self, similarities: Tensor) -> Tensor:
-        """Return the area (S,) under each curve of ``similarities`` (S, K)."""
         if self.rule == "left":
             return similarities.mean(1)
         return torch.trapezoid(similarities, dx=1 / (self.points - 1), dim=1)
@@ -235,7 +233,7 @@ _CHUNK = 1000  # images differentiated at once
 
 
 def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
-    """Return the gradient (N, C H W) of each image's summed logits by its pixels, in evaluation mode."""
+    """Return the gradient (N, C H W) of each image's summed logits with respect to its pixels, in evaluation mode."""
     set_mode(model, "eval")
     values = {**state.parameters, **state.buffers}
     rows = []
@@ -308,7 +306,7 @@ def train_model(
     seed: int,
     progress: TrainingProgress = lambda done, total, loss: None,
 ) -> ModelState:
-    """Return the values of ``model``, unchanged itself, trained on ``batch``; ``UserError`` if the loss diverges."""
+    """Return the values of ``model`` after training a copy on ``batch``; ``UserError`` if the loss diverges."""
     state, order = ModelState.of(model), derive_generator(seed, "training", "order")
     parameters = {name: p.clone().requires_grad_() for name, p in state.parameters.items()}
     buffers = state.buffers
