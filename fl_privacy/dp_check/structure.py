@@ -32,7 +32,8 @@ class Uncovered:
 
     Attributes:
         reason: phrase that follows "because".
-        moved: l2 distance by which the unit moves it; 0 if unknown.
+        arrays: names of the arrays that hold the part.
+        moved: l2 distance by which the unit moves the part; 0 if unknown.
     """
 
     reason: str
@@ -42,7 +43,12 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Draws (n, d) on each neighbor; ``taken`` (d,) are the indices of the kept values in a release."""
+    """Releases (n, d) drawn on each neighbor, of which some values are kept.
+
+    Attributes:
+        shapes, places: shape of each array, and its slice of the kept values.
+        taken: indices (d,) of the kept values in the whole release.
+    """
 
     first: Tensor
     second: Tensor
@@ -56,12 +62,11 @@ class HeldDraws:
 
     @cached_property
     def residuals(self) -> Tensor:
-        """Return all draws minus their neighbor's mean, (2 n, d)."""
         return torch.cat([self.first - self.first.mean(0), self.second - self.second.mean(0)])
 
     @cached_property
     def constant(self) -> Tensor:
-        """Return booleans (d,), true for values that vary only by rounding on each neighbor."""
+        """Return the mask (d,) of values that vary only by rounding on each neighbor."""
         largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))
         near = [ROUNDING * rows[0].abs().clamp_min(1e-3 * largest) for rows in (self.first, self.second)]
         sides = zip((self.first, self.second), near, strict=True)
@@ -72,7 +77,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Return a quarter of ``draws`` releases, or as many as memory allows, on each neighbor."""
+    """Draw and keep a quarter of ``draws`` releases, or as many as memory allows, on each neighbor."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -228,7 +233,10 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield descriptions of sums that may have no noise, and for each value (d,) the index of its sum, or -1."""
+    """Yield groups of values whose sums may have no noise.
+
+    Each item is a description, and for each value (d,) the index of its sum, or -1.
+    """
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():
@@ -367,7 +375,7 @@ def _opposite(held: HeldDraws) -> list[Uncovered]:
 
 
 def _alike(rows: Tensor, largest: Tensor) -> float:
-    """Return the share of ``rows`` (n, d) that equal their median up to rounding."""
+    """Return the share of ``rows`` (n, d) that equal their median up to rounding of ``largest`` (d,)."""
     return float(((rows - rows.median(0).values).abs() <= ROUNDING * largest).all(1).double().mean())
 
 
@@ -387,7 +395,10 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 
 
 def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
-    """Return the direction (d,) of largest shift relative to noise; ``None`` unless clearly better than ``known``."""
+    """Return the direction (d,) along which neighbors differ most relative to the noise (linear discriminant).
+
+    ``None`` if their difference ``known`` (d,) is unknown or nearly as good, or if there are too few draws.
+    """
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()
     varying = ~held.constant
@@ -407,4 +418,4 @@ def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
 
 
 MORE = 1.7
-"""Least ratio of that direction's squared separation to that of the neighbors' difference."""
+"""Least ratio of the squared separation along ``told_by_covariance`` to that along the neighbors' difference."""

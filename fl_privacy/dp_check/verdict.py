@@ -39,7 +39,12 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
-    """Claim with all evidence; ``subject`` names its source, ``notes`` are sentences on what it does not cover."""
+    """Claim of differential privacy with all evidence.
+
+    Attributes:
+        subject: name of what makes the claim.
+        notes: sentences on what the claim does not cover.
+    """
 
     subject: str
     claim: Claim | None

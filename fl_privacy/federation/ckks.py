@@ -36,7 +36,7 @@ def _tenseal() -> Any:
 
 
 class Adder:
-    """The server, which adds ciphertexts without the secret key."""
+    """Server's side of CKKS, which adds ciphertexts without the secret key."""
 
     def __init__(self, context: bytes) -> None:
         self._tenseal = _tenseal()
@@ -53,7 +53,7 @@ class Adder:
 
 
 class KeyHolder:
-    """The clients' secret key, which all of them share and the server does not have."""
+    """Clients' side of CKKS, with a secret key that all clients share and the server does not have."""
 
     def __init__(self) -> None:
         self._tenseal = _tenseal()

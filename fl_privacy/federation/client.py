@@ -28,7 +28,12 @@ from fl_privacy.types.modality import modality_of_inputs
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """A client's training examples: ``batch`` takes indices below ``number``; ``seconds`` is the defense's time."""
+    """Training examples of a client, after a defense replaced them.
+
+    Attributes:
+        batch: function from indices below ``number`` to a batch.
+        seconds: time that the defense took.
+    """
 
     number: int
     batch: Callable[[Tensor], Batch]
@@ -37,7 +42,14 @@ class OwnExamples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """Local steps behind an upload; ``order``: example indices of each step, ``num_examples``: number to state."""
+    """Local steps of which an upload is made.
+
+    Attributes:
+        order: indices of the examples of each step.
+        purpose: name of the random streams.
+        num_examples: number of examples to state in the upload; ``None`` counts those in ``order``.
+        seconds: time that the defense took for the examples.
+    """
 
     order: Sequence[Tensor]
     batches: Sequence[Batch]
@@ -48,7 +60,7 @@ class LocalWork:
 
 
 def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Return index tensors of the local steps of one round, drawn without replacement within each pass.
+    """Return the example indices of each local step of a round, drawn without replacement within each pass.
 
     A plan without steps and epochs makes one step. Only the last batch of an epoch may be short.
     """
@@ -63,7 +75,7 @@ def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> l
 
 
 def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
-    """Augment each image of ``batch`` independently by ``plan``; ``UserError`` for texts or rows."""
+    """Crop and flip each image of ``batch`` at random, as ``plan`` says; ``UserError`` for texts or rows."""
     images = batch.inputs
     if not (kind := modality_of_inputs(images)).pixels:
         raise UserError(
@@ -112,12 +124,12 @@ class Client:
         indices: (n,) indices of this client's examples.
         model: architecture; its values are not used.
         seed: source of this client's random streams, with ``id``. A number makes it a simulation: anyone who knows it
-            can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; a kept
-            one (``flower.node_secret``) outlives the process, which private layers need in a Flower app. With a secret,
-            each upload has new streams.
-        audit_seed: public number that decides the probed batches of a deployed client.
+            can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; each
+            upload then has new streams. Private layers in a Flower app need a stored secret (``flower.node_secret``),
+            which outlives the process.
+        audit_seed: public number that decides which batches of a deployed client are attacked in an audit.
         threads: CPU threads, which affect the last bits of results.
-        test: examples on which a client with a private part tests its own model; ``None`` takes its own.
+        test: examples on which a client with a private part tests its own model; ``None`` takes its training examples.
         guard: check of each model before training, if any. On a deployed client that promises differential privacy it
             checks the weights alone, since a model's answers reveal a bit about the examples.
     """
@@ -190,12 +202,15 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """Return the probed batch (B, ...) number ``probe``, from 0; batches are disjoint and equal in every round."""
+        """Return the batch (B, ...) of number ``probe``, from 0, that an audit attacks.
+
+        Batches are disjoint and equal in every round. ``state`` holds the defense's examples, if any.
+        """
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))
 
     def probed_examples(self, probe: int, batch_size: int) -> Tensor:
-        """Return the indices (B,) in ``examples`` of the ``probe``-th batch, before a defense replaces examples."""
+        """Return the indices (B,) in ``examples`` of ``victim_batch``, before a defense replaces examples."""
         return self.indices[self._probed(probe, batch_size, len(self.indices))]
 
     def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:

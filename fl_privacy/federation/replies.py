@@ -50,7 +50,7 @@ class Failure:
 
 
 def printable(text: str) -> str:
-    """Return the beginning of ``text``, without terminal control characters."""
+    """Return the first ``MOST_LETTERS`` of ``text``, with spaces instead of unprintable characters."""
     return visible(text[:MOST_LETTERS])
 
 
@@ -74,7 +74,7 @@ WITHHELD = "The client can't answer this; its own log says why."
 
 
 class UnansweredError(UserError):
-    """Error ``WITHHELD``: a counted request gets no answer."""
+    """Error with the message ``WITHHELD``, instead of a reply."""
 
 
 class UnfitMessageError(UserError):
@@ -137,8 +137,9 @@ class Sorted:
 
     Attributes:
         usable: usable replies by client, in ascending order.
-        weights: counted examples of each usable reply.
-        usual: norms of change for comparison in the next round, by kind.
+        weights: number of examples as which each usable reply counts.
+        excluded: reason by client.
+        usual: largest median norm so far, for the next round, by kind of change.
     """
 
     usable: Mapping[int, Upload]
@@ -187,7 +188,7 @@ def sort_out(
 
 
 def fault(upload: Upload, state: ModelState) -> str | None:
-    """Return why ``upload``, an answer to ``state``, is unusable by itself; else ``None``."""
+    """Return the reason why ``upload`` is unusable as a reply to the model ``state``, or ``None``."""
     number = upload.num_examples
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_EXAMPLES:
         return f"expected at least 1 example and at most {MOST_EXAMPLES}, got {number}"

@@ -39,9 +39,9 @@ class Audit:
     Attributes:
         rounds: intercepted rounds, from 1.
         uploads: ``probe``: uploads of ``batch_size`` examples, defended, as if they were all of the client's data (the
-            papers' setting). ``update``: updates that train the model. ``both``: those and all probes.
+            papers' setting). ``update``: updates that train the model. ``both``: updates and all probes.
         clients: clients whose updates are intercepted under ``update``; ``both`` takes all.
-        listens: ``True`` if training updates are also observed next to probes.
+        listens: ``True`` if updates are also intercepted under ``probe``.
     """
 
     rounds: frozenset[int] = frozenset()
@@ -108,7 +108,7 @@ class RoundReport:
     """Summary of a round.
 
     Attributes:
-        train_loss: mean over the counted clients; NaN if all refused the model.
+        train_loss: mean over the clients whose replies are used; NaN if all refused the model.
         seconds: duration without evaluation and attack.
         defense_seconds: time of the defense's hooks, summed over clients.
         evaluation: mean over the clients, each with its private part, if requested.
@@ -165,7 +165,7 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Return the steps of a round without interception, run by ``work``."""
+    """Return the steps of a round without observations; ``work`` runs the whole round."""
     return work()
     yield
 
@@ -265,7 +265,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """Add the clients' personalization to ``report``; log failures."""
+    """Add the seconds and the mean evaluation of the clients' personalization to ``report``; log failures."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)

@@ -28,7 +28,7 @@ Tamper = Callable[[ModelState, int], ModelState]
 """(global model, client id) -> model sent to that client by a malicious server."""
 
 Heard = Callable[[int, Upload, Mapping[int, int]], None]
-"""Callback (round, mean of the replies, number of examples by client) for a server that sees no single one."""
+"""Callback (round, mean of the replies, number of examples by client) for a server that sees only means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +108,16 @@ class Server:
         *,
         behind: Mapping[int, int] | None = None,
     ) -> dict[int, str]:
-        """Move the global model by the usable replies, unless the server learns nothing in ``round``.
+        """Move the global model by the usable replies, unless ``learns`` is false and the round was tampered with.
 
         Args:
-            behind: number of examples of each client behind a secure sum.
+            behind: number of examples of each client, if the only reply is their secure sum.
 
         Returns:
             Reasons of exclusion by client.
 
         Raises:
-            UserError: no reply is usable, and not because the model was refused.
+            UserError: no reply is usable, except if all clients refused the model.
         """
         found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
         self._usual = found.usual

@@ -43,7 +43,6 @@ class ServerSteps:
     _moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def copied(self) -> "ServerSteps":
-        """Return the same optimizer with the moments as they are now."""
         found = ServerSteps(rule=self.rule)
         found._moments = dict(self._moments)
         return found

@@ -90,7 +90,7 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load the tensors of ``digest``, of at most ``room`` bytes plus a constant."""
+        """Load and verify the tensor file of SHA-256 ``digest``, of at most ``MOST_TENSORS`` + ``room`` bytes."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -159,7 +159,7 @@ class _Some(LazyObservations):
 
 
 def only(observations: Sequence[Observation], wanted: Callable[[VictimId], bool]) -> Sequence[Observation]:
-    """Select the observations whose id is ``wanted``, without loading any."""
+    """Select the observations for whose id ``wanted`` returns ``True``, without loading any."""
     return _Some(observations, [place for place, id in enumerate(ids_of(observations)) if wanted(id)])
 
 
@@ -192,7 +192,7 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
     Args:
         folder: folder of a run with ``intercept.save=true``, or of an audit.
         model: architecture of the model the clients were sent; its values are not used.
-        inside: architecture inside a colluding client; ``None`` is ``model``.
+        inside: architecture that a colluding client trains; ``None`` takes ``model``.
 
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
@@ -203,10 +203,7 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """Return the lazily loaded observations below ``folder``.
-
-    Arguments and errors are those of ``load_observations``.
-    """
+    """Return the lazily loaded observations below ``folder``; see :func:`load_observations`."""
     folder = Path(folder)
     audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
     if (folder / _CAPTURES).is_dir():
@@ -267,7 +264,14 @@ class Shared:
 def read_observation(
     folder: Path, id: VictimId, model: nn.Module, inside: nn.Module, shared: Shared, *, finite: bool = True
 ) -> Observation:
-    """Load the observation ``id``, using a cache; ``UserError`` if a file is missing, damaged, or does not fit."""
+    """Load the captured update ``id`` and the attacker's knowledge of it.
+
+    ``inside``: architecture that a colluding client trains. ``shared`` caches what several observations have in common.
+    With ``finite``, infinite and NaN values are refused.
+
+    Raises:
+        UserError: a file is missing, damaged, or does not fit the model.
+    """
     return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 
 
