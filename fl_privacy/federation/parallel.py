@@ -196,7 +196,7 @@ class ShardedAttack:
         return found
 
     def _share(self, tasks: int) -> dict[str, Any]:
-        """Return a task's reservation: no CPU, since clients in Ray processes hold them during the attack."""
+        """Return the Ray resources of a task: no CPU, since clients in Ray processes hold all during the attack."""
         import ray  # noqa: PLC0415
 
         if self.device.type != "cuda":

@@ -240,7 +240,7 @@ def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
 
 
 def _counts(name: str, tensor: Tensor) -> bool:
-    """Recognize a counter by its name, since some strategies turn its value into a fraction."""
+    """Return whether a tensor is a counter, also by its name, since some strategies turn counters into fractions."""
     return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT
 
 

@@ -23,7 +23,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, order=True)
 class Probe:
-    """Request for the upload of batch ``number``, from 0, of the disjoint batches of ``client``."""
+    """Request to ``client`` for the upload of one batch alone, which is attacked.
+
+    ``number``: number of the batch among the client's disjoint batches, from 0.
+    """
 
     client: int
     number: int

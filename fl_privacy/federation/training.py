@@ -23,7 +23,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 class LazyGradients(Mapping[str, Tensor]):
     """Mapping from parameter name to the gradient of one step's mean loss.
 
-    It is computed on construction, unless the defense computes gradients itself; then access raises ``UserError``.
+    The gradients are computed on construction. If the defense computes them itself, access raises ``UserError``.
     """
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
@@ -84,7 +84,7 @@ def public_state(model: nn.Module, defense: Defense) -> ModelState:
 
 
 def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Join the sent values with this client's private ones: those of an earlier round, else the model's."""
+    """Join the values sent with this client's private values: those stored in an earlier round, else the model's."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
@@ -212,9 +212,15 @@ def take_steps(
     still: Collection[str],
     timed: Stopwatch,
 ) -> tuple[ModelState, Tensors, list[Tensor]]:
-    """Take one defended step on each of ``batches``, all shaped like ``first``; ``still`` parameters stay fixed.
+    """Take one training step with the defense on each of ``batches``, starting from the values ``first.sent``.
 
-    Return the values reached, the last gradients, and each step's loss.
+    Args:
+        public: names of the parameters whose gradients the defense changes.
+        still: names of the parameters that stay fixed.
+        timed: stopwatch that calls the hooks of the defense.
+
+    Returns:
+        Model values after the last step, gradients of that step, and the loss of each step.
     """
     plan, state, rng = first.plan, first.state, first.rng
     parameters = {name: p.clone().requires_grad_() for name, p in first.sent.parameters.items()}

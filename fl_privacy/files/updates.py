@@ -131,7 +131,7 @@ def _of_zip(file: Any) -> SavedArrays:
 
 
 def _largest(held: object) -> dict[str, Tensor]:
-    """Return the mapping with the most values, such as ``model`` instead of ``optimizer`` in a checkpoint."""
+    """Return the nested mapping of most values, such as ``model`` instead of ``optimizer`` in a checkpoint."""
     return max(_mappings(held, set()), key=lambda one: sum(t.numel() for t in one.values()), default={})
 
 
@@ -242,7 +242,6 @@ def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
 
 
 def _values(data: Any, kind: np.dtype[Any], shape: Any) -> Tensor:
-    """Convert bytes in C order to a tensor of the kind ``kind`` and ``shape``; refuse another number of values."""
     shape = tuple(map(int, shape))
     if kind.kind not in "fiub" or min(shape, default=0) < 0 or prod(shape) * kind.itemsize != len(data):
         raise _UnfitError(f"holds an array of shape {shape} and kind {kind}, which is not the number of its values")

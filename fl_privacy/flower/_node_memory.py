@@ -110,7 +110,7 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return the client's name in a state folder: its node's partition, else its id."""
+    """Return the client's key in a state folder: ("partition", number of its partition), else ("node", its id)."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
@@ -202,7 +202,10 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in ``context.state``, lost when the node restarts; ``once`` refuses to answer a round twice."""
+    """Client state in Flower's ``context.state``; it is lost when the node restarts.
+
+    With ``once``, ``expect_new`` refuses a round that was already answered.
+    """
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records
@@ -218,7 +221,7 @@ class ContextMemory:
             remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Raise ``UserError`` for a message that was answered before or, unless ``bounded``, of a round far ahead."""
+        """Raise ``UserError`` for a message that was answered before, or of a round far ahead unless ``bounded``."""
         if self.once:
             expect_later(answered(self.records), kind, round)
             if not bounded:

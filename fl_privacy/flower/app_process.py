@@ -34,7 +34,7 @@ class Cell:
     """A ``ClientApp`` (``package.module:attribute``) in an isolated process that is started on demand.
 
     Args:
-        app: reference of the app; empty only to find out whether it would be isolated.
+        app: reference of the app; empty only to test whether the system can isolate apps.
         bundle: bundle with the app, which has a new process for each message; ``None`` for an installed app.
         packages: folder of packages for the bundle.
     """
@@ -161,9 +161,9 @@ class Cell:
 
 
 class Bundles:
-    """Answers each run with its bundle's app, behind one gate, if the site's policy allows the run.
+    """Apps that runs bring in bundles, each run in its own isolated process behind one gate.
 
-    ``UserError`` if this system can't isolate apps as the policy requires.
+    Runs need the approval of the site's policy. ``UserError`` if this system can't isolate apps as the policy requires.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -178,7 +178,10 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply to a message of a run with a bundle; ``None`` while it waits for approval or others."""
+        """Return the reply of the run's app; ``None`` while the message waits for approval or for other messages.
+
+        ``brought``: the run's bundle and its signatures.
+        """
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:

@@ -25,7 +25,12 @@ _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedImages:
-    """Images behind an answer to a probe: their fingerprints (``data.own_examples``) and normalization, if any."""
+    """Images of which a client made the upload that a probe asked for.
+
+    Attributes:
+        fingerprints: fingerprint of each image (``data.own_examples``).
+        normalization: mean and standard deviation by which the client normalizes images, if known.
+    """
 
     fingerprints: Sequence[str]
     normalization: Normalization | None
