@@ -52,7 +52,7 @@ class PrivacyClient(NumPyClient):
     """
 
     make_defense: ClassVar[Callable[..., Defense] | None] = None
-    """Maker of a subclass's defense; without it the client keeps its own."""
+    """Function that makes the defense of a subclass; ``None`` keeps the defense of ``client``."""
 
     last_round: int | None = None
     """Last round of the run. Later rounds are refused, since answering one would rule out all before. ``None``
@@ -200,43 +200,43 @@ class PrivacyClient(NumPyClient):
 
 
 class DPClient(PrivacyClient):
-    """Clip the update and add noise, by ``dp_noise``."""
+    """Client that clips its update and adds noise; see :func:`dp_noise`."""
 
     make_defense = staticmethod(dp_noise)
 
 
 class PruningClient(PrivacyClient):
-    """Upload only the important elements of the update, by ``pruning``."""
+    """Client that uploads only the most important elements of its update; see :func:`pruning`."""
 
     make_defense = staticmethod(pruning)
 
 
 class ATSClient(PrivacyClient):
-    """Train on transformed images, by ``ats``."""
+    """Client that trains on transformed images; see :func:`ats`."""
 
     make_defense = staticmethod(ats)
 
 
 class RefinerClient(PrivacyClient):
-    """Upload the gradient of robust data, by ``refiner``."""
+    """Client that uploads the gradient of robust data; see :func:`refiner`."""
 
     make_defense = staticmethod(refiner)
 
 
 class SPNClient(PrivacyClient):
-    """Train a private head next to the public model, by ``spn``."""
+    """Client that trains a private head next to the public model; see :func:`spn`."""
 
     make_defense = staticmethod(spn)
 
 
 class SplitFedClient(PrivacyClient):
-    """Keep some layers private, by ``split_fed``."""
+    """Client that keeps some layers private; see :func:`split_fed`."""
 
     make_defense = staticmethod(split_fed)
 
 
 class PassportClient(PrivacyClient):
-    """Keep some layers private, modulated by secret passports, by ``fdl_pp``."""
+    """Client that keeps some layers private, modulated by secret passports; see :func:`fdl_pp`."""
 
     make_defense = staticmethod(fdl_pp)
 

@@ -60,7 +60,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Sane(StrategyAround):
-    """Pass only usable replies on to ``strategy``, and log why others are left out; see ``federation.replies``.
+    """Strategy that passes only usable replies on to ``strategy``, and logs why it leaves out others.
 
     It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
     from those sent (names, dtype, shape), are not finite or have negative variances; if the norm of its change is over
@@ -70,6 +70,7 @@ class Sane(StrategyAround):
 
     Attributes:
         factor: largest multiple of the median, above 1; ``math.inf`` leaves out no large update.
+        weighted_by: name of the metric with a client's number of examples.
         excluded: reasons by round and node for the training replies left out.
     """
 
@@ -129,7 +130,10 @@ class Sane(StrategyAround):
         return [answered[index][1] for index in sorted_out.usable]
 
     def _upload(self, state: ModelState, sent: RecordDict, reply: RecordDict) -> Upload:
-        """Return the weights in ``reply`` in the dtypes sent; clients may keep integers where strategies average."""
+        """Return the weights in ``reply`` in the dtypes sent.
+
+        A reply may also have the dtypes of the first round, since averaging turns integers into floats.
+        """
         layout = {key: list(record) for key, record in sent.array_records.items()}
         if {key: list(record) for key, record in reply.array_records.items()} != layout:
             raise UserError("its arrays are expected under the names sent, but have others; reply the same names")
@@ -185,7 +189,7 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """Remember the batch norm in a client's ``reply`` if it differs from that of the message ``sent``.
+    """Store the batch norm of a client's ``reply`` in ``context.state`` if the client keeps its own (FedBN).
 
     Only values that the client uploads anyway are kept, and none if the arrays' names are not those of ``model``.
     """
@@ -217,15 +221,15 @@ def _by_name(content: RecordDict) -> dict[str, Tensor]:
 
 @dataclass(eq=False)
 class HonestButCurious(StrategyAround):
-    """Follow the protocol of ``strategy``, and capture each upload with the model that was sent for it.
+    """Strategy that follows the protocol of ``strategy``, and captures each upload with the model sent for it.
 
     It changes no message and no result. For clients of other packages, the interceptor's plan should say
     ``shares="weights"``.
 
     Attributes:
         states: private state of simulated clients, for an interceptor with side information.
-        audit: rounds, and clients of training updates. A client is the partition it reports, else the rank of its
-            node's id. A partition belongs to the first node that reports it, until that node leaves.
+        audit: uploads to capture. A client's number is the partition it reports, else the rank of its node's id. A
+            partition belongs to the first node that reports it, until that node leaves.
         problems: reasons for missing captures, with counts.
     """
 
@@ -317,7 +321,7 @@ class HonestButCurious(StrategyAround):
 
 
 class _TappedGrid(RelayGrid):
-    """``grid`` that also captures messages exchanged while a strategy configures its round."""
+    """Grid that also captures the probes that a strategy sends while it configures its round."""
 
     def __init__(self, grid: Grid, listener: HonestButCurious, round: int) -> None:
         super().__init__(grid)
@@ -333,7 +337,7 @@ class _TappedGrid(RelayGrid):
 
 @dataclass(eq=False)
 class Malicious(StrategyAround):
-    """Replace the model that ``strategy`` sends to each client by one that ``attack`` crafts from it.
+    """Strategy that sends each client a model that ``attack`` crafts from the one of ``strategy``.
 
     ``HonestButCurious`` around it captures the replies as observations, for the attack's ``read``::
 

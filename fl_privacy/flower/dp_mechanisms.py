@@ -51,10 +51,9 @@ CLASSIC = (
 
 
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
-    """Return the claim and facts of one of Flower's mods or strategies; ``None`` for other objects.
+    """Return the DP claim of a mod or strategy of Flower, and its noise and rounds; ``None`` for other objects.
 
-    The noise multiplier is the one that the observer faces: the server for a mod, the model's receivers for a
-    strategy.
+    The noise multiplier is what the adversary sees: the server for a mod, the receivers of the model for a strategy.
     """
     if isinstance(subject, LocalDpMod):
         if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula
@@ -186,7 +185,7 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Cache the records of the last update, since making them takes longer than answering."""
+    """Cache of the records of the last update, since making them takes longer than answering."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None
