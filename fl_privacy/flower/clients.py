@@ -242,7 +242,7 @@ class PassportClient(PrivacyClient):
 
 
 class MaskableClient(PrivacyClient):
-    """Client that replies floating-point arrays of at least one dimension, within [-clip, clip], for SecAgg+."""
+    """Client for SecAgg+: it uploads arrays of floating-point values within [-``clip``, ``clip``]."""
 
     def __init__(self, client: Client, memory: RecordDict | Memory, *, clip: float) -> None:
         super().__init__(client, memory)

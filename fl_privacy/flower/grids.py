@@ -38,7 +38,13 @@ _HEADER = 1 << 12  # largest header of an array in bytes
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Checks the unmasked parts of SecAgg+ replies; ``counts`` are integer buffers, which are sent in the clear."""
+    """Validation of the parts of SecAgg+ replies that are not masked.
+
+    Attributes:
+        shapes: shape of each masked tensor.
+        counts: integer buffers, which are sent in the clear.
+        most: largest number of examples in a reply.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     counts: Tensors
@@ -266,9 +272,9 @@ class Traffic(RelayGrid):
 
     Attributes:
         masked: arrays of each client's last reply.
-        failed: reasons why replies are missing or do not count.
+        failed: reasons by client why replies are missing or do not count.
         expected: required form of replies; ``None`` accepts any.
-        breaking: reasons why replies of this round do not count.
+        breaking: reasons by client why replies of this round do not count.
     """
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:

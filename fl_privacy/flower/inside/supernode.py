@@ -66,7 +66,7 @@ class Ended:
     """End of a SuperNode's process.
 
     Attributes:
-        not_admitted: ``True`` if the SuperLink does not know its key, still counts the node as connected, or failed.
+        not_admitted: ``True`` if the SuperLink does not know the node's key, still counts it as connected, or failed.
         lost: reason why an admitted node no longer gets messages, in a line; empty if it ended as asked.
     """
 
@@ -105,7 +105,7 @@ def _in_a_line(error: BaseException) -> str:
 
 
 class _Ready:
-    """A SuperNode's state that returns the given ``replies``, which were taken out before."""
+    """Wrapper of a SuperNode's state that returns ``replies`` already taken out of it."""
 
     def __init__(self, state: Any, replies: Sequence[Message]) -> None:
         self._state, self._replies = state, replies
@@ -118,7 +118,7 @@ class _Ready:
 
 
 def take_more_messages() -> None:
-    """Let this process's SuperNode fetch messages while others wait; Flower's own answers one after the other."""
+    """Let this process's SuperNode fetch messages before it has answered the earlier ones, unlike Flower's own."""
     from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
 
     pull, push = flower_node._pull_and_store_message, flower_node._push_messages
@@ -141,7 +141,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` in this process until it ends; with ``holds``, fetch messages while others wait."""
+    """Run ``flower-supernode`` in this process until it ends; ``holds``: see :func:`take_more_messages`."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:
@@ -187,7 +187,7 @@ Answerer = Callable[[Message, Context, Brought], Message | None]
 def answer_messages(
     node: SuperNodeAddress, app: Answerer, rest: Callable[[], None] = lambda: None, at_once: int = 0
 ) -> NoReturn:
-    """Answer messages by ``app``; waiting ones don't block others.
+    """Answer a SuperNode's messages using ``app``; a message that has to wait does not block others.
 
     Args:
         rest: called between two messages, and while there are none.
