@@ -32,10 +32,10 @@ SIZE_IS_PUBLIC = (
 
 @dataclass(eq=False)
 class OpacusWatch:
-    """Observes Opacus in a training, and steps made without it.
+    """Record of what Opacus does in a client's training, and of steps made without it.
 
     Attributes:
-        claims: (epsilon, delta) returned by its accountant, or given as its target.
+        claims: (epsilon, delta) returned by Opacus' accountant, or given as its target.
         multipliers: noise multiplier of each step of the private optimizer.
         divisors: number by which each of these steps divides the noised sum.
         beside: number of other optimizers' steps on the private model's parameters.
@@ -246,7 +246,7 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
 
 @contextmanager
 def watched_opacus() -> Iterator[OpacusWatch]:
-    """Watch Opacus; without it installed, the watch stays empty."""
+    """Yield a record of what Opacus does within the context; it stays empty if Opacus is not installed."""
     watch = OpacusWatch()
     if find_spec("opacus") is None:
         yield watch

@@ -98,7 +98,10 @@ class RayGrid(LocalGrid):
         return replies
 
     def _next_idle(self, working: Mapping[Any, "_Errand"]) -> Any:
-        """Return an idle actor; one that still starts only if no other works, since its machine may be gone."""
+        """Return an idle actor, or ``None``.
+
+        An actor that is still starting is returned only if no started one is busy, since its machine may be gone.
+        """
         starting = list(self._preparing.values())
         started = [actor for actor in self._idle if actor not in starting]
         busy = any(errand.actor not in starting for errand in working.values())
@@ -137,7 +140,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Replace a lost actor; return ``True`` if its machine is lost too, so that its message goes to another."""
+        """Replace a lost actor; return ``True`` if its message goes to another actor, since the machine is lost too."""
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
         if silent:
             ray.kill(errand.actor)

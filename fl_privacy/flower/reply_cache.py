@@ -46,11 +46,15 @@ Instead = Callable[[RecordDict], RecordDict | None]
 
 @dataclass(frozen=True)
 class Answers:
-    """Record of the messages that the client of ``context`` has answered, by kind and round.
+    """Record of the messages that a client has answered, so that none of a round is answered anew.
 
-    They are counted in the node's context and in a file next to the node's secret, which survives a restart; a
-    simulated node keeps no file and no answer. ``rounds``: largest number of a round; ``None`` takes the run's. If a
-    run states none, a round is at most ``memory.MOST_AHEAD`` after the last one.
+    The last answered round of each kind of message is stored in ``context`` and in a file next to the node's secret,
+    which survives a restart. A simulated node keeps no file and no answer.
+
+    Attributes:
+        rounds: number of the last possible round; ``None`` takes it from the run config. If that states none, a round
+            is
+            at most ``memory.MOST_AHEAD`` after the last answered one.
     """
 
     context: Context

@@ -44,18 +44,21 @@ def train_step(
 
     It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``. Upload
     hooks need ``defense_mod``. A step returns the loss; outside of a simulation it is NaN if the defense promises
-    differential privacy, since an app may report it. ``UserError`` if the defense exchanges the client's data; on
-    entering, the round was trained before, is missing, or not in the run, or the network's values are not finite or
-    absurdly large.
+    differential privacy, since an app may report it.
 
     Args:
-        defense: defense that does not exchange the client's whole data; for that, use a ``PrivacyClient``.
+        defense: defense that does not replace all of the client's data; for that, use a ``PrivacyClient``.
         context: client's context, with its state and secret; ``None`` keeps nothing for the next round.
         normalization: normalization of the loader's images, which hooks see in [0, 1].
         round: ``server-round`` of the config, required of a deployed client. A round is trained once, also after a
             restart, since each training draws noise anew; ``answer_once_mod`` in front of the app repeats the same
             bytes instead of an error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
+
+    Raises:
+        UserError: the defense replaces the data; or on entering, the round is missing, trained before or beyond the
+            run,
+            or the network's values are not finite or absurdly large.
     """
     if defense.examples:
         raise UserError(
