@@ -74,7 +74,7 @@ def local_dp_mod(
 
 
 def reproducible_mod(seed: int) -> Mod:
-    """Build a mod that seeds a client's random rounding, for which Flower uses NumPy's global stream, by ``seed``."""
+    """Build a mod that seeds NumPy's global stream, from which Flower draws a client's random rounding."""
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         client = int(context.node_config[records.PARTITION])
@@ -175,7 +175,10 @@ def train_secure_round(
     threshold: float,
     attempt: int | None = None,
 ) -> RoundReport:
-    """Run a round of secure aggregation, under the number ``attempt``; ``UserError`` if too few clients were left."""
+    """Run a round of secure aggregation; ``UserError`` if too few clients were left.
+
+    ``attempt``: number that clients see instead of the round's, since a failed round is repeated.
+    """
     traffic.failed.clear()
     traffic.expected = MaskedReplies.to(server.state, int(workflow.max_weight))
     started, before = time.perf_counter(), traffic.received

@@ -67,7 +67,7 @@ class NodeRules:
 
 @dataclass(eq=False)
 class Nodes(NodeRules):
-    """Map each of ``clients`` to its node; a new node is asked for its partition, since node ids are random.
+    """Mapping from each of ``clients`` to its node; a new node is asked for its partition, since node ids are random.
 
     A partition belongs to the first node that claims it, until that node leaves.
     """
@@ -181,9 +181,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False, kw_only=True)
 class Federated(NodeRules, Strategy):
-    """Flower strategy that runs the rounds of ``server``; probes precede the training messages, and train nothing.
+    """Flower strategy that runs the rounds of ``server``.
 
-    ``NodeRules`` has the settings for nodes; ``timeout`` is the seconds to wait for the replies to probes.
+    With an ``audit``, a round begins with probes: requests for uploads of chosen examples, which train nothing.
+    ``timeout``: seconds to wait for the replies to probes. Other settings are those of ``NodeRules``.
     """
 
     server: Server

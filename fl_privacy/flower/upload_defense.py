@@ -38,7 +38,7 @@ _WITHIN = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DefendedUpload:
-    """Applies the upload hooks of ``defense`` to the difference between replied and sent weights.
+    """Upload hooks of ``defense``, applied to the difference between replied and sent weights.
 
     Values that hooks withhold, and arrays that the defense does not act on, come back as they were sent, except for
     ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.
@@ -46,7 +46,7 @@ class DefendedUpload:
     Attributes:
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
-        of_model: ``True`` if ``parameters`` come from a model: integers are refused, and not returned as sent.
+        of_model: ``True`` if ``parameters`` come from a model; then integer parameters are refused.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
     """

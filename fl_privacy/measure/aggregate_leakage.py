@@ -112,7 +112,6 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
 
 
 def _apart(values: np.ndarray) -> np.ndarray:
-    """Return values (N, K) minus their column and row means."""
     left = values - values.mean(0, keepdims=True)
     return np.asarray(left - left.mean(1, keepdims=True))
 

@@ -100,7 +100,7 @@ class Counts:
 
 
 def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:
-    """Count ``scores``, pairs of upload id and score, of one attacker and round by outcome."""
+    """Count the scores of one attacker and round by outcome; ``scores`` are pairs of upload id and score."""
     found, scores = dict.fromkeys(Outcome, 0), list(scores)
     failures = unknown = older = 0
     judged = list[tuple[str, ImageScore]]()
@@ -145,7 +145,7 @@ def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
 
 
 def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.identified_by_chance``, the smaller chance of the largest lead or of all (Bonferroni)."""
+    """Return ``Counts.identified_by_chance`` from the largest lead and from all leads (Bonferroni)."""
     likely = [s for _, s in judged if s.outcome in ("identified", "recognizable") and s.compared.likeness is not None]
     if not likely:
         return None

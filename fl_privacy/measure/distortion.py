@@ -78,7 +78,7 @@ def linear_system(
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """Result of a tracing attack."""
+    """Result of an attack that traces images to clients (SPN)."""
 
     distance: float  # share in [0, 1] of queries traced to a wrong client; 1 - 1 / ``participants`` by guessing
     attacked_distance: float  # the same share for attacked queries only
@@ -112,5 +112,5 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Return the share in [0, 1] of queries that ``trace`` assigns to another than their ``query_owners`` (Q,)."""
+    """Return the share in [0, 1] of queries that ``trace`` assigns to a wrong client, not to ``query_owners`` (Q,)."""
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

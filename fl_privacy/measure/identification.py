@@ -53,7 +53,6 @@ class PublicImages:
 
     @cached_property
     def rivals(self) -> Tensor:
-        """Return the images, their mean, and each class mean, (N + M, C, H, W)."""
         return torch.cat([self.images, torch.stack([self.mean, *self.class_means.values()])])
 
     @cached_property
@@ -186,7 +185,10 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's largest absolute correlation (W, K) with the images ``which`` (K,), in W comparisons."""
+        """Return a guess's absolute correlation (W, K) with the images at the indices ``which`` (K,).
+
+        It is the largest over shifts of the guess, for each of the W comparisons in ``sight.ways``.
+        """
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -235,7 +237,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Fisher's z of correlations (W, R), standardized by the ``usual`` columns, and their mean and spread."""
+    """Standardize Fisher's z of correlations (W, R) by mean and spread of the columns ``usual``; return all three."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -403,7 +405,7 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
-    """Return ``image`` (C, H, W) itself, upside down and, if square, by quarter turns."""
+    """Return ``image`` (C, H, W) itself, flipped vertically and, if square, also transposed."""
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 

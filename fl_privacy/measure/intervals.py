@@ -185,7 +185,12 @@ perturbation is so small that images are reconstructed (roughly SPN, Figure 5)."
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """Point of a PPC curve: a defense's accuracy, distance of guesses from the truth, and ||B|| / ||E|| (SPN)."""
+    """One strength of a defense on a curve of privacy-preserving characteristics (SPN, Fan et al. 2020).
+
+    Attributes:
+        distance: distance of the attack's guesses from the originals.
+        signal_to_distortion: norm of the undefended update over that of the defense's change to it.
+    """
 
     accuracy: float
     distance: float
@@ -193,12 +198,11 @@ class PpcPoint:
 
     @property
     def calibrated(self) -> float:
-        """Return accuracy times distance (SPN, Definition 1)."""
         return self.accuracy * self.distance
 
     @property
     def abscissa(self) -> float:
-        """Return log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve."""
+        """Return log10(``signal_to_distortion`` + 1), the horizontal axis of the curve."""
         return math.log10(self.signal_to_distortion + 1)
 
 
@@ -280,7 +284,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Return the chance by two tests (Bonferroni): ``drawn``, and the number of the upload's examples in ``best``."""
+    """Combine two tests (Bonferroni): the chance ``drawn``, and how many of the upload's examples are in ``best``."""
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)
@@ -306,7 +310,10 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability, by permutation, that the words ``guess`` fit as many ``others`` as well as ``own``."""
+    """Return the probability, by permutation, that the words ``guess`` fit as many ``others`` as well as ``own``.
+
+    With ``few``, the number of shared words is also tested.
+    """
     texts = [*own, *others]
     if not others or not own:
         return 1.0
