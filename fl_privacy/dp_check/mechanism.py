@@ -191,7 +191,6 @@ def _over_calls(
     clip_norm: float | None,
     noise: Literal["gaussian", "other"],
 ) -> MechanismCheck:
-    """Return ``check``, or, if calls depend on earlier calls, the check of sequences of calls."""
     known, most = _known(pair, places), (clip_norm or 0.0) * (2 if check.claim.neighbors == "replace" else 1)
     if not check.contradicted or check.bare or known is None or check.moved <= most * BEYOND:
         return check
@@ -440,7 +439,6 @@ BEYOND = 1.1
 
 
 def _reason(claim: Claim, found: Pilot, drawn: Drawn, bare: Sequence[Uncovered], clip_norm: float | None) -> str:
-    """Return a phrase for "because ..." on what disagrees with the claim."""
     if bare and (bare[0].moved or drawn.unchanged < MOST_UNCHANGED):
         return bare[0].reason
     if drawn.unchanged >= MOST_UNCHANGED:

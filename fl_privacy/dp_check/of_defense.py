@@ -50,7 +50,6 @@ def on_defense(defense: Defense, asked: DpCheckRequest, *, elements: int | None 
 
 
 def _by_composition(defense: Defense, asked: DpCheckRequest, elements: int | None) -> Recomputed | None:
-    """Return the epsilon of ``svt`` over all rounds; ``None`` for any other or combined defense."""
     parts = [part for part in defense.parts if isinstance(part.effect, SparseVector)]
     if len(parts) != 1 or len(defense.parts) != 1:
         return None

@@ -66,7 +66,6 @@ class HeldDraws:
 
     @cached_property
     def constant(self) -> Tensor:
-        """Return the mask (d,) of values that vary only by rounding on each neighbor."""
         largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))
         near = [ROUNDING * rows[0].abs().clamp_min(1e-3 * largest) for rows in (self.first, self.second)]
         sides = zip((self.first, self.second), near, strict=True)
@@ -150,7 +149,6 @@ Found = tuple[str, Tensor]
 
 
 def _coarse(held: HeldDraws) -> list[Uncovered]:
-    """Return the arrays whose noise has fewer bits than the update, so that the update's last bits are visible."""
     for kind in (torch.bfloat16, torch.float16, torch.float32):
         first, second = (rows.to(kind).to(rows.dtype) == rows for rows in (held.first, held.second))
         found = ~held.constant & second.all(0) & (first.double().mean(0) < 0.5)
@@ -185,7 +183,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _shared(held: HeldDraws) -> list[Found]:
-    """Return the combination of values in which noise cancels, if several values have the same noise up to a factor."""
     varying = ~held.constant
     if int(varying.sum()) < 2:
         return []
@@ -346,7 +343,6 @@ def _levels(held: HeldDraws) -> dict[str, dict[int, np.ndarray]]:
 
 
 def _between_levels(held: HeldDraws, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
-    """Return the arrays whose repeated values change with a slight change of the input, and so reveal the update."""
     names = []
     for name, columns in levels.items():
         follow = []
@@ -375,12 +371,10 @@ def _opposite(held: HeldDraws) -> list[Uncovered]:
 
 
 def _alike(rows: Tensor, largest: Tensor) -> float:
-    """Return the share of ``rows`` (n, d) that equal their median up to rounding of ``largest`` (d,)."""
     return float(((rows - rows.median(0).values).abs() <= ROUNDING * largest).all(1).double().mean())
 
 
 def _nudged(given: Any, rng: torch.Generator) -> Any:
-    """Return an input with each floating-point value changed by about 1 %; ``None`` without such values."""
     if isinstance(given, Tensor):
         changed = given * (1 + NUDGE * torch.randn(given.shape, generator=rng).to(given.device))
         return changed.to(given.dtype) if given.is_floating_point() else None

@@ -74,7 +74,6 @@ class ClaimVerdict:
 
     @property
     def grounds(self) -> tuple[str, ...]:
-        """Return the names of the evidence that contradicts the claim."""
         if self.claim is None:
             return ()
         found = {

@@ -99,7 +99,6 @@ class AnotherSite:
     def _estimated(
         self, mean: Tensors, changes: Mapping[int, Tensors], last: Tensors, numbers: Mapping[int, float]
     ) -> dict[int, float]:
-        """Return each client's number of examples: the sites' own, and equal parts of the estimated rest."""
         own, others = {c: numbers[c] for c in changes}, [c for c in numbers if c not in changes]
         total, found = sum(own.values()), (len(own) / len(numbers), "equal numbers of examples")
         if own:

@@ -65,7 +65,6 @@ class KeyHolder:
         return bytes(self._context.serialize(save_secret_key=False, save_galois_keys=False, save_relin_keys=False))
 
     def encrypt(self, slots: Tensor) -> list[bytes]:
-        """Encrypt slots (N,) into ciphertexts of up to ``DEGREE / 2`` slots."""
         pieces = slots.split(DEGREE // 2)
         return [bytes(self._tenseal.ckks_vector(self._context, p.tolist()).serialize()) for p in pieces]
 
@@ -110,7 +109,6 @@ class Packing:
 
     @property
     def step(self) -> float:
-        """Return the distance of two levels; the rounding error is at most half of it."""
         return 1 / self._most
 
     @property

@@ -272,7 +272,6 @@ class Client:
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
-        """Return this client's architecture and its private values, which are secret."""
         model = self._own_model(state)
         return model, training.private_values(model, sent.to(self.device), state).to("cpu")
 

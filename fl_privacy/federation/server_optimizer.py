@@ -48,7 +48,6 @@ class ServerSteps:
         return found
 
     def step(self, mean: Tensors) -> Tensors:
-        """Return a server's step at rate 1 along the update ``mean``, by parameter name."""
         return mean if self.rule.name == "sgd" else {n: self._advance(n, t) for n, t in mean.items()}
 
     def mean_behind(self, step: Tensors) -> Tensors:

@@ -152,7 +152,6 @@ class ArrayUnpickler(pickle.Unpickler):
     """Unpickler that loads only NumPy arrays and plain values, and so runs no code from the file."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the array constructor ``name``; ``UnpicklingError`` for any other name."""
         if module in _HOMES.get(name, ()):
             home = next(one for one in _HOMES[name] if find_spec(one))
             return getattr(importlib.import_module(home), name)

@@ -148,7 +148,6 @@ def _mappings(held: object, seen: set[int]) -> Iterator[dict[str, Tensor]]:
 
 
 def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``arrays`` detached; refuse an empty mapping, sparse or quantized tensors, and repeated values."""
     if not arrays:
         raise _UnfitError("holds no arrays with names")
     for name, value in arrays.items():
@@ -160,7 +159,6 @@ def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _array(data: bytes) -> Tensor:
-    """Convert the bytes of a ``.npy`` file to a tensor; refuse a header that does not fit their number."""
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -240,7 +240,6 @@ class NodeMemory:
         self._key = key
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
-        """Return the state saved last; ``UserError`` if the file is shared, has another key, or is damaged."""
         return ClientState({name: t.to(device) for name, t in self._read()[0].items()})
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:

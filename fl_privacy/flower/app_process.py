@@ -48,7 +48,6 @@ class Cell:
         self._is_loaded = False
 
     def start(self) -> Isolation:
-        """Start the process and load the app; ``UserError`` if it can't be isolated as required, or can't be loaded."""
         held = self.open()
         self._load()
         return held
@@ -149,12 +148,10 @@ class Cell:
         return self._apart is not None
 
     def end(self) -> None:
-        """End the process and its children, from any thread."""
         if (apart := self._apart) is not None:
             apart.end()
 
     def close(self) -> None:
-        """End the process and its children; a second call does nothing."""
         apart, self._apart, self._is_loaded = self._apart, None, False
         if apart is not None:
             apart.close()
@@ -222,7 +219,6 @@ class Bundles:
         return self.gate(message, context, app, origin)
 
     def _cell(self, run: int, bundle: Bundle) -> Cell:
-        """Return the run's cell; ``RefusedError`` if the bundle needs packages that it can't have."""
         cell, _ = self._cells.pop(run, (None, 0.0))
         if cell is None or cell.bundle != bundle.content:
             if cell is not None:

@@ -130,17 +130,13 @@ class Sane(StrategyAround):
         return [answered[index][1] for index in sorted_out.usable]
 
     def _upload(self, state: ModelState, sent: RecordDict, reply: RecordDict) -> Upload:
-        """Return the weights in ``reply`` in the dtypes sent.
-
-        A reply may also have the dtypes of the first round, since averaging turns integers into floats.
-        """
         layout = {key: list(record) for key, record in sent.array_records.items()}
         if {key: list(record) for key, record in reply.array_records.items()} != layout:
             raise UserError("its arrays are expected under the names sent, but have others; reply the same names")
         (metrics,) = reply.metric_records.values()
         tensors = _by_place(reply)
         for name, tensor in tensors.items():
-            if tensor.dtype == self._first[name]:
+            if tensor.dtype == self._first[name]:  # as in the first round, before averages turned integers into floats
                 tensors[name] = tensor.to(state.parameters[name].dtype)
         return Upload(tensors=tensors, num_examples=int(metrics[self.weighted_by]))  # type: ignore[arg-type]
 
@@ -249,7 +245,6 @@ class HonestButCurious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of ``strategy``, after capturing its probes."""
         self._node_ids = sorted(grid.get_node_ids())
         self._before, helpers = self.states, self.interceptor.side_information
         if helpers is not None and self.states is not no_states and server_round in self.audit.rounds:
@@ -309,7 +304,6 @@ class HonestButCurious(StrategyAround):
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
     def client_of(self, message: Message, reply: Message) -> int:
-        """Return the client that answered ``message``; raise ``UserError`` if it claims another node's partition."""
         node, identity = message.metadata.dst_node_id, reply.content.config_records.get(records.CLIENT)
         reported = identity.get(records.PARTITION) if identity is not None else None
         client = reported if isinstance(reported, int) else self._node_ids.index(node)
@@ -358,7 +352,6 @@ class Malicious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages with crafted values; ``UserError`` if the model has no layer that the attack can use."""
         sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if not self._attacks(server_round):
             return sent

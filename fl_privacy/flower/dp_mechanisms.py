@@ -192,7 +192,6 @@ class _Records:
         self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
 
     def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord, ArrayRecord]:
-        """Return records of the zeros that are sent, of ``update``, and of a negligible update."""
         if self._made is None or self._update is not update:
             zeros = {name: torch.zeros_like(value) for name, value in update.items()}
             self._update = update
@@ -206,7 +205,6 @@ NOTHING = 1e-12
 
 
 def _not_nothing(update: Tensors) -> Tensors:
-    """Replace a zero ``update`` by one too small to measure."""
     if any(bool(value.any()) for value in update.values()):
         return update
     return {name: value + NOTHING if number == 0 else value for number, (name, value) in enumerate(update.items())}

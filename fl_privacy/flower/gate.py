@@ -219,7 +219,6 @@ class Gate:
         return self.ledger.append(**told, run=str(context.run_id), **counted, **vars(origin)).entries
 
     def _refusal(self, error: Exception, *, brought: bool = False) -> Error:
-        """Return the error reply; it has the error's text if that is only about what the run ``brought``."""
         detail, reason = printable(str(error)), _reason(error)
         if reason == "gate":
             logger.error("The gate failed", exc_info=error)
@@ -241,7 +240,6 @@ def _reason(error: Exception) -> str:
 
 
 def _remember(held: "OrderedDict[int, Any]", run: int, value: Any, size: Callable[[Any], int]) -> None:
-    """Keep a run's ``value``; above the limits on runs and bytes, drop values of the least recently used runs."""
     held[run] = value
     held.move_to_end(run)
     while len(held) > 1 and (len(held) > MOST_RUNS or sum(map(size, held.values())) > MOST_KEPT):

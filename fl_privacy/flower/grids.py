@@ -159,7 +159,6 @@ class LocalGrid(Grid):
         identify_process()
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the reply to each of ``messages``; an exception in the client's app becomes an error reply."""
         return [self._answer(message) for message in counted("message to a client", messages)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:

@@ -114,7 +114,6 @@ class OpacusWatch:
         return tested(name, mechanism, stated, question, pair=pair)
 
     def _claim(self, asked: DpCheckRequest, facts: Facts) -> Claim | None:
-        """Return the claim of the user, else of the accountant, else of the noise (of one step if others lack it)."""
         if asked.epsilon is not None:
             return asked.claim(None, "the user", unit="example")
         if self.claims:

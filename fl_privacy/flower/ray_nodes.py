@@ -98,11 +98,7 @@ class RayGrid(LocalGrid):
         return replies
 
     def _next_idle(self, working: Mapping[Any, "_Errand"]) -> Any:
-        """Return an idle actor, or ``None``.
-
-        An actor that is still starting is returned only if no started one is busy, since its machine may be gone.
-        """
-        starting = list(self._preparing.values())
+        starting = list(self._preparing.values())  # chosen only if no started one is busy: their machine may be gone
         started = [actor for actor in self._idle if actor not in starting]
         busy = any(errand.actor not in starting for errand in working.values())
         chosen = next(iter(started or ([] if busy else self._idle)), None)

@@ -255,7 +255,6 @@ class Answers:
 
 @contextmanager
 def _written_down() -> Iterator[None]:
-    """Log why the node's files fail, and raise a ``UserError`` that hides the reason from the server."""
     try:
         yield
     except (OSError, ValueError, TypeError, AttributeError, UserError) as error:

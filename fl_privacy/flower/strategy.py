@@ -226,7 +226,6 @@ class Federated(NodeRules, Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move the server's model by the clients' replies; ``UserError`` if no reply is usable."""
         results: dict[int, LocalResult | Failure] = {c: Failure("its node is not connected") for c in self._absent}
         results |= self._ends(replies, lambda reply: records.read_result(reply.content, self.server.state))
         self._report = report = finish_round(self.server, results, round=server_round, started=self._started)
@@ -237,7 +236,6 @@ class Federated(NodeRules, Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask clients with a private part to end the round with the new model; others do not evaluate."""
         if not self.server.personal:
             return []
         test = {records.TEST: int(server_round in self.server.tested)}

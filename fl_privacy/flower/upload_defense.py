@@ -145,14 +145,12 @@ class DefendedUpload:
     def remembering(
         self, memory: RecordDict, before: Tensors, after: Tensors, rng: torch.Generator
     ) -> list[np.ndarray]:
-        """Return the defended upload as arrays, ordered like ``before``; hooks keep state in ``memory``."""
         state = load_state(memory)
         defended = self(before, after, state, rng)
         save_state(memory, state)
         return [to_array(value) for value in defended.values()]
 
     def unchanged(self, before: Tensors, kinds: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-        """Return the reply of a client that changed nothing, in the dtypes ``kinds``."""
         return {name: value.to(kinds[name]) for name, value in self._start(before).items()}
 
     def _start(self, before: Tensors) -> Tensors:

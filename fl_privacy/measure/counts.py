@@ -60,7 +60,6 @@ class Counts:
 
     @property
     def share(self) -> float | None:
-        """Return the reconstructed share of the scored examples; ``None`` if none was scored."""
         return self.read / self.judged if self.judged else None
 
     @property
@@ -75,7 +74,6 @@ class Counts:
 
     @property
     def shown_interval(self) -> tuple[float, float]:
-        """Return ``interval``, or (0, ``at_most``) if no example was reconstructed."""
         return self.interval if self.read else (0.0, self.at_most)
 
     @property
@@ -134,7 +132,6 @@ def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:
 
 
 def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.chance`` of rows and texts, 0 if one is proven; ``None`` for images and older records."""
     known = [(id, score.compared) for id, score in judged if score.compared.chance is not None]
     if not known:
         return None

@@ -46,7 +46,6 @@ class Once:
     """Base class of objects that cache values computed from them."""
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return the cached value of ``key``, which ``make()`` computes at the first call."""
         kept: dict[object, Made] = self.__dict__.setdefault("_kept", {})
         if key not in kept:
             kept[key] = make()

@@ -53,7 +53,6 @@ class LinearSystem:
 
     @property
     def solvable(self) -> bool:
-        """Return ``True`` if ||B^-1 E_B|| < 1, the theorem's condition for determining x."""
         return self.contraction < 1
 
 

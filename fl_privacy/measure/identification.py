@@ -167,13 +167,15 @@ class Look:
         return self.rivals[best.topk(min(number, len(best))).indices]
 
     def behind(self) -> Tensor:
-        """Return the number (B,) of rivals that are at least as near to the guesses as each original."""
         own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
         return (best[None] >= own[:, None] - TIE).sum(1)
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations (G, W, B) in W comparisons, their strengths (G, W, B), and the rivals' (G, W, R)."""
+        """Return the originals' correlations and strengths, (G, W, B), and the rivals' strengths (G, W, R).
+
+        A strength is a correlation standardized by :func:`relative`; W is the number of comparisons in ``sight.ways``.
+        """
         every = torch.arange(len(self.originals.images))
         raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
         usual, key = torch.searchsorted(self.rivals, self.usual), (self.sight, self.rivals.numpy().tobytes())

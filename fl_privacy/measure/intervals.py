@@ -238,7 +238,6 @@ class Coincidences:
         return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=float(equal.max()) / (number - 1))
 
     def chance(self, exact: int, number: int) -> float:
-        """Return the probability that at least ``exact`` of ``number`` guesses equal an unrelated example."""
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 
@@ -295,7 +294,6 @@ def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np
 
 
 def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
-    """Return, by class, the number of the upload's examples and all indices; one class if other examples are few."""
     kinds = np.unique(classes[:number])
     if any((classes[number:] == kind).sum() < LEAST_OF_CLASS for kind in kinds):
         return [(number, np.arange(len(classes)))]

@@ -115,7 +115,6 @@ class ObservationBuffer(layout.LazyObservations):
         self.clear()  # remains of a killed run
 
     def clear(self) -> None:
-        """Forget all observations, and remove their files unless a ``CaptureWriter`` owns them."""
         if not self._written:
             shutil.rmtree(self._folder, ignore_errors=True)
         self.ids: Sequence[VictimId] = []

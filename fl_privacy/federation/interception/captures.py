@@ -361,7 +361,6 @@ class _Reader:
             self.file.refuse(f"has {what} beyond 0..1")
 
     def _expect_classes(self, classes: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
-        """Refuse classes other than (B,) indices within 0..K-1 or (B, K) probabilities."""
         if classes is None:
             return
         count = self._count(raw, "num_classes")

@@ -51,7 +51,6 @@ class SuperNodeAddress:
     secret: bytes
 
     def client(self, *interceptors: Any, patient: bool = True) -> RuntimeHttpClient:
-        """Return a connection to the API; a ``patient`` one retries."""
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=True,
@@ -105,8 +104,6 @@ def _in_a_line(error: BaseException) -> str:
 
 
 class _Ready:
-    """Wrapper of a SuperNode's state that returns ``replies`` already taken out of it."""
-
     def __init__(self, state: Any, replies: Sequence[Message]) -> None:
         self._state, self._replies = state, replies
 

@@ -163,11 +163,9 @@ class _About:
         return cls(**kept)
 
     def coins(self, round: int) -> Tensor:
-        """Return a boolean (number,) mask of the canaries that take part in ``round``, from 0."""
         return torch.rand(self.number, generator=self._rng("coins", round)) < 0.5
 
     def directions(self, round: int, size: int) -> Iterator[Tensor]:
-        """Yield a unit vector (size,) for each canary."""
         rng = self._rng("directions", round)
         for _ in range(self.number):
             drawn = torch.randn(size, generator=rng)

@@ -48,7 +48,6 @@ class DefendedClient(NumPyClient):
     rounds: int | None = None
 
     def get_parameters(self, config: Config) -> Arrays:
-        """Return the inner client's parameters in a simulation; else ``UserError``: they may be trained on examples."""
         if self.answers_once:
             raise UserError(
                 "A defended client is expected to be asked for no parameters, which may be trained, but was; start from"

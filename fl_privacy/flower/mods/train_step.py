@@ -200,7 +200,6 @@ class _Draws:
         return derive_generator(self.seed, "client", self.client, purpose)
 
     def once(self, purpose: str) -> torch.Generator:
-        """Return a random stream for ``purpose`` in this round; with a secret, it never repeats."""
         return derive_generator(Secret.draw(), purpose) if isinstance(self.seed, Secret) else self.always(purpose)
 
 
