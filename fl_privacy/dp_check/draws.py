@@ -24,13 +24,9 @@ MOST_TENSORS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class ManyAtOnce:
-    """Mechanism that can make many releases in one call.
+    """Mechanism that can make many releases in one call."""
 
-    Attributes:
-        many: function (input, n) that returns n independent releases: arrays (n, ...) by name.
-    """
-
-    many: Callable[[Any, int], Tensors]
+    many: Callable[[Any, int], Tensors]  # function (input, n) that makes n independent releases: arrays (n, ...)
 
     def __call__(self, given: Any) -> Tensors:
         return {name: values[0] for name, values in self.many(given, 1).items()}
@@ -38,15 +34,10 @@ class ManyAtOnce:
 
 @dataclass(eq=False)
 class ByRound:
-    """Mechanism that depends on the round; each call is the next round.
+    """Mechanism that depends on the round; each call is the next round."""
 
-    Attributes:
-        at: function (input, round) that returns the release of that round.
-        rounds: number of calls so far.
-    """
-
-    at: Callable[[Any, int], Tensors]
-    rounds: int = 0
+    at: Callable[[Any, int], Tensors]  # function (input, round) that returns the release of that round
+    rounds: int = 0  # number of calls so far
 
     def __call__(self, given: Any) -> Tensors:
         self.rounds += 1
@@ -55,22 +46,14 @@ class ByRound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Neighbors:
-    """Two neighboring inputs of a mechanism: they differ in one unit (an example, or all data of a client).
+    """Two neighboring inputs of a mechanism: they differ in one unit (an example, or all data of a client)."""
 
-    Attributes:
-        first, second: input with the unit, and input without it or with another unit.
-        what: description of the pair.
-        norm: l2 norm of the difference before clipping, if known.
-        at_random: ``True`` if the direction of ``first`` in each array is uniformly random.
-        shift: difference of the two releases without their noise, if known.
-    """
-
-    first: Any
-    second: Any
-    what: str
-    norm: float | None = None
-    at_random: bool = False
-    shift: Tensors | None = None
+    first: Any  # input with the unit
+    second: Any  # input without the unit, or with another one in its place
+    what: str  # description of the pair
+    norm: float | None = None  # l2 norm of the difference before clipping, if known
+    at_random: bool = False  # ``True`` if the direction of ``first`` in each array is uniformly random
+    shift: Tensors | None = None  # difference of the two releases without their noise, if known
 
 
 def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
@@ -124,20 +107,13 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Statistics of a few releases (d,) on each neighbor, drawn to choose what the test looks at.
-
-    Attributes:
-        means: means (2, d) on the first and the second neighbor.
-        deviations: pooled standard deviation (d,).
-        constant: mask (d,) of values that vary only by rounding on each neighbor.
-        norms: l2 norm (2, n) of each release.
-    """
+    """Statistics of a few releases (d,) on each neighbor, drawn to choose what the test looks at."""
 
     neighbors: Neighbors
-    means: Tensor
-    deviations: Tensor
-    constant: Tensor
-    norms: Tensor
+    means: Tensor  # means (2, d) on the first and the second neighbor
+    deviations: Tensor  # pooled standard deviation (d,)
+    constant: Tensor  # mask (d,) of values that vary only by rounding on each neighbor
+    norms: Tensor  # l2 norm (2, n) of each release
 
     @property
     def shift(self) -> Tensor:
@@ -232,18 +208,12 @@ UNCHANGED = "the number of values that leave unchanged"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Statistics to compute of each release: projections and counts.
-
-    Attributes:
-        directions: unit vectors (P, d) onto which releases are projected.
-        update: release (d,) of the first neighbor without clipping and noise, if known.
-        lines: slices of arrays, in each of which the angle to ``update`` is also computed.
-    """
+    """Statistics to compute of each release: projections and counts."""
 
     names: Sequence[str]
-    directions: Tensor
-    update: Tensor | None = None
-    lines: Mapping[str, slice] = field(default_factory=dict)
+    directions: Tensor  # unit vectors (P, d) onto which releases are projected
+    update: Tensor | None = None  # release (d,) of the first neighbor without clipping and noise, if known
+    lines: Mapping[str, slice] = field(default_factory=dict)  # slices of arrays with an angle to ``update``
 
     def of(self, rows: Tensor) -> Tensor:
         """Return the statistics (k, S) of k releases (k, d): projections, number of zeros, largest magnitude.

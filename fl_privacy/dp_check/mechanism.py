@@ -47,38 +47,23 @@ SCALES = (1.0, 10.0, 1e4)
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismCheck:
-    """Result of the test of a mechanism against a claim.
-
-    Attributes:
-        epsilon: lower bound on epsilon, at the claim's delta, for one release with any noise.
-        epsilon_if_gaussian: lower bound for all releases of the claim, if each has fresh Gaussian noise; ``None`` if
-            the noise does not look Gaussian.
-        showable: largest ``epsilon`` that this number of draws could give.
-        noticed: least true epsilon at which four of five such tests call the claim false, for Gaussian noise.
-        by: name of the projection that distinguished the neighbors best.
-        contradicted: ``True`` if the claim is false with confidence ``ACCUSATION``.
-        reason: phrase on what disagrees with the claim; empty unless ``contradicted``.
-        noise_std: standard deviation of the noise in that projection.
-        moved: distance by which the unit moves the release in that projection.
-        bare: names of arrays that hold something without fresh noise.
-        estimate: estimate of the epsilon of all releases, under the assumptions of ``epsilon_if_gaussian``.
-    """
+    """Result of the test of a mechanism against a claim."""
 
     claim: Claim
-    epsilon: float
-    epsilon_if_gaussian: float | None
+    epsilon: float  # lower bound on epsilon, at the claim's delta, for one release with any noise
+    epsilon_if_gaussian: float | None  # the same for all releases with Gaussian noise; ``None`` if it looks otherwise
     confidence: float
-    showable: float
-    noticed: float | None
+    showable: float  # largest ``epsilon`` that this number of draws could give
+    noticed: float | None  # least true epsilon at which four of five tests find a false claim, for Gaussian noise
     draws: int
     compared: str
-    by: str
-    contradicted: bool
-    reason: str
-    noise_std: float
-    moved: float
-    bare: tuple[str, ...]
-    estimate: float | None = None
+    by: str  # name of the projection that distinguished the neighbors best
+    contradicted: bool  # ``True`` if the claim is false with confidence ``ACCUSATION``
+    reason: str  # phrase on what disagrees with the claim; empty unless ``contradicted``
+    noise_std: float  # standard deviation of the noise in the projection ``by``
+    moved: float  # distance by which the unit moves the release in the projection ``by``
+    bare: tuple[str, ...]  # names of arrays that hold something without fresh noise
+    estimate: float | None = None  # estimated epsilon of all releases, if the noise is Gaussian
 
     @property
     def lower_bound(self) -> float:

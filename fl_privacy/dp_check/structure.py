@@ -28,33 +28,22 @@ FOLLOWS = 0.1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Uncovered:
-    """Part of a release without fresh noise.
+    """Part of a release without fresh noise."""
 
-    Attributes:
-        reason: phrase that follows "because".
-        arrays: names of the arrays that hold the part.
-        moved: l2 distance by which the unit moves the part; 0 if unknown.
-    """
-
-    reason: str
-    arrays: tuple[str, ...]
-    moved: float = 0.0
+    reason: str  # phrase that follows "because"
+    arrays: tuple[str, ...]  # names of the arrays that hold the part
+    moved: float = 0.0  # l2 distance by which the unit moves the part; 0 if unknown
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Releases (n, d) drawn on each neighbor, of which some values are kept.
-
-    Attributes:
-        shapes, places: shape of each array, and its slice of the kept values.
-        taken: indices (d,) of the kept values in the whole release.
-    """
+    """Releases (n, d) drawn on each neighbor, of which some values are kept."""
 
     first: Tensor
     second: Tensor
     shapes: Mapping[str, torch.Size]
-    places: Mapping[str, slice]
-    taken: Tensor
+    places: Mapping[str, slice]  # slice of each array in the kept values
+    taken: Tensor  # indices (d,) of the kept values in the whole release
 
     @cached_property
     def shift(self) -> Tensor:

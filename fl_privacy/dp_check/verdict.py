@@ -39,19 +39,14 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
-    """Claim of differential privacy with all evidence.
+    """Claim of differential privacy with all evidence."""
 
-    Attributes:
-        subject: name of what makes the claim.
-        notes: sentences on what the claim does not cover.
-    """
-
-    subject: str
+    subject: str  # name of what makes the claim
     claim: Claim | None
     recomputed: Recomputed | None = None
     check: MechanismCheck | None = None
     canaries: CanaryTest | None = None
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # sentences on what the claim does not cover
 
     @property
     def unit(self) -> Unit:

@@ -29,18 +29,12 @@ MOST_SINGULAR = 1024
 
 @dataclass(kw_only=True, eq=False)
 class AnotherSite:
-    """Colluding sites that compute the mean update of all other sites from the global model's change.
+    """Colluding sites that compute the mean update of all other sites from the global model's change."""
 
-    Attributes:
-        plan: server's aggregation rule. Its optimizer may have moments: call ``rest`` for every round, in order.
-        knows_numbers: ``True`` if sites are given all numbers of examples; else they estimate their share of a mean.
-        shares: these sites' estimated share of each round's mean, and a phrase on how it was estimated.
-    """
-
-    plan: ServerPlan
+    plan: ServerPlan  # server's rule; since its optimizer may have moments, call ``rest`` for every round, in order
     local_plan: LocalPlan
-    knows_numbers: bool = True
-    shares: list[tuple[float, str]] = field(default_factory=list, init=False)
+    knows_numbers: bool = True  # ``True`` if given all numbers of examples; else sites estimate their share of a mean
+    shares: list[tuple[float, str]] = field(default_factory=list, init=False)  # share, and how it was found
     _steps: ServerSteps = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

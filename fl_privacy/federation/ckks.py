@@ -83,13 +83,10 @@ class Packing:
 
     Values in [-1, 1] are rounded to ``2^bits - 1`` levels including zero; a slot holds several, each with room for the
     carries of ``summands`` additions.
-
-    Attributes:
-        summands: largest number of packed updates that are added.
     """
 
     bits: int = 16
-    summands: int = 10
+    summands: int = 10  # largest number of packed updates that are added
 
     def __post_init__(self) -> None:
         example = f"more do not fit for {self.summands} clients, try 16"

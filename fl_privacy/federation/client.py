@@ -28,35 +28,23 @@ from fl_privacy.types.modality import modality_of_inputs
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """Training examples of a client, after a defense replaced them.
-
-    Attributes:
-        batch: function from indices below ``number`` to a batch.
-        seconds: time that the defense took.
-    """
+    """Training examples of a client, after a defense replaced them."""
 
     number: int
-    batch: Callable[[Tensor], Batch]
-    seconds: float = 0.0
+    batch: Callable[[Tensor], Batch]  # function from indices below ``number`` to a batch
+    seconds: float = 0.0  # time that the defense took
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """Local steps of which an upload is made.
+    """Local steps of which an upload is made."""
 
-    Attributes:
-        order: indices of the examples of each step.
-        purpose: name of the random streams.
-        num_examples: number of examples to state in the upload; ``None`` counts those in ``order``.
-        seconds: time that the defense took for the examples.
-    """
-
-    order: Sequence[Tensor]
+    order: Sequence[Tensor]  # indices of the examples of each step
     batches: Sequence[Batch]
     plan: LocalPlan
-    purpose: str
-    num_examples: int | None = None
-    seconds: float = 0.0
+    purpose: str  # name of the random streams
+    num_examples: int | None = None  # number of examples to state; ``None`` counts those in ``order``
+    seconds: float = 0.0  # time that the defense took to replace the examples
 
 
 def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:

@@ -133,19 +133,12 @@ def expect_sound(values: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Sorted:
-    """A round's usable and excluded replies.
+    """A round's usable and excluded replies."""
 
-    Attributes:
-        usable: usable replies by client, in ascending order.
-        weights: number of examples as which each usable reply counts.
-        excluded: reason by client.
-        usual: largest median norm so far, for the next round, by kind of change.
-    """
-
-    usable: Mapping[int, Upload]
-    weights: tuple[int, ...]
-    excluded: Mapping[int, str]
-    usual: Mapping[str, float]
+    usable: Mapping[int, Upload]  # by client, in ascending order
+    weights: tuple[int, ...]  # number of examples as which each usable reply counts
+    excluded: Mapping[int, str]  # reason by client
+    usual: Mapping[str, float]  # largest median norm so far, for the next round, by kind of change
 
 
 def sort_out(

@@ -36,18 +36,12 @@ _OF_FLARE = {"WEIGHTS": False, "WEIGHT_DIFF": True}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedArrays:
-    """Arrays of a file, and what the file states about them.
-
-    Attributes:
-        is_change: ``True`` if the arrays are changes of weights instead of weights.
-        steps: number of local steps, if stated.
-        said: sentences for pages on what the file states.
-    """
+    """Arrays of a file, and what the file states about them."""
 
     arrays: Mapping[str, Tensor]
-    is_change: bool = False
-    steps: int | None = None
-    said: tuple[str, ...] = field(default=())
+    is_change: bool = False  # ``True`` if the arrays are changes of weights instead of weights
+    steps: int | None = None  # number of local steps, if stated
+    said: tuple[str, ...] = field(default=())  # sentences for pages on what the file states
 
 
 class _UnfitError(ValueError):

@@ -25,15 +25,10 @@ _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedImages:
-    """Images of which a client made the upload that a probe asked for.
+    """Images of which a client made the upload that a probe asked for."""
 
-    Attributes:
-        fingerprints: fingerprint of each image (``data.own_examples``).
-        normalization: mean and standard deviation by which the client normalizes images, if known.
-    """
-
-    fingerprints: Sequence[str]
-    normalization: Normalization | None
+    fingerprints: Sequence[str]  # fingerprint of each image (``data.own_examples``)
+    normalization: Normalization | None  # mean and standard deviation by which the client normalizes, if known
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:

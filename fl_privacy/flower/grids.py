@@ -38,17 +38,11 @@ _HEADER = 1 << 12  # largest header of an array in bytes
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Validation of the parts of SecAgg+ replies that are not masked.
+    """Validation of the parts of SecAgg+ replies that are not masked."""
 
-    Attributes:
-        shapes: shape of each masked tensor.
-        counts: integer buffers, which are sent in the clear.
-        most: largest number of examples in a reply.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    counts: Tensors
-    most: int
+    shapes: Mapping[str, tuple[int, ...]]  # shape of each masked tensor
+    counts: Tensors  # integer buffers, which are sent in the clear
+    most: int  # largest number of examples in a reply
 
     @classmethod
     def to(cls, state: ModelState, most: int) -> "MaskedReplies":
@@ -267,23 +261,16 @@ NOT_COUNTED = "its reply does not count"
 
 
 class Traffic(RelayGrid):
-    """A grid that records what the server receives.
-
-    Attributes:
-        masked: arrays of each client's last reply.
-        failed: reasons by client why replies are missing or do not count.
-        expected: required form of replies; ``None`` accepts any.
-        breaking: reasons by client why replies of this round do not count.
-    """
+    """A grid that records what the server receives."""
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
         super().__init__(grid)
-        self.nodes = nodes
-        self.received = 0
-        self.masked: dict[int, list[np.ndarray]] = {}
-        self.failed: dict[int, str] = {}
-        self.expected: MaskedReplies | None = None
-        self.breaking: dict[int, str] = {}
+        self.nodes = nodes  # node of each client
+        self.received = 0  # bytes
+        self.masked: dict[int, list[np.ndarray]] = {}  # arrays of each client's last reply
+        self.failed: dict[int, str] = {}  # reasons by client why replies are missing or do not count
+        self.expected: MaskedReplies | None = None  # required form of replies; ``None`` accepts any
+        self.breaking: dict[int, str] = {}  # reasons by client why replies of this round do not count
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send copies of messages, since nodes in this process remove entries from them; return the replies."""

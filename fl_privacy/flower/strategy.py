@@ -52,14 +52,10 @@ def partitions_of(grid: Grid) -> int | None:
 
 @dataclass(kw_only=True, eq=False)
 class NodeRules:
-    """Requirements of a run on nodes in other processes.
-
-    Attributes:
-        bound: ``True`` if nodes are authenticated, so that a node's id stands for its key and keeps its partition.
-    """
+    """Requirements of a run on nodes in other processes."""
 
     patience: float = 60.0  # seconds to wait for all nodes before the first round
-    bound: bool = False
+    bound: bool = False  # ``True`` if nodes are authenticated: an id stands for a key and keeps its partition
     simulated: bool | None = None  # required answer of nodes about their clients; ``None`` accepts both
     own_data: bool | None = None  # required answer about training on the node's own folder; ``None`` accepts both
     reconnect: float = 0.0  # seconds to wait at the start of each later round for nodes that have left

@@ -185,16 +185,11 @@ perturbation is so small that images are reconstructed (roughly SPN, Figure 5)."
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """One strength of a defense on a curve of privacy-preserving characteristics (SPN, Fan et al. 2020).
-
-    Attributes:
-        distance: distance of the attack's guesses from the originals.
-        signal_to_distortion: norm of the undefended update over that of the defense's change to it.
-    """
+    """One strength of a defense on a curve of privacy-preserving characteristics (SPN, Fan et al. 2020)."""
 
     accuracy: float
-    distance: float
-    signal_to_distortion: float
+    distance: float  # distance of the attack's guesses from the originals
+    signal_to_distortion: float  # norm of the undefended update over that of the defense's change to it
 
     @property
     def calibrated(self) -> float:

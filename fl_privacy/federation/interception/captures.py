@@ -63,16 +63,13 @@ def tensor_file(folder: Path, digest: str) -> Path:
 class CaptureFile:
     """Untrusted description and tensors of one observation.
 
-    Attributes:
-        finite: ``True`` refuses values that are not finite.
-
     Raises:
         UserError: in every method, if a file is missing, too large or damaged.
     """
 
     folder: Path
     path: Path
-    finite: bool = True
+    finite: bool = True  # ``True`` refuses values that are not finite
 
     def json(self) -> dict[str, Any]:
         try:

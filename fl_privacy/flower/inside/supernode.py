@@ -62,16 +62,11 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a SuperNode's process.
-
-    Attributes:
-        not_admitted: ``True`` if the SuperLink does not know the node's key, still counts it as connected, or failed.
-        lost: reason why an admitted node no longer gets messages, in a line; empty if it ended as asked.
-    """
+    """End of a SuperNode's process."""
 
     status: int
-    not_admitted: bool
-    lost: str = ""
+    not_admitted: bool  # ``True`` if the SuperLink failed, does not know the node's key, or counts it as connected
+    lost: str = ""  # reason why an admitted node gets no more messages, in a line; empty if it ended as asked
 
 
 class _Listening(logging.Handler):
