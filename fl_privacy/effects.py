@@ -68,7 +68,7 @@ class PerExample(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class Clipped(PostProcessing):
-    """Scaling of the update down to at most the l2 ``norm``, in units of the update."""
+    """Scaling of the update, or of each of its tensors (``scope``), to an l2 norm of at most ``norm``."""
 
     norm: float | None = field(metadata=_POSITIVE)
     scope: Scope = "global"
@@ -308,7 +308,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the defense's ``Mixed`` effect, or ``None`` if it has none or also changes images otherwise."""
+    """Return the defense's ``Mixed`` effect, or ``None`` without one or if it changes images in another way, too."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 

@@ -250,8 +250,8 @@ def statistics_for(
     """Choose the directions onto which releases are projected, and the counts.
 
     The directions are ``also``, and those of ``known`` (d,), the neighbors' difference, in all arrays and in each
-    alone.
-    If it is ``None``, the difference of the means of the pilot ``found`` is used. ``places``: slice of each array.
+    alone. If it is ``None``, the difference of the means of the pilot ``found`` is used. ``places``: slice of each
+    array.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

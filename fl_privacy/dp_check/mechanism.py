@@ -318,8 +318,7 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
     """Yield neighbors: an update and zero, for several directions and norms of the update.
 
     If a unit is ``replaced``, the second neighbor is the update's negative. ``like``: tensors with an update's names
-    and
-    shapes. ``norm``: clipping norm.
+    and shapes. ``norm``: clipping norm.
     """
     rng = derive_generator(seed, "dp_check", "directions")
     shapes = {name: torch.as_tensor(value).shape for name, value in like.items()}

@@ -90,7 +90,7 @@ def _held(mechanism: Mechanism, given: Any, number: int, taken: Tensor) -> Tenso
 def uncovered(
     mechanism: Mechanism, pair: Neighbors, held: HeldDraws, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
-    """Return parts of the release that have no fresh noise, confirmed by fresh draws.
+    """Search the draws ``held`` for parts of the release without fresh noise, and confirm them by fresh draws.
 
     A direction counts if fresh draws are constant along it, differ between the neighbors, and follow a slight change of
     the input. Events rarer than the claim's ``delta`` are allowed.

@@ -113,8 +113,7 @@ def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, 
     2. Rows and columns that only the examples of ``own`` change, such as those of unique words, have the ratio p
     throughout. Single values do not count, since all examples may share an input.
     3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p, once
-    for
-    each dimension of ``own``.
+    for each dimension of ``own``.
 
     ``last``: distances of neighboring floating-point values of ``mean``.
     """
@@ -175,10 +174,8 @@ def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[in
     """Solve for the uploads of single clients, given the means of rounds with different participants.
 
     Return those that are determined, by client. Exact for uploads that do not change between rounds; the last rounds
-    that
-    suffice are taken (Lam et al., Gradient Disaggregation, ICML 2021, with known participants). ``means``: for each
-    round,
-    the number of examples of each other participant, and the result of ``AnotherSite.rest``.
+    that suffice are taken (Lam et al., Gradient Disaggregation, ICML 2021, with known participants). ``means``: for
+    each round, the number of examples of each other participant, and the result of ``AnotherSite.rest``.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]

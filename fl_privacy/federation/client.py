@@ -28,7 +28,7 @@ from fl_privacy.types.modality import modality_of_inputs
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """Training examples of a client, after a defense replaced them."""
+    """Training examples of a client, or those by which its defense replaces them."""
 
     number: int
     batch: Callable[[Tensor], Batch]  # function from indices below ``number`` to a batch
@@ -37,7 +37,7 @@ class OwnExamples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """Local steps of which an upload is made."""
+    """Local steps that lead to an upload."""
 
     order: Sequence[Tensor]  # indices of the examples of each step
     batches: Sequence[Batch]
@@ -148,7 +148,7 @@ class Client:
         return replace(result, seconds=result.seconds + looked, defense_seconds=result.defense_seconds + looked)
 
     def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
-        """Train the private part on the new model ``sent`` at the end of ``round``, and test both if ``test``."""
+        """Train the private part on the new model ``sent``, and with ``test``, test both together."""
         started = time.perf_counter()
         if passes := self.defense.private_passes:
             own = self._own(state)
@@ -190,9 +190,10 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """Return the batch (B, ...) of number ``probe``, from 0, that an audit attacks.
+        """Return batch number ``probe`` (B, ...), from 0, of the disjoint batches that an audit attacks.
 
-        Batches are disjoint and equal in every round. ``state`` holds the defense's examples, if any.
+        Batches are equal in every round. ``state`` holds the examples by which the defense replaces the client's, if
+        any.
         """
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))
@@ -218,7 +219,7 @@ class Client:
         return len(labels)
 
     def training_work(self, state: ClientState, *, round: int) -> LocalWork:
-        """Return the local steps of ``round``; the defense's examples are kept in ``state``."""
+        """Return the local steps of ``round``; examples that the defense makes are kept in ``state``."""
         own, purpose = self._own(state), f"round-{round}"
         order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], purpose)

@@ -50,7 +50,7 @@ class Failure:
 
 
 def printable(text: str) -> str:
-    """Return the first ``MOST_LETTERS`` of ``text``, with spaces instead of unprintable characters."""
+    """Return the first ``MOST_LETTERS`` characters of ``text``, with spaces instead of unprintable ones."""
     return visible(text[:MOST_LETTERS])
 
 

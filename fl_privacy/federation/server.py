@@ -212,7 +212,7 @@ class Evaluation:
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Average over clients that tested their own models, equally weighted."""
+    """Average the evaluations of clients that tested their own models, equally weighted."""
     accuracy, loss = sum(e.accuracy for e in evaluations), sum(e.loss for e in evaluations)
     count, examples = len(evaluations), sum(e.num_examples for e in evaluations)
     return Evaluation(accuracy / count, loss / count, examples)

@@ -51,7 +51,7 @@ class ServerSteps:
         return mean if self.rule.name == "sgd" else {n: self._advance(n, t) for n, t in mean.items()}
 
     def mean_behind(self, step: Tensors) -> Tensors:
-        """Return the mean update behind ``step``, in double precision, up to the rounding of the step.
+        """Return the mean update that led to ``step``, in double precision, up to the rounding of the step.
 
         The first step of Adam and Yogi shows only the sign of values far above ``tau``.
         """

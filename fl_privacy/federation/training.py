@@ -105,7 +105,7 @@ def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> Mode
 
 
 def store_private(values: ModelState, sent: ModelState, state: ClientState) -> None:
-    """Keep in ``state`` the ``values`` that were not sent."""
+    """Store in ``state`` those of the ``values`` that are not in ``sent``."""
     for own, public in ((values.parameters, sent.parameters), (values.buffers, sent.buffers)):
         state.tensors.update({PRIVATE + name: value for name, value in own.items() if name not in public})
 

@@ -64,7 +64,9 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
     try:
         with os.fdopen(open_regular(path), encoding="utf-8") as file:
             if (size := os.fstat(file.fileno()).st_size) > most:
-                raise UserError(f"{path} is expected to have at most {most >> 20} MiB, but has {size >> 20}; cut it.")
+                raise UserError(
+                    f"{path} is expected to have at most {most >> 20} MiB, but has {-(-size >> 20)}; cut it."
+                )
             return file.read()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is expected to be UTF-8 text, but is not; save it as UTF-8.") from error

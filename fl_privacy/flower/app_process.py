@@ -135,12 +135,14 @@ class Cell:
             self.close()
             if isinstance(error, RefusedError):
                 raise
-            raise RefusedError("app", f"its reply is no message: {type(error).__name__}: {error}") from error
+            raise RefusedError(
+                "app", f"its reply is no message: {type(error).__name__}: {error}; correct the app"
+            ) from error
         context.state = kept
         if self.bundle is not None:
             self.close()
         if answer is None:
-            raise RefusedError("app", failed.decode(errors="replace")[:1000])
+            raise RefusedError("app", f"{failed.decode(errors='replace')[:1000]}; correct the app")
         return answer
 
     @property
@@ -190,11 +192,12 @@ class Bundles:
             by = self.approvals.admit(bundle, run, dict(context.run_config), signers)
             if by is None and time.monotonic() - since >= self.runs.wait_seconds:
                 self.approvals.forget(run)
-                raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
+                late = f"was not approved within {self.runs.wait_seconds:g} s; approve it, or raise runs.wait_seconds"
+                raise RefusedError("run", f"run {run} of {bundle.in_words()} {late}")
             if by is None or context.run_id in self._working or len(self._working) >= MOST_CELLS:
                 most, event = (MOST_MESSAGES, "approval") if by is None else (MOST_QUEUED, "their turn")
                 if sum(other == run for other, *_ in self._held.values()) >= most:
-                    raise RefusedError("waiting", f"{most} others of run {run} wait for {event}")
+                    raise RefusedError("waiting", f"{most} others of run {run} wait for {event}; send fewer at once")
                 self._held[number] = held
                 return None
             self._working.add(context.run_id)
@@ -226,7 +229,8 @@ class Bundles:
             packages = None
             if unmet := unmet_packages(bundle, any_version=self.runs.versions == "any"):
                 if self.runs.install == "never":
-                    raise RefusedError("packages", ", ".join(f"{text}: {instead}" for text, instead in unmet.items()))
+                    listed = ", ".join(f"{text}: {instead}" for text, instead in unmet.items())
+                    raise RefusedError("packages", f"{listed}; install them here, or set runs.install: from-index")
                 with others_turn():
                     packages = install_packages(unmet, self.runs.folder / "packages")
             cell = Cell(bundle.client, self.gate.policy.app, bundle=bundle.content, packages=packages)

@@ -32,7 +32,7 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the upload of batch number ``probe`` at the model of ``message``.
+    """Build a message's content that asks for the upload of batch number ``probe`` with the model of ``message``.
 
     The request is in the strategy's first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
     """
@@ -121,7 +121,7 @@ def told_defense(reply: RecordDict) -> Description:
 
 
 def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
-    """Return the run config, updated by the message's config records."""
+    """Return the run config, updated by the message's config records, without the keys that ask for a probe."""
     merged: dict[str, object] = dict(context.run_config)
     for record in content.config_records.values():
         merged.update(record)

@@ -87,7 +87,7 @@ class PrivacyClient(NumPyClient):
         return self._reply(self._counted(["train"], self._message_number(config), update))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
-        """Return the upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
+        """Return the upload of batch number ``config["victim"]``, from 0, of ``config["batch-size"]`` examples."""
         images = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
         round, sent = self._round(config), self._sent(parameters, config)
         number, size = _integer(config, records.VICTIM), _integer(config, records.BATCH_SIZE)
@@ -158,7 +158,7 @@ class PrivacyClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Return ``True`` for a deployed client, whose repeated answers would differ."""
+        """Return ``True`` for a deployed client: each answer to the same message would have new noise."""
         return isinstance(self.wrapped.seed, Secret)
 
     @property

@@ -31,9 +31,9 @@ from fl_privacy.types import ModelState, Upload, VictimId
 
 @dataclass(eq=False)
 class StrategyAround(Strategy):
-    """Base class of wrapped strategies that leaves evaluation to the inner ``strategy``.
+    """Base class of wrappers of a Flower strategy, which leave evaluation to the inner ``strategy``.
 
-    Other attributes of the inner strategy, such as methods of an app's own class, are reached through this one.
+    Other attributes of the inner strategy, such as methods of an app's own class, are reached through the wrapper.
     """
 
     strategy: Strategy

@@ -232,7 +232,7 @@ def _reply(
 
 
 def located(name: str) -> Any:
-    """Import the object ``module:attribute``, with the working directory on the path; ``UserError`` without one."""
+    """Import the object ``module:attribute``, with the working directory on the path; ``UserError`` if missing."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(

@@ -213,7 +213,7 @@ class RelayGrid(Grid):
 
 
 class PromptGrid(RelayGrid):
-    """A grid that polls for replies at once and then less and less often; Flower's polls every 3 seconds."""
+    """A grid that polls for replies at once and then less and less often; Flower's grid polls every 3 seconds."""
 
     SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
     """Seconds between two polls: the least, the most, and in between this share of the time waited so far."""

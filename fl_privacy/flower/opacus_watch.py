@@ -61,7 +61,10 @@ class OpacusWatch:
         return self.beside + self.others or int(moved)
 
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
-        """Return a check of Opacus' epsilon and of one step's noise; each of ``rounds`` has a new accountant."""
+        """Return a check of Opacus' epsilon and of one step's noise.
+
+        ``rounds``: number of rounds of the training, in each of which the client makes a new accountant.
+        """
         if self.optimizer is None:
             return []
         facts = self._facts()

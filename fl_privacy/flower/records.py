@@ -23,7 +23,7 @@ NUMPY = "numpy.ndarray"  # Flower's serialization type for NumPy's own format
 
 
 def plain_array(values: np.ndarray) -> Array:
-    """Return the same array as ``Array.from_numpy_ndarray(values)``, faster by cached headers."""
+    """Return the same array as ``Array.from_numpy_ndarray(values)``, but faster, since headers are cached."""
     values = np.asarray(values, order="C")
     if values.dtype.hasobject or values.dtype.names is not None:
         return Array.from_numpy_ndarray(values)
@@ -90,7 +90,7 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
-    """Return every array of the one record of ``content``, by record and key."""
+    """Return the arrays of a message's only record, or of ``parameters`` and ``buffers``, by record and key."""
     records = {place: record for place, record in content.array_records.items() if record}
     ours = records.keys() <= {PARAMETERS, BUFFERS}
     if len(records) > 1 and not (ours and records[PARAMETERS].keys().isdisjoint(records[BUFFERS])):
@@ -204,7 +204,7 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtypes of ``content``'s arrays under ``names``, in order; ``None`` unless there is one each."""
+    """Return the dtypes of the arrays in ``content``, in order, by ``names``; ``None`` if the numbers differ."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 

@@ -53,8 +53,7 @@ class Answers:
 
     Attributes:
         rounds: number of the last possible round; ``None`` takes it from the run config. If that states none, a round
-            is
-            at most ``memory.MOST_AHEAD`` after the last answered one.
+            is at most ``memory.MOST_AHEAD`` after the last answered one.
     """
 
     context: Context

@@ -44,7 +44,7 @@ _ARRAYS = "arrays"
 def local_dp_mod(
     *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
 ) -> Defense:
-    """Build the defense ``fl_privacy.defenses.local_dp``, with its arguments, on Flower's ``LocalDpMod``.
+    """Build the defense ``fl_privacy.defenses.local_dp``, with its arguments, using Flower's ``LocalDpMod``.
 
     Uploads have the same distribution. NumPy's global stream, from which the mod draws, is seeded for each update and
     restored afterwards.

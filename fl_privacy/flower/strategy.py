@@ -77,7 +77,7 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Look for nodes until all are there, later for ``reconnect`` seconds; ``UserError`` if some never came."""
+        """Wait for all nodes, in later rounds for ``reconnect`` seconds at most; ``UserError`` if some never came."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:
@@ -247,7 +247,9 @@ class Federated(NodeRules, Strategy):
             metrics = {key: records.finite_number(record, key) for key in record}
             tested, number = metrics.get("accuracy"), int(metrics[records.NUM_EXAMPLES])
             if tested is not None and not (0 <= tested <= 1 and number > 0):
-                raise UserError(f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}")
+                raise UserError(
+                    f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}; correct the test"
+                )
             evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
             return Personalized(seconds=metrics.get(records.SECONDS, 0.0), evaluation=evaluation)
 

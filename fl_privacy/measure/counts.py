@@ -13,7 +13,7 @@ from fl_privacy.types.victim_ids import Certainty
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Counts of the distinct words of attacked texts, by upload."""
+    """Counts of distinct words, the texts of an upload taken together."""
 
     read: int = 0  # right words in uploads whose words exceed their frequency control
     there: int = 0  # true words in all uploads attacked for words
@@ -81,7 +81,8 @@ class Counts:
         """Return the probability that guesses without the update reconstruct at least as many examples.
 
         For rows and texts it is ``chance``. For images it is 0 if one is exact, and ``luck`` if they are only
-        recognizable. Otherwise it follows from the leads or, without them, from 1 / (candidates + 1) per image.
+        recognizable. Otherwise it follows from the leads (:class:`Identified`) or, without them, from 1 / (candidates +
+        1) per image.
         """
         if self.chance is not None:
             return self.chance

@@ -90,7 +90,7 @@ class Descriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (N, D) of unit length for a blur and a window."""
+        """Return cached descriptors (N, D) of unit length for a blur and a window, given by index."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -194,7 +194,7 @@ def _between(image: Tensor, side: int) -> Iterator[Tensor]:
 
 
 def with_detail(gray: Tensor) -> Tensor:
-    """Stack images (N, 1, H, W) with themselves minus their coarse brightness, (N, 2, H, W)."""
+    """Stack images (N, 1, H, W) with themselves minus a blurred copy, (N, 2, H, W)."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
 
 

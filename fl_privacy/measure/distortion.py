@@ -61,7 +61,8 @@ def linear_system(
 ) -> LinearSystem:
     """Return the condition of a layer from its undefended and uploaded gradients of weight (M, N) and bias (M,).
 
-    It uses the ``rows`` rows of largest uploaded bias gradient, by default all that are not zero.
+    ``rows``: number of rows to use, those of largest uploaded bias gradient; ``None`` takes all of nonzero bias
+    gradient.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
@@ -92,8 +93,8 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
     """Return the owner (Q,) of the guess nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6)."""
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
-            "trace is expected to get images of one shape and an owner of each guess, but got"
-            f" {tuple(guesses.shape)} with {len(owners)} owners and {tuple(queries.shape)}; give as many owners."
+            "trace is expected to get images of one shape, and an owner of each of at least one guess, but got"
+            f" {len(owners)} owners of guesses {tuple(guesses.shape)} and queries {tuple(queries.shape)}; give these."
         )
     return owners[nearest(guesses, queries)[1]]
 

@@ -73,7 +73,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the client's changed images."""
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), changed by the client."""
     found = match.found
     if not len(found):
         return []
@@ -182,7 +182,7 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 
 
 def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], others: Distractors) -> float:
-    """Return the largest lead at ``original`` (C, H, W) of a control, minus infinity without controls.
+    """Return the largest lead (:class:`Identified`) of a control at ``original`` (C, H, W), -inf without controls.
 
     Controls are ``extra`` guesses at other updates, and a public image that is almost the original, unless the guess
     with the figures ``own`` is closer by a margin.

@@ -210,7 +210,7 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best of several ``ways`` to compare each guess; leads are reduced by ``LUCK_OF_MORE``."""
+    """Rank originals using the best of several ``ways`` to compare each guess; leads lose ``LUCK_OF_MORE``."""
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
     for _, way in every:
@@ -230,7 +230,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return the lead that the best of ``guesses`` unrelated guesses reaches by chance."""
+    """Return the lead (:class:`Identified`) that the best of ``guesses`` unrelated guesses reaches by chance."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
@@ -360,7 +360,7 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 def control(
     original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update, as ``aligned``.
+    """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update; see :func:`aligned`.
 
     Args:
         original: image (C, H, W) in [0, 1].
@@ -394,7 +394,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return the lead and likeness of the public image nearest to ``original`` (C, H, W), taken as a guess."""
+    """Return lead and likeness (:class:`Identified`) of the public image nearest to ``original``, taken as a guess."""
     key = original.numpy().tobytes()
     if key not in candidates.near:
         candidates.near[key] = -math.inf, 0.0

@@ -240,10 +240,10 @@ LEAST_OF_CLASS = 20  # least number of other examples of each class for draws wi
 
 
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
-    """Return the probability in (0, 1] that an upload's guesses fit as many other examples as well.
+    """Return the probability in (0, 1] that an upload's guesses fit other examples at least as well as its own.
 
-    It is a permutation test: other examples are drawn and assigned to the guesses for the best fit. It is valid
-    for guesses that do not depend on the upload's own examples, and 1 without other examples.
+    It is a permutation test: other examples are drawn and assigned to the guesses for the best fit. It is valid for
+    guesses that do not depend on the upload's own examples, and 1 without other examples.
 
     Args:
         values: fit (G, B + N) of each guess to each example, the upload's own B first; larger is better.
@@ -303,7 +303,7 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability, by permutation, that the words ``guess`` fit as many ``others`` as well as ``own``.
+    """Return the probability (permutation test) that the words ``guess`` fit other texts at least as well as ``own``.
 
     With ``few``, the number of shared words is also tested.
     """
@@ -342,7 +342,7 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return a bound on the probability that independent uploads have chances as small as these.
 
-    It is 1 + log2(number) times the least probability, over k, of k chances at most as large as the k-th smallest.
+    It is 1 + log2(number) times the least of these probabilities: that k of the chances are at most the k-th smallest.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

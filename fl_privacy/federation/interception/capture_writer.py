@@ -25,7 +25,7 @@ def save_observation(observation: Observation, folder: Path) -> Path:
 
 @dataclass(eq=False)
 class CaptureWriter:
-    """Writes a run's observations below ``folder``."""
+    """Writer of a run's observations to files below ``folder``."""
 
     folder: Path
     _written: WeakKeyDictionary[ModelState | Knowledge, str] = field(

@@ -55,7 +55,7 @@ def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def tensor_file(folder: Path, digest: str) -> Path:
-    """Return the path of the tensors with this digest."""
+    """Return the path of the tensors whose file has the SHA-256 ``digest``."""
     return folder / "tensors" / f"{digest}.safetensors"
 
 

@@ -30,12 +30,10 @@ def recognize_training(observation: Observation, told: Collection[str] = ()) -> 
 
     Uploaded weights, unlike changes, contain the values sent. A batch norm that changes far more than other layers was
     kept by the client. The running statistics reveal batch norm's mode, and its counters the number of steps. The
-    learning
-    rate follows from the output layer's bias, whose gradient is the output minus the label.
+    learning rate follows from the output layer's bias, whose gradient is the output minus the label.
 
     ``told``: fields of the plan that the user gave. If the upload contradicts one, a sentence says so, and the upload
-    is
-    believed, except for the learning rate.
+    is believed, except for the learning rate.
     """
     said: list[str] = []
     plan = _shares(observation, observation.plan, told, said)

@@ -50,8 +50,7 @@ class SimulatedSideInformation:
         colluder: client that works with the server, if any.
         knows_features: ``True`` if the attacker sees the output of the victim's private layers.
         features_at: module whose inputs are the features; ``None`` takes the first public layer, ``activation`` the
-            module
-            behind the private layers' activation.
+            module behind the private layers' activation.
         features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: features of
             the victim's model after local training, which the attacker takes to be the colluder's (FDL-PP, Algorithm
             3).

@@ -57,8 +57,7 @@ def train_step(
 
     Raises:
         UserError: the defense replaces the data; or on entering, the round is missing, trained before or beyond the
-            run,
-            or the network's values are not finite or absurdly large.
+            run, or the network's values are not finite or absurdly large.
     """
     if defense.examples:
         raise UserError(
