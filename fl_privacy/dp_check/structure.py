@@ -92,8 +92,8 @@ def uncovered(
 ) -> list[Uncovered]:
     """Search the draws ``held`` for parts of the release without fresh noise, and confirm them by fresh draws.
 
-    A direction counts if fresh draws are constant along it, differ between the neighbors, and follow a slight change of
-    the input. Events rarer than the claim's ``delta`` are allowed.
+    A direction counts as such a part if fresh draws are constant along it, differ between the neighbors, and follow a
+    slight change of the input. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0

@@ -118,7 +118,7 @@ LARGEST_MODEL = 1e9
 
 
 def expect_sound(values: Tensors) -> None:
-    """Raise ``UnfitMessageError`` for values that are not finite or whose norm, without variances, is too large."""
+    """Raise ``UnfitMessageError`` if values are not finite, or the norm of all but variances is too large."""
     for name, value in values.items():
         if not value.isfinite().all():
             raise UnfitMessageError(
@@ -151,9 +151,10 @@ def sort_out(
 ) -> Sorted:
     """Separate usable replies from excluded ones.
 
-    Each is first checked by ``fault``. With three or more, those are excluded whose change of the parameters, of
-    floating-point or of whole-number buffers has a norm over ``factor`` times the median of this round or, if larger,
-    of an earlier one (``usual``). A client counts as at most ``factor`` times the (lower) median number of examples.
+    A reply is excluded if :func:`fault` finds a reason. If three or more are left, so is one whose change has a norm
+    over ``factor`` times the median of this round or, if larger, of an earlier one (``usual``). Parameters,
+    floating-point buffers and counters are compared separately. A client counts as at most ``factor`` times the lower
+    median number of examples.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}

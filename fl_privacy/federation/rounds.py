@@ -205,7 +205,7 @@ def plain_rounds(
     """Train ``server.state`` from round ``first`` to ``rounds``, yielding each; return each client's private state.
 
     A stopped training continues from the next round and the states of server and clients, but without the server's
-    memory of usual norms.
+    record of usual norms (``Sorted.usual``).
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
     with freed_memory_kept():
@@ -281,7 +281,7 @@ def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Fai
 def personalize(
     server: Server, clients: Mapping[int, Client], states: dict[int, ClientState], round: int
 ) -> dict[int, Personalized | Failure]:
-    """Let the clients of ``round`` personalize the new model, and update ``states``."""
+    """Let the clients of ``round`` personalize the new model, and update ``states``; return results by client."""
     ends: dict[int, Personalized | Failure] = {}
     for client in counted("private part of client", server.select(round)):
         sent, state = server.sent_to(client, round), ClientState(dict(states[client].tensors))

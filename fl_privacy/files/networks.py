@@ -30,7 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 @contextmanager
 def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
-    """Turn an ``OSError`` within the context into a ``UserError`` that expects ``what`` in ``file``."""
+    """Turn an ``OSError`` within the context into a ``UserError``: ``what`` is expected in ``file``; ``remedy``."""
     try:
         yield
     except OSError as error:

@@ -178,7 +178,7 @@ def answered(records: RecordDict) -> dict[str, int]:
 
 
 def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
-    """Raise ``UserError`` unless the round is later than all answered ones of this kind of message."""
+    """Raise ``UserError`` unless ``round`` is later than the last answered round of this ``kind`` in ``counted``."""
     if round <= (last := counted.get(kind, -1)):
         raise UserError(
             f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
@@ -187,7 +187,7 @@ def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
 
 
 def expect_near(answered: Iterable[int], round: int) -> None:
-    """Raise ``UserError`` for a round that is negative, or more than ``MOST_AHEAD`` after the last answered one."""
+    """Raise ``UserError`` for a round that is negative, or more than ``MOST_AHEAD`` after the last of ``answered``."""
     most = max([0, *answered]) + MOST_AHEAD
     if not 0 <= round <= most:
         raise UserError(

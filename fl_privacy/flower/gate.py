@@ -159,7 +159,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return an error of one line, or noise if the app was ``asked``, since it must not choose to be refused."""
+        """Return an error of one line; or noise if the app was ``asked``, since apps must not choose to be refused."""
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said

@@ -32,7 +32,7 @@ def plain_array(values: np.ndarray) -> Array:
 
 
 def array_values(array: Array) -> np.ndarray:
-    """Return the values of ``array``; not copied and read-only if ``plain_array`` could have written the bytes."""
+    """Return the values of ``array``, as a read-only view if :func:`plain_array` could have written the bytes."""
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)
@@ -215,7 +215,7 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
-    """Convert a record into tensors by name; encoded arrays need the expected tensors ``like``."""
+    """Convert a record into tensors by name; arrays encoded by :func:`shortest` need the expected tensors ``like``."""
     expected = like or {}
     return {n: expand(n, a, expected) if a.stype == STYPE else to_tensor(array_values(a)) for n, a in record.items()}
 

@@ -46,14 +46,12 @@ Instead = Callable[[RecordDict], RecordDict | None]
 
 @dataclass(frozen=True)
 class Answers:
-    """Record of the messages that a client has answered, so that none of a round is answered anew.
+    """Record of the messages that a client has answered, so that each is answered at most once a round.
 
     The last answered round of each kind of message is stored in ``context`` and in a file next to the node's secret,
-    which survives a restart. A simulated node keeps no file and no answer.
-
-    Attributes:
-        rounds: number of the last possible round; ``None`` takes it from the run config. If that states none, a round
-            is at most ``memory.MOST_AHEAD`` after the last answered one.
+    which survives a restart. A simulated node keeps no file and no answer. ``rounds``: number of the last possible
+    round; ``None`` takes it from the run config. If that states none, a round is at most ``memory.MOST_AHEAD`` after
+    the last answered one.
     """
 
     context: Context
@@ -341,7 +339,10 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod`` so that errors become one-line replies; unexpected errors and lines with a path are only logged."""
+    """Wrap ``mod`` so that its errors become replies of one line.
+
+    Unexpected errors, and lines that name a path, are only logged.
+    """
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:

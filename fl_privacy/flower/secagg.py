@@ -97,16 +97,11 @@ def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """Quantization of updates to whole numbers that masks can hide.
-
-    Attributes:
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; at half or less, a server can ask
-            two groups of clients for the two kinds of shares, and unmask every update.
-    """
+    """Quantization of updates to whole numbers that masks can hide."""
 
     clip: float = 8.0  # largest absolute value of an update
     levels: int = 2**22
-    threshold: float = 0.67
+    threshold: float = 0.67  # share of the clients whose key shares unmask the sum; at most half is unsafe
     shares: float = 1.0  # share of the clients with which each exchanges keys and masks, in (0, 1]
 
     def __post_init__(self) -> None:

@@ -170,7 +170,7 @@ class DefendedUpload:
 def generator_of_round(
     seed: int | None, config: Mapping[str, object], client: int | str, *purpose: str
 ) -> torch.Generator:
-    """Return a round's random generator, the system's without ``seed``; ``UserError`` for a seed without a round."""
+    """Return a round's random generator from ``seed``, or the system's for ``None``; ``UserError`` without a round."""
     if seed is None:
         return SecretGenerator(Secret.draw())
     if ROUND not in config:

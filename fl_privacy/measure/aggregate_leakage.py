@@ -26,7 +26,7 @@ class ClassTrace:
 def class_trace(
     sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
 ) -> ClassTrace | None:
-    """Return the change of the probable output bias and the number of examples by class; ``None`` if one is unknown.
+    """Return the change of the output layer's probable bias and the number of examples by class, if both are known.
 
     ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers from 0, or ``None`` if unknown.
     """

@@ -13,7 +13,7 @@ from fl_privacy.types.victim_ids import Certainty
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Counts of distinct words, the texts of an upload taken together."""
+    """Numbers of distinct words that attacked uploads hold, and that were guessed right and wrong."""
 
     read: int = 0  # right words in uploads whose words exceed their frequency control
     there: int = 0  # true words in all uploads attacked for words

@@ -73,7 +73,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), changed by the client."""
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), originals that the client changed."""
     found = match.found
     if not len(found):
         return []

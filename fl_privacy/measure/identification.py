@@ -64,7 +64,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the most similar public image other than ``original``, if any, and almost equal ones (K, C, H, W)."""
+        """Return the public image most similar, but not equal, to ``original``, and those almost equal (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -210,7 +210,10 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals using the best of several ``ways`` to compare each guess; leads lose ``LUCK_OF_MORE``."""
+    """Rank originals using the best of several ``ways`` to compare each guess.
+
+    Leads (:class:`Identified`) are reduced by ``LUCK_OF_MORE``.
+    """
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
     for _, way in every:

@@ -17,15 +17,10 @@ FEW = 5  # least number of independent groups for a useful interval: Student's f
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Statistics of a sample.
-
-    Attributes:
-        ci95: 95 % confidence interval of the mean within the range of the values; ``None`` for a single group or an
-            infinite value.
-    """
+    """Statistics of a sample."""
 
     mean: float
-    ci95: tuple[float, float] | None
+    ci95: tuple[float, float] | None  # 95 % interval of the mean; ``None`` for a single group or an infinite value
     n: int
     groups: int
     median: float
@@ -278,7 +273,11 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Combine two tests (Bonferroni): the chance ``drawn``, and how many of the upload's examples are in ``best``."""
+    """Combine two tests (Bonferroni): the chance ``drawn``, and how many of the upload's examples are in ``best``.
+
+    ``best``: index of the best fitting example of each guess. ``strata``: for each class, the number of the upload's
+    examples and the indices of all, the upload's first.
+    """
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)

@@ -56,7 +56,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Project the upload onto the values sent; the coefficient is about 1 for weights, 0 for a gradient or delta."""
+    """Return the coefficient of the upload along the values sent: about 1 for weights, 0 for a gradient or delta."""
     sent, norms = observation.sent.parameters, norm_names(observation.model)
     both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
     both = [pair for pair in both if pair[0] not in norms] or both
@@ -220,7 +220,7 @@ def norm_names(model: nn.Module) -> set[str]:
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
     """Return the largest change of a batch norm if the client kept its own (FedBN); ``None`` if training explains it.
 
-    ``norms``: names of the parameters of batch norm.
+    ``change``: change of each parameter in a round. ``norms``: names of the parameters of batch norm.
     """
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
