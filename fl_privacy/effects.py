@@ -170,7 +170,7 @@ class Withheld(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized(PostProcessing):
-    """Rounding of each tensor to at most 2^bits evenly spaced values, up to its largest magnitude."""
+    """Rounding of each tensor to at most 2^bits evenly spaced values in [-m, m], m its largest magnitude."""
 
     bits: int | None = field(metadata={"check": partial(checks.whole, at_least=1, at_most=28, example=8)})
     rounding: Literal["nearest", "stochastic"] = "stochastic"

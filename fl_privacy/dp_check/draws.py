@@ -235,7 +235,7 @@ FEWEST_ON_A_LINE = 4
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) along the difference ``known`` of two neighbors: of all arrays, and of each alone."""
+    """Return unit vectors (d,) along the difference ``known`` of two neighbors, in all arrays and in each alone."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)

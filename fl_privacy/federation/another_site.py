@@ -45,8 +45,8 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        ``None`` if nobody else took part or no value changed. Without Adam or the like on the server, values below the
-        model's last digit become zero, so that rows of absent words stay recognizable.
+        ``None`` if nobody else took part or no value changed. If the server's optimizer is SGD or momentum, values
+        below the model's last digit become zero, so that rows of absent words stay recognizable.
 
         Args:
             before, after: global model before and after the round.

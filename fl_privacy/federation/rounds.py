@@ -67,7 +67,7 @@ class Audit:
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """Assign ``victims`` probes to the clients in turn; ``UserError`` if they have fewer batches."""
+    """Distribute ``victims`` probes over the clients in turn; ``UserError`` if their data have fewer batches."""
     room = {client: size // batch_size for client, size in sorted(client_sizes.items())}
     if sum(room.values()) < victims:
         raise UserError(

@@ -262,7 +262,7 @@ def train_private(
     state: ClientState,
     rng: torch.Generator,
 ) -> None:
-    """Train the private part of ``model`` on ``batches``, with ``sent`` fixed, and keep it in ``state``."""
+    """Train the private part of ``model`` on ``batches``, with the values ``sent`` fixed, and store it in ``state``."""
     moved = private_values(model, sent, state)
     if not moved.parameters:
         return

@@ -151,7 +151,7 @@ def secure_rounds(
 
 
 def masking_client_app(make_client: Callable[[Context], PrivacyClient], mods: Sequence[Mod] = ()) -> ClientApp:
-    """Build a ClientApp that answers training messages by SecAgg+, with ``mods`` around the protocol."""
+    """Build a ClientApp that answers training messages using SecAgg+, with ``mods`` around the protocol."""
     return ClientApp(client_fn=lambda context: make_client(context).to_client(), mods=[*mods, legacy.secaggplus_mod])
 
 
@@ -172,7 +172,7 @@ def train_secure_round(
 ) -> RoundReport:
     """Run a round of secure aggregation; ``UserError`` if too few clients were left.
 
-    ``attempt``: number that clients see instead of the round's, since a failed round is repeated.
+    ``attempt``: number of the training message, which differs from ``round`` once a failed round was repeated.
     """
     traffic.failed.clear()
     traffic.expected = MaskedReplies.to(server.state, int(workflow.max_weight))
@@ -265,7 +265,7 @@ def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> 
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
     A client scales its update by its share of ``most`` examples before rounding to multiples of ``step``, so that a
-    client with few examples adds as much rounding as any other.
+    client with few examples adds as much rounding as any other. ``examples``: number of examples of all clients.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 

@@ -170,7 +170,11 @@ class DefendedUpload:
 def generator_of_round(
     seed: int | None, config: Mapping[str, object], client: int | str, *purpose: str
 ) -> torch.Generator:
-    """Return a round's random generator from ``seed``, or the system's for ``None``; ``UserError`` without a round."""
+    """Return the random generator of the round in ``config``, from ``seed`` or else the operating system's.
+
+    Raises:
+        UserError: ``seed`` is set, and ``config`` names no round.
+    """
     if seed is None:
         return SecretGenerator(Secret.draw())
     if ROUND not in config:

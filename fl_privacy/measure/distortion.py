@@ -112,5 +112,5 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Return the share in [0, 1] of queries that ``trace`` assigns to a wrong client, not to ``query_owners`` (Q,)."""
+    """Return the share in [0, 1] of queries that ``trace`` assigns to another client than ``query_owners`` (Q,)."""
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

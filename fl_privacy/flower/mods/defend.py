@@ -372,7 +372,7 @@ class _Defending:
 
 
 def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
-    """Remove from a reply all figures but ``metrics``, and all settings but this package's."""
+    """Remove from a reply all metrics but ``metrics``, and all config records but this package's."""
     for name, record in list(reply.metric_records.items()):
         reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
     for name in [name for name in reply.config_records if name not in audit_protocol.OWN_RECORDS]:

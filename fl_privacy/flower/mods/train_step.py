@@ -80,8 +80,9 @@ def private_loader(
 ) -> Iterator[Any]:
     """Yield the batches of ``loader``, changed by a defense that acts on data alone (ATS, InstaHide).
 
-    Each call draws anew: put ``answer_once_mod`` in front. Batches are pairs (images, labels) or mappings with both;
-    mixed labels are probabilities (B, K). ``UserError`` if the defense also acts elsewhere.
+    Each call draws new random numbers: put ``answer_once_mod`` in front of the app. Batches are pairs (images, labels)
+    or mappings with both; mixed labels are probabilities (B, K). ``UserError`` if the defense also acts on anything
+    else.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
