@@ -117,6 +117,7 @@ def _apart(values: np.ndarray) -> np.ndarray:
 
 
 def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
+    """Return Pearson's correlation with Fisher's 95 % interval for ``free`` independent values."""
     size = float(np.linalg.norm(guess) * np.linalg.norm(truth))
     value = float((guess * truth).sum()) / size if size > 0 else 0.0
     wide = Z95 / math.sqrt(max(free - 2, 1))
