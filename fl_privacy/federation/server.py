@@ -179,7 +179,7 @@ def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Average each tensor over the clients that have it, weighted, in the given order; integers are rounded."""
+    """Average each tensor over the clients that have it, weighted by ``weights``; integers are rounded."""
     result = {}
     for name in dict.fromkeys(name for t in tensors for name in t):
         held = [(t[name], w) for t, w in zip(tensors, weights, strict=True) if name in t]

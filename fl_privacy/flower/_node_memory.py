@@ -221,7 +221,7 @@ class ContextMemory:
             remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Raise ``UserError`` for a message that was answered before, or of a round far ahead unless ``bounded``."""
+        """Raise ``UserError`` if a message was answered before; unless ``bounded``, also for a round far ahead."""
         if self.once:
             expect_later(answered(self.records), kind, round)
             if not bounded:

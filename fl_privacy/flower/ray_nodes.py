@@ -28,7 +28,7 @@ LOSSES = 2  # number of times a message is given to another actor because its ma
 
 
 class ClientProcess:
-    """Body of a Ray actor: the clients of a ``source``, fetched with the first message, when errors can be reported."""
+    """Ray actor that serves the clients of ``source``; it makes them at the first message, to report errors."""
 
     def __init__(self, source: list[Any]) -> None:
         self._source = source
@@ -46,7 +46,7 @@ class ClientProcess:
 
 
 class RayGrid(LocalGrid):
-    """Nodes served by Ray actors; each node's context travels with its message.
+    """Grid whose nodes are served by Ray actors; each node's context travels with its message.
 
     Args:
         capacity: function that counts the actors fitting into the cluster.

@@ -173,7 +173,7 @@ class Answers:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Store ``answer``, ``None`` for a refusal, instead of the previous answer; simulated nodes store nothing."""
+        """Store ``answer`` (``None`` for a refusal) to the message of digest ``question``; simulated nodes don't."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)

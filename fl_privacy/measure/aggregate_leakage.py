@@ -26,9 +26,10 @@ class ClassTrace:
 def class_trace(
     sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
 ) -> ClassTrace | None:
-    """Return the change of the output layer's probable bias and the number of examples by class, if both are known.
+    """Return the change of the output layer's bias, found by its size, and the number of examples by class.
 
-    ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers from 0, or ``None`` if unknown.
+    ``None`` if one is unknown. ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers from 0,
+    or ``None`` if unknown.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None

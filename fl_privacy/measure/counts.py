@@ -143,7 +143,6 @@ def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
 
 
 def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.identified_by_chance`` from the largest lead and from all leads (Bonferroni)."""
     likely = [s for _, s in judged if s.outcome in ("identified", "recognizable") and s.compared.likeness is not None]
     if not likely:
         return None
@@ -153,7 +152,6 @@ def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | N
 
 
 def _luck_of(judged: Sequence[tuple[str, ImageScore]]) -> float:
-    """Return ``Counts.luck``; the texts of one upload count as one."""
     every, lucky = set[tuple[str, int]](), dict[tuple[str, int], float]()
     for id, score in judged:
         key = id, 0 if TEXT_METRIC in score.values else score.image

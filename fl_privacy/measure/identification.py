@@ -64,7 +64,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the public image most similar, but not equal, to ``original``, and those almost equal (K, C, H, W)."""
+        """Return the public image most similar to ``original`` but not equal, and those almost equal (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -119,7 +119,7 @@ _LEAST_REST = 1e-3  # least unexplained variance of two images' correlation that
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Similarity of each original of a batch of B to the guesses."""
+    """Result of :func:`identify` for each of B originals: best guess, likeness, rank among the candidates, and lead."""
 
     guess: Tensor  # (B,) index of the most similar guess
     # (B,) largest absolute correlation with that guess, in [0, 1], over the comparisons in which the original leads;

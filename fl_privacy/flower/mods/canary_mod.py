@@ -106,7 +106,7 @@ def canary_mod(
 def canaries_of(
     context: Context, *, delta: float = 1e-5, noise: Literal["gaussian", "other"] = "gaussian"
 ) -> CanaryTest | None:
-    """Return the result of the node's canaries so far; ``None`` before the first round."""
+    """Return the result so far of the canaries of :func:`canary_mod`; ``None`` before the first round."""
     if SCORES not in context.state.array_records:
         return None
     scores, about = context.state.array_records[SCORES]["scores"].numpy(), _About.of(context)
