@@ -115,8 +115,8 @@ class PrivacyClient(NumPyClient):
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Return loss and accuracy of the model sent, with the private part, on the client's own examples.
 
-        Outside of a simulation it answers once a round, rounded to three digits. ``UserError`` if ``fit`` would raise
-        one, or the defense promises differential privacy, which exact figures break.
+        Outside of a simulation the client answers once a round, with figures rounded to three digits. ``UserError`` if
+        ``fit`` would raise one, or the defense promises differential privacy, which exact figures break.
         """
         if promises_privacy(self.wrapped.defense):
             raise UnfitMessageError(

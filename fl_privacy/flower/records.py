@@ -350,7 +350,7 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Return the tensor that ``shortest`` encoded.
 
-    Few bytes may claim many zeros: ``UserError`` for a name that is not in ``like``, more values than ``like`` has, or
+    ``UserError`` for a name that is not in ``like``, more values than ``like`` has (few bytes may claim many zeros), or
     bytes that do not fit.
     """
     if name not in like:
@@ -382,7 +382,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return the names under which a probe's images are counted; ``UserError`` for a bad number or size."""
+    """Return the names of a probe's images, each answered once a round; ``UserError`` for a bad number or size."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

@@ -341,7 +341,7 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return a bound on the probability that independent uploads have chances as small as these.
 
-    It is 1 + log2(number) times the least of these probabilities: that k of the chances are at most the k-th smallest.
+    It is 1 + log2(n) times the least, over k, of the probability that k of n chances are at most the k-th smallest.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

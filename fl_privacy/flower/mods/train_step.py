@@ -132,7 +132,7 @@ class DefendedTraining:
         return self
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy of a batch, or NaN, and set the parameters' defended gradients."""
+        """Set the parameters' defended gradients; return the batch's mean cross entropy, NaN if it is private."""
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
