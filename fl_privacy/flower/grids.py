@@ -51,7 +51,7 @@ class MaskedReplies:
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Return why ``reply`` is unusable, or ``None``; ``sent`` is the record of SecAgg+'s current stage."""
+        """Return the reason why ``reply`` is unusable, if it is; ``sent`` is the record of SecAgg+'s current stage."""
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:
             return "it has no record of the protocol"
