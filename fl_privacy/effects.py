@@ -27,7 +27,8 @@ class Effect:
     """Effect of one part of a defense; files identify it by its class name.
 
     Subclasses are frozen dataclasses of numbers, text, booleans, tuples of these and other effects. ``None`` in a field
-    means "not published", unless the class says otherwise. Third-party defenses declare one of these, or a subclass.
+    means "not published", unless the class says otherwise. Third-party defenses declare an effect of this module, or a
+    subclass.
     """
 
     def __init_subclass__(cls) -> None:
@@ -67,7 +68,7 @@ class PerExample(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class Clipped(PostProcessing):
-    """Scaling of the update down to an l2 norm; ``norm`` in units of the update, above 0."""
+    """Scaling of the update, or of each of its tensors (``scope``), to an l2 norm of at most ``norm``."""
 
     norm: float | None = field(metadata=_POSITIVE)
     scope: Scope = "global"
@@ -151,14 +152,14 @@ class Sparse(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(Sparse):
-    """Upload of some elements, cut to ``bound`` and noised; epsilon grows with their number."""
+    """Upload of some elements, clamped to [-``bound``, ``bound``] and noised; epsilon grows with their number."""
 
     bound: float | None = field(default=None, metadata=_POSITIVE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Truncated(PostProcessing):
-    """Cutting of each element to at most ``bound`` in magnitude, in units of the update."""
+    """Clamping of each element to [-``bound``, ``bound``], in units of the update."""
 
     bound: float | None = field(metadata=_POSITIVE)
 
@@ -169,7 +170,7 @@ class Withheld(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized(PostProcessing):
-    """Rounding of each tensor to at most 2^bits evenly spaced values, up to its largest magnitude."""
+    """Rounding of each tensor to at most 2^bits evenly spaced values in [-m, m], m its largest magnitude."""
 
     bits: int | None = field(metadata={"check": partial(checks.whole, at_least=1, at_most=28, example=8)})
     rounding: Literal["nearest", "stochastic"] = "stochastic"
@@ -177,7 +178,10 @@ class Quantized(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Transformed(PerExample):
-    """Transformation of each image by a random policy (``3-43-15``); ``by_probability`` skips operations at random."""
+    """Transformation of each image by one of ``policies``, chosen at random, such as ``3-43-15`` (ATS).
+
+    A policy is a sequence of operations of ``table``; with ``by_probability``, each of them may be skipped at random.
+    """
 
     policies: tuple[str, ...] | None
     table: Literal["paper", "code"] = "paper"
@@ -186,19 +190,25 @@ class Transformed(PerExample):
 
 @dataclass(frozen=True, kw_only=True)
 class Summed(PostProcessing):
-    """Mean of several clients' updates, rounded by the protocol with standard deviation ``rounding``."""
+    """Secure aggregation: only the mean of the updates of ``clients`` clients is seen.
+
+    ``rounding``: standard deviation of the protocol's rounding error.
+    """
 
     clients: int = field(metadata={"check": partial(checks.whole, at_least=1, example=8)})
     rounding: float = field(default=0.0, metadata={"check": partial(checks.number, at_least=0, example=1e-6)})
 
 
 class OtherImages(Heuristic):
-    """Training on substitutes of the client's images: mixtures, or condensed ones."""
+    """Training on substitutes of the client's images, such as mixtures or condensed images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Weighted sums of ``images`` images with random pixels inverted; labels mix those of ``labeled`` images."""
+    """Weighted sums of ``images`` images with the sign of random pixels flipped (InstaHide).
+
+    Labels mix those of ``labeled`` images.
+    """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
     labeled: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -226,7 +236,7 @@ class SlicedNoise(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedLayers(Heuristic):
-    """Noise on some layers, by name or number from 1; the others are uploaded in the clear, without guarantee."""
+    """Noise on ``layers`` alone, by name or number from 1; the other layers are uploaded in the clear."""
 
     added: Noise | None
     layers: tuple[int | str, ...] | None
@@ -241,16 +251,21 @@ class NoisedLayers(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialPerturbation(Heuristic):
-    """Perturbation that misleads classifiers of an attribute; ``budget`` bounds its norm relative to the gradient's."""
+    """Perturbation that misleads classifiers of an attribute.
+
+    ``budget``: largest ratio of its norm to the gradient's.
+    """
 
     budget: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateLoss(Heuristic):
-    """Private head on the features that is trained to output secret codes, in addition to the public head.
+    """Private head on the features that is trained to output secret codes, in addition to the public head (SPN).
 
     Attributes:
+        alpha1, alpha2: weights of the public and of the private loss.
+        bits: length of a code.
         layer: linear layer whose inputs are the features; ``None`` takes the last one.
         bound: bound of the private head's initial weights, U(-bound, bound); ``None`` takes that layer's spread.
         widths: widths of the private layers between the features and the last one.
@@ -278,8 +293,8 @@ class Part:
     """Public description of one component of a defense.
 
     Attributes:
-        strength: name of the setting that is the defense's strength on pages, if any; proportional to the noise of
-            a differentially private mechanism.
+        strength: name of the setting that pages show as the strength of the defense, if any; proportional to the noise
+            of a differentially private mechanism.
     """
 
     name: str
@@ -293,7 +308,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the defense's ``Mixed`` effect, or ``None`` if it has none or also changes images otherwise."""
+    """Return the defense's ``Mixed`` effect, or ``None`` without one or if it changes images in another way, too."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 
@@ -318,7 +333,11 @@ def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def from_plain(plain: object) -> Description:
-    """Convert JSON values of ``to_plain`` to parts; ``UserError`` if they are malformed or name an unknown effect."""
+    """Read a defense's description from the JSON values of ``to_plain``.
+
+    Raises:
+        UserError: they are malformed, or name an unknown effect.
+    """
     if not isinstance(plain, list):
         raise UserError(f"The description of a defense is expected to be a list, but got {plain!r:.200}; use to_plain.")
     return tuple(_part_from_plain(part) for part in plain)

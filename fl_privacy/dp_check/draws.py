@@ -24,13 +24,9 @@ MOST_TENSORS = 24
 
 @dataclass(frozen=True, kw_only=True)
 class ManyAtOnce:
-    """Mechanism that can make many releases in one call.
+    """Mechanism that can make many releases in one call."""
 
-    Attributes:
-        many: function (given, n) -> n independent releases (n, ...) by name.
-    """
-
-    many: Callable[[Any, int], Tensors]
+    many: Callable[[Any, int], Tensors]  # function (input, n) that makes n independent releases: arrays (n, ...)
 
     def __call__(self, given: Any) -> Tensors:
         return {name: values[0] for name, values in self.many(given, 1).items()}
@@ -38,14 +34,10 @@ class ManyAtOnce:
 
 @dataclass(eq=False)
 class ByRound:
-    """Mechanism that depends on the round; each call is the next round.
+    """Mechanism that depends on the round; each call is the next round."""
 
-    Attributes:
-        at: function (given, round) -> release of that round.
-    """
-
-    at: Callable[[Any, int], Tensors]
-    rounds: int = 0
+    at: Callable[[Any, int], Tensors]  # function (input, round) that returns the release of that round
+    rounds: int = 0  # number of calls so far
 
     def __call__(self, given: Any) -> Tensors:
         self.rounds += 1
@@ -54,25 +46,20 @@ class ByRound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Neighbors:
-    """Two inputs that differ in one unit.
+    """Two neighboring inputs of a mechanism: they differ in one unit (an example, or all data of a client)."""
 
-    Attributes:
-        first, second: input with the unit, and input without it or with another unit.
-        norm: l2 norm of the difference before clipping, if known.
-        at_random: ``True`` if the direction of ``first`` in each array is uniformly random.
-        shift: change of the release by the unit, if known.
-    """
-
-    first: Any
-    second: Any
-    what: str
-    norm: float | None = None
-    at_random: bool = False
-    shift: Tensors | None = None
+    first: Any  # input with the unit
+    second: Any  # input without the unit, or with another one in its place
+    what: str  # description of the pair
+    norm: float | None = None  # l2 norm of the difference before clipping, if known
+    at_random: bool = False  # ``True`` if the direction of ``first`` in each array is uniformly random
+    shift: Tensors | None = None  # difference of the two releases without their noise, if known
 
 
 def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
-    """Return the values (d,) float64 of one release, or (n, d) of ``draws`` releases with arrays (n, ...).
+    """Concatenate the arrays of a release into one vector (d,) float64.
+
+    With ``draws``, the arrays (draws, ...) are as many releases, and the result is (draws, d).
 
     Raises:
         UserError: the release is no mapping of tensors, or has no values, or one that is not finite and real.
@@ -120,29 +107,21 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Results of a few draws (d,) on each neighbor.
-
-    Attributes:
-        means: means (2, d) on the first and the second neighbor.
-        deviations: pooled standard deviation (d,).
-        constant: booleans (d,), true for values that vary only by rounding on each neighbor.
-        norms: l2 norm (2, n) of each draw.
-    """
+    """Statistics of a few releases (d,) on each neighbor, drawn to choose what the test looks at."""
 
     neighbors: Neighbors
-    means: Tensor
-    deviations: Tensor
-    constant: Tensor
-    norms: Tensor
+    means: Tensor  # means (2, d) on the first and the second neighbor
+    deviations: Tensor  # pooled standard deviation (d,)
+    constant: Tensor  # mask (d,) of values that vary only by rounding on each neighbor
+    norms: Tensor  # l2 norm (2, n) of each release
 
     @property
     def shift(self) -> Tensor:
-        """Return the difference (d,) of the means."""
         return self.means[0] - self.means[1]
 
     @property
     def bare(self) -> Tensor:
-        """Return booleans (d,), true for values that have no randomness and differ between the neighbors.
+        """Return the mask (d,) of values that have no noise and differ between the neighbors.
 
         Whole numbers are excluded, since noised counts seldom change at a large epsilon.
         """
@@ -150,9 +129,9 @@ class Pilot:
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Return the largest distance of the neighbors along ``directions`` (d,), in standard deviations.
+        """Return the largest distance of the two means along one of ``directions`` (d,), in standard deviations.
 
-        Without directions it is that of all values together. Infinite if a value without noise differs.
+        Without directions, all values are taken together. The distance is infinite if a value without noise differs.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -202,7 +181,7 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
-    """Return means, deviations and norms of ``draws`` draws on each neighbor."""
+    """Draw ``draws`` releases on each neighbor, and return their means, deviations and norms."""
     means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
         chunks = list(drawn_rows(mechanism, given, draws))
@@ -229,21 +208,15 @@ UNCHANGED = "the number of values that leave unchanged"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Statistics to compute of each draw: projections and counts.
-
-    Attributes:
-        directions: unit vectors (P, d) onto which draws are projected.
-        update: release (d,) of the first neighbor without clipping and noise, if known.
-        lines: slices of arrays, in each of which the angle to ``update`` is also computed.
-    """
+    """Statistics to compute of each release: projections and counts."""
 
     names: Sequence[str]
-    directions: Tensor
-    update: Tensor | None = None
-    lines: Mapping[str, slice] = field(default_factory=dict)
+    directions: Tensor  # unit vectors (P, d) onto which releases are projected
+    update: Tensor | None = None  # release (d,) of the first neighbor without clipping and noise, if known
+    lines: Mapping[str, slice] = field(default_factory=dict)  # slices of arrays with an angle to ``update``
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return the statistics (k, S) of k releases (k, d): projections, number of zeros, largest value.
+        """Return the statistics (k, S) of k releases (k, d): projections, number of zeros, largest magnitude.
 
         If the update is known, the number of unchanged values and the sines of angles to the update follow.
         """
@@ -262,7 +235,7 @@ FEWEST_ON_A_LINE = 4
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) of the ``known`` difference of two neighbors, as a whole and in single arrays."""
+    """Return unit vectors (d,) along the difference ``known`` of two neighbors, in all arrays and in each alone."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -274,7 +247,12 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Return statistics along ``known`` as a whole and by array, or else the pilot's mean shift, and along ``also``."""
+    """Choose the directions onto which releases are projected, and the counts.
+
+    The directions are ``also``, and those of ``known`` (d,), the neighbors' difference, in all arrays and in each
+    alone. If it is ``None``, the difference of the means of the pilot ``found`` is used. ``places``: slice of each
+    array.
+    """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}
     if known is not None:

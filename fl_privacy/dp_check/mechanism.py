@@ -47,38 +47,23 @@ SCALES = (1.0, 10.0, 1e4)
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismCheck:
-    """Result of the test of a mechanism against a claim.
-
-    Attributes:
-        epsilon: lower bound on epsilon, at the claim's delta, for one release with any noise.
-        epsilon_if_gaussian: lower bound for all releases of the claim, if each has fresh Gaussian noise; ``None`` if
-            the noise does not look Gaussian.
-        showable: largest ``epsilon`` that this number of draws could give.
-        noticed: least true epsilon at which four of five such tests call the claim false, for Gaussian noise.
-        by: name of the projection that distinguished the neighbors best.
-        contradicted: ``True`` if the claim is false with confidence ``ACCUSATION``.
-        reason: phrase on what disagrees with the claim, or empty.
-        noise_std: standard deviation of the noise in that projection.
-        moved: distance by which the unit moves the release in that projection.
-        bare: names of arrays that hold something without fresh noise.
-        estimate: estimate of the epsilon of all releases, under the assumptions of ``epsilon_if_gaussian``.
-    """
+    """Result of the test of a mechanism against a claim."""
 
     claim: Claim
-    epsilon: float
-    epsilon_if_gaussian: float | None
+    epsilon: float  # lower bound on epsilon, at the claim's delta, for one release with any noise
+    epsilon_if_gaussian: float | None  # the same for all releases with Gaussian noise; ``None`` if it looks otherwise
     confidence: float
-    showable: float
-    noticed: float | None
+    showable: float  # largest ``epsilon`` that this number of draws could give
+    noticed: float | None  # least true epsilon at which four of five tests find a false claim, for Gaussian noise
     draws: int
     compared: str
-    by: str
-    contradicted: bool
-    reason: str
-    noise_std: float
-    moved: float
-    bare: tuple[str, ...]
-    estimate: float | None = None
+    by: str  # name of the projection that distinguished the neighbors best
+    contradicted: bool  # ``True`` if the claim is false with confidence ``ACCUSATION``
+    reason: str  # phrase on what disagrees with the claim; empty unless ``contradicted``
+    noise_std: float  # standard deviation of the noise in the projection ``by``
+    moved: float  # distance by which the unit moves the release in the projection ``by``
+    bare: tuple[str, ...]  # names of arrays that hold something without fresh noise
+    estimate: float | None = None  # estimated epsilon of all releases, if the noise is Gaussian
 
     @property
     def lower_bound(self) -> float:
@@ -117,7 +102,7 @@ def doubt_in_words(confidence: float) -> str:
 
 
 def shown_epsilon(epsilon: float) -> str:
-    """Format ``epsilon`` with three digits."""
+    """Format ``epsilon`` with three digits, or two decimals below 10."""
     if math.isinf(epsilon):
         return "∞"
     return f"{epsilon:.3g}" if epsilon >= 10 else f"{epsilon:.2f}".rstrip("0").rstrip(".")
@@ -191,7 +176,6 @@ def _over_calls(
     clip_norm: float | None,
     noise: Literal["gaussian", "other"],
 ) -> MechanismCheck:
-    """Return ``check``, or, if calls depend on earlier calls, the check of sequences of calls."""
     known, most = _known(pair, places), (clip_norm or 0.0) * (2 if check.claim.neighbors == "replace" else 1)
     if not check.contradicted or check.bare or known is None or check.moved <= most * BEYOND:
         return check
@@ -217,7 +201,10 @@ with the unit before one without it."""
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
-    """Return a mechanism that projects one call with the unit, and ``LATER`` calls without, onto ``known``."""
+    """Return a mechanism that makes one call with the unit, then ``LATER`` calls without it.
+
+    Its release is the projection of each call's release onto ``known`` (d,).
+    """
     unit = known / known.norm()
 
     def sequence(given: Any) -> Tensors:
@@ -228,7 +215,10 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return ``True`` if calls without the unit depend on earlier calls with the unit, as with momentum."""
+    """Return ``True`` if calls without the unit depend on earlier calls with the unit, as with momentum.
+
+    ``number``: number of calls that are compared on each side.
+    """
     if isinstance(mechanism, ManyAtOnce):
         return False
     unit, seen = known / known.norm(), np.empty((2, number))
@@ -253,7 +243,6 @@ def _judged(
     gaussian = gaussian and claim.delta > 0 and drawn.gaussian
 
     def bounds(error: float) -> tuple[float, float | None]:
-        """Return both bounds, each with half of the error."""
         if not gaussian:
             return drawn.epsilon(error), None
         return drawn.epsilon(error / 2), claim.total(drawn.mu(error / 2))
@@ -288,7 +277,8 @@ def _worst(
 ) -> tuple[Pilot, Tensor | None]:
     """Return the pilot of the pair that is easiest to distinguish, and the pair's difference (d,) if known.
 
-    The pair ``preferred`` is taken unless another one is better by more than chance.
+    The pair ``preferred`` is taken unless another pair is better by more than chance. ``most``: most draws per
+    neighbor.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -325,7 +315,11 @@ def _pairs(
 
 
 def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -> Iterable[Neighbors]:
-    """Yield pairs of updates of several directions and norms with zero, or with their negative if ``replaced``."""
+    """Yield neighbors: an update and zero, for several directions and norms of the update.
+
+    If a unit is ``replaced``, the second neighbor is the update's negative. ``like``: tensors with an update's names
+    and shapes. ``norm``: clipping norm.
+    """
     rng = derive_generator(seed, "dp_check", "directions")
     shapes = {name: torch.as_tensor(value).shape for name, value in like.items()}
     random = {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
@@ -403,7 +397,7 @@ def _streams(number: int) -> torch.Tensor:
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
     """Detect noise from generators with small seeds, by comparison with PyTorch's and NumPy's first values.
 
-    At least four calls must be explained, since a generator that is seeded once explains one.
+    At least four of eight calls must match different seeds, since a generator that is seeded once can match one.
     """
     if isinstance(mechanism, ManyAtOnce):
         return []
@@ -429,7 +423,6 @@ BEYOND = 1.1
 
 
 def _reason(claim: Claim, found: Pilot, drawn: Drawn, bare: Sequence[Uncovered], clip_norm: float | None) -> str:
-    """Return a phrase for "because ..." on what disagrees with the claim; empty if unknown."""
     if bare and (bare[0].moved or drawn.unchanged < MOST_UNCHANGED):
         return bare[0].reason
     if drawn.unchanged >= MOST_UNCHANGED:

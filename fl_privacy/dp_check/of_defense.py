@@ -17,8 +17,9 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
 def on_defense(defense: Defense, asked: DpCheckRequest, *, elements: int | None = None) -> list[ClaimVerdict]:
-    """Return verdicts on the privacy of ``defense``, recomputed and tested on its upload or one step of DP-SGD.
+    """Return verdicts on the privacy that ``defense`` claims.
 
+    Epsilon is recomputed, and tested on draws of the upload or of one step of DP-SGD, if the defense has one of them.
     ``elements`` is the number of an update's elements, if ``asked`` has the shapes of only some tensors.
     """
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
@@ -49,7 +50,6 @@ def on_defense(defense: Defense, asked: DpCheckRequest, *, elements: int | None 
 
 
 def _by_composition(defense: Defense, asked: DpCheckRequest, elements: int | None) -> Recomputed | None:
-    """Return the epsilon of ``svt`` over all rounds; ``None`` for any other or combined defense."""
     parts = [part for part in defense.parts if isinstance(part.effect, SparseVector)]
     if len(parts) != 1 or len(defense.parts) != 1:
         return None

@@ -28,27 +28,22 @@ FOLLOWS = 0.1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Uncovered:
-    """Part of a release without fresh noise.
+    """Part of a release without fresh noise."""
 
-    Attributes:
-        reason: phrase that follows "because".
-        moved: l2 distance by which the unit moves it; 0 if unknown.
-    """
-
-    reason: str
-    arrays: tuple[str, ...]
-    moved: float = 0.0
+    reason: str  # phrase that follows "because"
+    arrays: tuple[str, ...]  # names of the arrays that hold the part
+    moved: float = 0.0  # l2 distance by which the unit moves the part; 0 if unknown
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Draws (n, d) on each neighbor; ``taken`` (d,) are the indices of the kept values in a release."""
+    """Releases (n, d) drawn on each neighbor, of which some values are kept."""
 
     first: Tensor
     second: Tensor
     shapes: Mapping[str, torch.Size]
-    places: Mapping[str, slice]
-    taken: Tensor
+    places: Mapping[str, slice]  # slice of each array in the kept values
+    taken: Tensor  # indices (d,) of the kept values in the whole release
 
     @cached_property
     def shift(self) -> Tensor:
@@ -56,12 +51,10 @@ class HeldDraws:
 
     @cached_property
     def residuals(self) -> Tensor:
-        """Return all draws minus their neighbor's mean, (2 n, d)."""
         return torch.cat([self.first - self.first.mean(0), self.second - self.second.mean(0)])
 
     @cached_property
     def constant(self) -> Tensor:
-        """Return booleans (d,), true for values that vary only by rounding on each neighbor."""
         largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))
         near = [ROUNDING * rows[0].abs().clamp_min(1e-3 * largest) for rows in (self.first, self.second)]
         sides = zip((self.first, self.second), near, strict=True)
@@ -72,7 +65,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Return a quarter of ``draws`` releases, or as many as memory allows, on each neighbor."""
+    """Draw and keep a quarter of ``draws`` releases, or as many as memory allows, on each neighbor."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -97,10 +90,10 @@ def _held(mechanism: Mechanism, given: Any, number: int, taken: Tensor) -> Tenso
 def uncovered(
     mechanism: Mechanism, pair: Neighbors, held: HeldDraws, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
-    """Return parts of the release that have no fresh noise, confirmed by fresh draws.
+    """Search the draws ``held`` for parts of the release without fresh noise, and confirm them by fresh draws.
 
-    A direction counts if fresh draws are constant along it, differ between the neighbors, and follow a slight change of
-    the input. Events rarer than the claim's ``delta`` are allowed.
+    A direction counts as such a part if fresh draws are constant along it, differ between the neighbors, and follow a
+    slight change of the input. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0
@@ -145,7 +138,6 @@ Found = tuple[str, Tensor]
 
 
 def _coarse(held: HeldDraws) -> list[Uncovered]:
-    """Return the arrays whose noise has fewer bits than the update, so that the update's last bits are visible."""
     for kind in (torch.bfloat16, torch.float16, torch.float32):
         first, second = (rows.to(kind).to(rows.dtype) == rows for rows in (held.first, held.second))
         found = ~held.constant & second.all(0) & (first.double().mean(0) < 0.5)
@@ -180,7 +172,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _shared(held: HeldDraws) -> list[Found]:
-    """Return the combination of values in which noise cancels, if several values have the same noise up to a factor."""
     varying = ~held.constant
     if int(varying.sum()) < 2:
         return []
@@ -228,7 +219,10 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield descriptions of sums that may have no noise, and for each value (d,) the index of its sum, or -1."""
+    """Yield groups of values whose sums may have no noise.
+
+    Each item is a description, and for each value (d,) the index of its sum, or -1.
+    """
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():
@@ -338,7 +332,6 @@ def _levels(held: HeldDraws) -> dict[str, dict[int, np.ndarray]]:
 
 
 def _between_levels(held: HeldDraws, after: Tensor, levels: Mapping[str, Mapping[int, np.ndarray]]) -> list[Uncovered]:
-    """Return the arrays whose repeated values change with a slight change of the input, and so reveal the update."""
     names = []
     for name, columns in levels.items():
         follow = []
@@ -367,12 +360,10 @@ def _opposite(held: HeldDraws) -> list[Uncovered]:
 
 
 def _alike(rows: Tensor, largest: Tensor) -> float:
-    """Return the share of ``rows`` (n, d) that equal their median up to rounding."""
     return float(((rows - rows.median(0).values).abs() <= ROUNDING * largest).all(1).double().mean())
 
 
 def _nudged(given: Any, rng: torch.Generator) -> Any:
-    """Return an input with each floating-point value changed by about 1 %; ``None`` without such values."""
     if isinstance(given, Tensor):
         changed = given * (1 + NUDGE * torch.randn(given.shape, generator=rng).to(given.device))
         return changed.to(given.dtype) if given.is_floating_point() else None
@@ -387,7 +378,10 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 
 
 def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
-    """Return the direction (d,) of largest shift relative to noise; ``None`` unless clearly better than ``known``."""
+    """Return the direction (d,) along which neighbors differ most relative to the noise (linear discriminant).
+
+    ``None`` if their difference ``known`` (d,) is unknown or nearly as good, or if there are too few draws.
+    """
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()
     varying = ~held.constant
@@ -407,4 +401,4 @@ def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
 
 
 MORE = 1.7
-"""Least ratio of that direction's squared separation to that of the neighbors' difference."""
+"""Least ratio of the squared separation along ``told_by_covariance`` to that along the neighbors' difference."""

@@ -18,35 +18,26 @@ OWNED = {"client": "each client's data", "example": "each single record"}
 
 
 class Status(StrEnum):
-    """Status of a claim.
+    """Status of a claim of differential privacy after its recomputation and tests."""
 
-    Attributes:
-        CONTRADICTED: a test, or its own figures, show that the claim is false.
-        DOUBTED: a test's lower bound exceeds the claim, without the confidence to call it false.
-        UNSUPPORTED: the claim follows from the stated facts only under an unstated or wrong assumption.
-        OPEN: the claim was tested, and nothing contradicts it.
-        UNTESTED: no test could have contradicted the claim.
-        UNCLAIMED: nobody states an epsilon.
-    """
-
-    CONTRADICTED = "contradicted"
-    DOUBTED = "doubted"
-    UNSUPPORTED = "unsupported"
-    OPEN = "open"
-    UNTESTED = "untested"
-    UNCLAIMED = "unclaimed"
+    CONTRADICTED = "contradicted"  # a test, or the claim's own figures, show that it is false
+    DOUBTED = "doubted"  # a test's lower bound exceeds the claim, without the confidence to call it false
+    UNSUPPORTED = "unsupported"  # the claim follows from the stated facts only under an unstated or wrong assumption
+    OPEN = "open"  # the claim was tested, and nothing contradicts it
+    UNTESTED = "untested"  # no test could have contradicted the claim
+    UNCLAIMED = "unclaimed"  # nobody states an epsilon
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
-    """Claim with all evidence; ``subject`` names its source, ``notes`` are sentences on what it does not cover."""
+    """Claim of differential privacy with all evidence."""
 
-    subject: str
+    subject: str  # name of what makes the claim
     claim: Claim | None
     recomputed: Recomputed | None = None
     check: MechanismCheck | None = None
     canaries: CanaryTest | None = None
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # sentences on what the claim does not cover
 
     @property
     def unit(self) -> Unit:
@@ -69,7 +60,6 @@ class ClaimVerdict:
 
     @property
     def grounds(self) -> tuple[str, ...]:
-        """Return the names of the evidence that contradicts the claim."""
         if self.claim is None:
             return ()
         found = {

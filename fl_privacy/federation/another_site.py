@@ -29,18 +29,12 @@ MOST_SINGULAR = 1024
 
 @dataclass(kw_only=True, eq=False)
 class AnotherSite:
-    """Sites that pool their updates and subtract them from the global model's change.
+    """Colluding sites that compute the mean update of all other sites from the global model's change."""
 
-    Attributes:
-        plan: server's rule; call ``rest`` for every round, since the optimizer's moments carry over.
-        knows_numbers: ``True`` if sites are given all numbers of examples; else they estimate their share of a mean.
-        shares: estimated share of each round's mean, and how it was found.
-    """
-
-    plan: ServerPlan
+    plan: ServerPlan  # server's rule; since its optimizer may have moments, call ``rest`` for every round, in order
     local_plan: LocalPlan
-    knows_numbers: bool = True
-    shares: list[tuple[float, str]] = field(default_factory=list, init=False)
+    knows_numbers: bool = True  # ``True`` if given all numbers of examples; else sites estimate their share of a mean
+    shares: list[tuple[float, str]] = field(default_factory=list, init=False)  # share, and how it was found
     _steps: ServerSteps = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -51,9 +45,13 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        Values below the last digit of the model are zero, so that rows of absent words stay recognizable. ``None`` if
-        nobody else took part or no value changed. ``own``: uploads of these sites, by client. ``numbers``: counted
-        examples of each participant.
+        ``None`` if nobody else took part or no value changed. If the server's optimizer is SGD or momentum, values
+        below the model's last digit become zero, so that rows of absent words stay recognizable.
+
+        Args:
+            before, after: global model before and after the round.
+            own: uploads of these sites, by client.
+            numbers: number of examples by which the server weights each participant.
         """
         sent, others = before.parameters, numbers.keys() - own.keys()
         steps = {n: (after.parameters[n].double() - t.double()) / self.plan.lr for n, t in sent.items()}
@@ -95,7 +93,6 @@ class AnotherSite:
     def _estimated(
         self, mean: Tensors, changes: Mapping[int, Tensors], last: Tensors, numbers: Mapping[int, float]
     ) -> dict[int, float]:
-        """Return each client's number of examples: the sites' own, and equal parts of the estimated rest."""
         own, others = {c: numbers[c] for c in changes}, [c for c in numbers if c not in changes]
         total, found = sum(own.values()), (len(own) / len(numbers), "equal numbers of examples")
         if own:
@@ -109,11 +106,16 @@ class AnotherSite:
 def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
     """Estimate the share p in (0, 1) of the update ``own`` in ``mean`` = p own + (1 - p) rest, and say how.
 
-    Rows and columns that only the own examples change, such as those of unique words, have the ratio p; single values
-    do not count, since all examples may share an input. Else, if a layer's mean gradient has less than full rank, its
-    pseudoinverse times the own gradient has the eigenvalue 1 / p, once for each dimension of ``own``. If all values
-    have one size, as after a single step of Adam, the least ratio, where all others have the other sign, is 2p - 1.
-    ``last`` are distances of neighboring values of ``mean``. ``None`` if none of these holds.
+    Three ways are tried. ``None`` if none of them works.
+
+    1. After a single step of Adam all values have one size; the least ratio mean / own, where the signs of all other
+    updates differ, is 2p - 1.
+    2. Rows and columns that only the examples of ``own`` change, such as those of unique words, have the ratio p
+    throughout. Single values do not count, since all examples may share an input.
+    3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p, once
+    for each dimension of ``own``.
+
+    ``last``: distances of neighboring floating-point values of ``mean``.
     """
     if (share := _share_by_signs(mean, own, last)) is not None:
         return share, "the other sign's values"
@@ -169,11 +171,11 @@ def _share_by_rank(mean: Tensor, own: Tensor, last: Tensor) -> float | None:
 
 
 def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[int, Upload]:
-    """Return the single clients' uploads that the means of rounds with different participants determine, by client.
+    """Solve for the uploads of single clients, given the means of rounds with different participants.
 
-    Exact for uploads that do not change between rounds; the last rounds that suffice are taken (Lam et al., Gradient
-    Disaggregation, ICML 2021, with known participants). ``means``: each round's counted examples of the other
-    participants, by client, and its ``AnotherSite.rest``.
+    Return those that are determined, by client. Exact for uploads that do not change between rounds; the last rounds
+    that suffice are taken (Lam et al., Gradient Disaggregation, ICML 2021, with known participants). ``means``: for
+    each round, the number of examples of each other participant, and the result of ``AnotherSite.rest``.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]
@@ -205,7 +207,10 @@ def seen_by_sites(
     seed: int = 0,
     knows_numbers: bool = True,
 ) -> Upload:
-    """Return the others' mean upload, as the sites ``own`` compute it if a server moves ``sent`` by all ``uploads``."""
+    """Return the mean upload of the other clients, as the colluding sites ``own`` compute it.
+
+    The server moves the model ``sent`` by all ``uploads``.
+    """
     plan = replace(plan, norm_factor=math.inf)
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)
     server.receive(uploads, round)

@@ -36,7 +36,7 @@ def _tenseal() -> Any:
 
 
 class Adder:
-    """The server, which adds ciphertexts without the secret key."""
+    """Server's side of CKKS, which adds ciphertexts without the secret key."""
 
     def __init__(self, context: bytes) -> None:
         self._tenseal = _tenseal()
@@ -53,7 +53,7 @@ class Adder:
 
 
 class KeyHolder:
-    """The clients' secret key, which all of them share and the server does not have."""
+    """Clients' side of CKKS, with a secret key that all clients share and the server does not have."""
 
     def __init__(self) -> None:
         self._tenseal = _tenseal()
@@ -65,7 +65,6 @@ class KeyHolder:
         return bytes(self._context.serialize(save_secret_key=False, save_galois_keys=False, save_relin_keys=False))
 
     def encrypt(self, slots: Tensor) -> list[bytes]:
-        """Encrypt slots (N,) into ciphertexts of up to ``DEGREE / 2`` slots."""
         pieces = slots.split(DEGREE // 2)
         return [bytes(self._tenseal.ckks_vector(self._context, p.tolist()).serialize()) for p in pieces]
 
@@ -84,13 +83,10 @@ class Packing:
 
     Values in [-1, 1] are rounded to ``2^bits - 1`` levels including zero; a slot holds several, each with room for the
     carries of ``summands`` additions.
-
-    Attributes:
-        summands: largest number of packed updates that are added.
     """
 
     bits: int = 16
-    summands: int = 10
+    summands: int = 10  # largest number of packed updates that are added
 
     def __post_init__(self) -> None:
         example = f"more do not fit for {self.summands} clients, try 16"
@@ -110,7 +106,6 @@ class Packing:
 
     @property
     def step(self) -> float:
-        """Return the distance of two levels; the rounding error is at most half of it."""
         return 1 / self._most
 
     @property

@@ -28,27 +28,27 @@ from fl_privacy.types.modality import modality_of_inputs
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """A client's training examples: ``batch`` takes indices below ``number``; ``seconds`` is the defense's time."""
+    """Training examples of a client, or those by which its defense replaces them."""
 
     number: int
-    batch: Callable[[Tensor], Batch]
-    seconds: float = 0.0
+    batch: Callable[[Tensor], Batch]  # function from indices below ``number`` to a batch
+    seconds: float = 0.0  # time that the defense took
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """Local steps behind an upload; ``order``: example indices of each step, ``num_examples``: number to state."""
+    """Local steps that lead to an upload."""
 
-    order: Sequence[Tensor]
+    order: Sequence[Tensor]  # indices of the examples of each step
     batches: Sequence[Batch]
     plan: LocalPlan
-    purpose: str
-    num_examples: int | None = None
-    seconds: float = 0.0
+    purpose: str  # name of the random streams
+    num_examples: int | None = None  # number of examples to state; ``None`` counts those in ``order``
+    seconds: float = 0.0  # time that the defense took to replace the examples
 
 
 def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Return index tensors of the local steps of one round, drawn without replacement within each pass.
+    """Return the example indices of each local step of a round, drawn without replacement within each pass.
 
     A plan without steps and epochs makes one step. Only the last batch of an epoch may be short.
     """
@@ -63,7 +63,7 @@ def local_batches(num_examples: int, plan: LocalPlan, rng: torch.Generator) -> l
 
 
 def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
-    """Augment each image of ``batch`` independently by ``plan``; ``UserError`` for texts or rows."""
+    """Crop and flip each image of ``batch`` at random, as ``plan`` says; ``UserError`` for texts or rows."""
     images = batch.inputs
     if not (kind := modality_of_inputs(images)).pixels:
         raise UserError(
@@ -112,12 +112,12 @@ class Client:
         indices: (n,) indices of this client's examples.
         model: architecture; its values are not used.
         seed: source of this client's random streams, with ``id``. A number makes it a simulation: anyone who knows it
-            can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; a kept
-            one (``flower.node_secret``) outlives the process, which private layers need in a Flower app. With a secret,
-            each upload has new streams.
-        audit_seed: public number that decides the probed batches of a deployed client.
+            can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; each
+            upload then has new streams. Private layers in a Flower app need a stored secret (``flower.node_secret``),
+            which outlives the process.
+        audit_seed: public number that decides which batches of a deployed client are attacked in an audit.
         threads: CPU threads, which affect the last bits of results.
-        test: examples on which a client with a private part tests its own model; ``None`` takes its own.
+        test: examples on which a client with a private part tests its own model; ``None`` takes its training examples.
         guard: check of each model before training, if any. On a deployed client that promises differential privacy it
             checks the weights alone, since a model's answers reveal a bit about the examples.
     """
@@ -148,7 +148,7 @@ class Client:
         return replace(result, seconds=result.seconds + looked, defense_seconds=result.defense_seconds + looked)
 
     def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
-        """Train the private part on the new model ``sent`` at the end of ``round``, and test both if ``test``."""
+        """Train the private part on the new model ``sent``, and with ``test``, test both together."""
         started = time.perf_counter()
         if passes := self.defense.private_passes:
             own = self._own(state)
@@ -190,12 +190,16 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """Return the probed batch (B, ...) number ``probe``, from 0; batches are disjoint and equal in every round."""
+        """Return batch number ``probe`` (B, ...), from 0, of the disjoint batches that an audit attacks.
+
+        Batches are equal in every round. ``state`` holds the examples by which the defense replaces the client's, if
+        any.
+        """
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))
 
     def probed_examples(self, probe: int, batch_size: int) -> Tensor:
-        """Return the indices (B,) in ``examples`` of the ``probe``-th batch, before a defense replaces examples."""
+        """Return the indices (B,) in ``examples`` of ``victim_batch``, before a defense replaces examples."""
         return self.indices[self._probed(probe, batch_size, len(self.indices))]
 
     def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:
@@ -215,7 +219,7 @@ class Client:
         return len(labels)
 
     def training_work(self, state: ClientState, *, round: int) -> LocalWork:
-        """Return the local steps of ``round``; the defense's examples are kept in ``state``."""
+        """Return the local steps of ``round``; examples that the defense makes are kept in ``state``."""
         own, purpose = self._own(state), f"round-{round}"
         order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], purpose)
@@ -257,7 +261,6 @@ class Client:
             return evaluate_model(model, values, examples, device=self.device)
 
     def private_part(self, sent: ModelState, state: ClientState) -> tuple[nn.Module, ModelState]:
-        """Return this client's architecture and its private values, which are secret."""
         model = self._own_model(state)
         return model, training.private_values(model, sent.to(self.device), state).to("cpu")
 

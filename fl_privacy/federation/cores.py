@@ -30,7 +30,7 @@ def processes_that_fit(bytes_each: int, meminfo: Path = Path("/proc/meminfo")) -
 
 
 def shared_among(processes: int) -> dict[str, str]:
-    """Return the environment of each of ``processes`` that share this one's cores."""
+    """Return environment variables that give each of ``processes`` an equal part of this process's cores."""
     return {LEFT: str(max(1, usable_cores() // max(1, processes)))}
 
 

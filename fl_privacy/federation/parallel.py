@@ -107,12 +107,12 @@ def ray_cluster() -> Iterator[None]:
 
 
 def cause_of(error: Exception) -> BaseException:
-    """Return the error behind Ray's own exception."""
+    """Return the error that Ray's exception wraps, or ``error`` itself."""
     return getattr(error, "cause", None) or error
 
 
 def one_line(error: Exception) -> str:
-    """Return ``cause_of(error)`` in a line."""
+    """Format ``cause_of(error)`` in one line."""
     cause = cause_of(error)
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
 
@@ -127,12 +127,13 @@ LOSSES = 2
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardedAttack:
-    """Runs ``attack`` on parts of the victims in Ray tasks, on this machine or the cluster of RAY_ADDRESS.
+    """Attack that runs ``attack`` on parts of the victims in Ray tasks, here or in the cluster of RAY_ADDRESS.
 
     Results equal those of one process up to the last bits. The victims of a failed task are failures.
 
     Attributes:
-        device: each task gets a GPU or a share of one.
+        shards: number of parts.
+        device: with ``cuda``, each task gets a GPU or a share of one.
 
     Raises:
         UserError: Ray is not installed, or the cluster does not answer.
@@ -195,7 +196,7 @@ class ShardedAttack:
         return found
 
     def _share(self, tasks: int) -> dict[str, Any]:
-        """Return a task's reservation: no CPU, since clients in Ray processes hold them during the attack."""
+        """Return the Ray resources of a task: no CPU, since clients in Ray processes hold all during the attack."""
         import ray  # noqa: PLC0415
 
         if self.device.type != "cuda":
@@ -297,12 +298,13 @@ def attack_by_all_cores(
 ) -> list[Reconstruction]:
     """Attack all ``observations`` in parts by several processes; see ``federation.processes.in_processes``.
 
-    Parts, and so every bit of the result, do not depend on the number of processes. GPU and Ray stay in this process.
+    Parts, and so every bit of the result, do not depend on the number of processes. Attacks on a GPU or by Ray run in
+    this process.
 
     Args:
         attack: attack whose random numbers depend on ``seed`` and a victim's id alone.
         threads: CPU threads of each process; ``None`` takes one, or PyTorch's for a single part.
-        processes: most processes; ``None`` takes all cores.
+        processes: largest number of processes; ``None`` takes all cores.
     """
     devices = {str(getattr(one, "device", None) or "cpu") for one in (attack, getattr(attack, "attack", attack))}
     devices |= {str(value.device) for one in observations[:1] for value in one.upload.tensors.values()}

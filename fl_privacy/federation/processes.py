@@ -72,10 +72,10 @@ def worker_processes(
 ) -> Iterator[Any]:
     """Yield loky's executor of ``number`` processes, which later calls with the same arguments reuse.
 
-    Processes end with this one, and do not receive what a terminal sends to all.
+    Processes end with this one, and ignore a terminal's signals.
 
     Args:
-        threads: CPU threads of each.
+        threads: CPU threads of each process.
         environment: variables that differ from this process's.
         sharers: number of processes that share the memory.
         prepare: function that each process calls at its start.
@@ -116,7 +116,11 @@ def _begin(parent: int, folder: str, threads: int, sharers: int, prepare: Callab
 
 
 def end_workers(waiting: Iterable[Future[Any]] = (), *, patience: float = 0.0) -> None:
-    """End the workers by SIGKILL; ``patience``: seconds before it, after SIGTERM, for the work of ``waiting``."""
+    """Cancel the tasks ``waiting`` and end the workers.
+
+    Workers get SIGKILL. With ``patience``, they get SIGTERM first, and SIGKILL only if a task still runs after as many
+    seconds.
+    """
     executor, _pool.executor = _pool.executor, None
     if executor is None:
         return
@@ -325,7 +329,7 @@ def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return ``error``, or one of the same name and message if it can't be pickled."""
+    """Return ``error``, or if it can't be pickled, a substitute of the same class name and message."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:  # noqa: BLE001  (whatever a foreign exception makes of it)

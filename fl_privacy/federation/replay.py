@@ -14,7 +14,11 @@ from fl_privacy.types import Batch, ModelState, Upload, VictimId
 
 
 def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
-    """Return the examples behind ``victim``, in order of first use; ``UserError`` if a secret decides them."""
+    """Return the examples of which ``client`` made the upload ``victim``, in order of first use.
+
+    Raises:
+        UserError: the client's random numbers derive from a secret.
+    """
     return Replay(client=client, victim=victim, sent=ModelState({}, {}), state=state, batch_size=batch_size).examples
 
 
@@ -24,7 +28,13 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """Lazy replay of one upload from the client's earlier ``state``, which gets the defense's examples."""
+    """Repetition of a simulated client's upload ``victim``, computed on access.
+
+    Attributes:
+        sent: model that the client was sent.
+        state: client's state before the upload; the defense's examples are added to it.
+        batch_size: number of examples of a probe.
+    """
 
     client: Client
     victim: VictimId

@@ -50,7 +50,7 @@ class Failure:
 
 
 def printable(text: str) -> str:
-    """Return the beginning of ``text``, without terminal control characters."""
+    """Return the first ``MOST_LETTERS`` characters of ``text``, with spaces instead of unprintable ones."""
     return visible(text[:MOST_LETTERS])
 
 
@@ -74,7 +74,7 @@ WITHHELD = "The client can't answer this; its own log says why."
 
 
 class UnansweredError(UserError):
-    """Error ``WITHHELD``: a counted request gets no answer."""
+    """Error with the message ``WITHHELD``, instead of a reply."""
 
 
 class UnfitMessageError(UserError):
@@ -118,7 +118,7 @@ LARGEST_MODEL = 1e9
 
 
 def expect_sound(values: Tensors) -> None:
-    """Raise ``UnfitMessageError`` for values that are not finite or whose norm, without variances, is too large."""
+    """Raise ``UnfitMessageError`` if values are not finite, or the norm of all but variances is too large."""
     for name, value in values.items():
         if not value.isfinite().all():
             raise UnfitMessageError(
@@ -133,18 +133,12 @@ def expect_sound(values: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Sorted:
-    """A round's usable and excluded replies.
+    """A round's usable and excluded replies."""
 
-    Attributes:
-        usable: usable replies by client, in ascending order.
-        weights: counted examples of each usable reply.
-        usual: norms of change for comparison in the next round, by kind.
-    """
-
-    usable: Mapping[int, Upload]
-    weights: tuple[int, ...]
-    excluded: Mapping[int, str]
-    usual: Mapping[str, float]
+    usable: Mapping[int, Upload]  # by client, in ascending order
+    weights: tuple[int, ...]  # number of examples as which each usable reply counts
+    excluded: Mapping[int, str]  # reason by client
+    usual: Mapping[str, float]  # largest median norm so far, for the next round, by kind of change
 
 
 def sort_out(
@@ -157,9 +151,10 @@ def sort_out(
 ) -> Sorted:
     """Separate usable replies from excluded ones.
 
-    Each is first checked by ``fault``. With three or more, those are excluded whose change of the parameters, of
-    floating-point or of whole-number buffers has a norm over ``factor`` times the median of this round or, if larger,
-    of an earlier one (``usual``). A client counts as at most ``factor`` times the (lower) median number of examples.
+    A reply is excluded if :func:`fault` finds a reason. If three or more are left, so is one whose change has a norm
+    over ``factor`` times the median of this round or, if larger, of an earlier one (``usual``). Parameters,
+    floating-point buffers and counters are compared separately. A client counts as at most ``factor`` times the lower
+    median number of examples.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}
@@ -187,7 +182,7 @@ def sort_out(
 
 
 def fault(upload: Upload, state: ModelState) -> str | None:
-    """Return why ``upload``, an answer to ``state``, is unusable by itself; else ``None``."""
+    """Return the reason why ``upload`` is unusable as a reply to the model ``state``, or ``None``."""
     number = upload.num_examples
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_EXAMPLES:
         return f"expected at least 1 example and at most {MOST_EXAMPLES}, got {number}"
@@ -239,7 +234,7 @@ def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
 
 
 def _counts(name: str, tensor: Tensor) -> bool:
-    """Recognize a counter by its name, since some strategies turn its value into a fraction."""
+    """Return whether a tensor is a counter, also by its name, since some strategies turn counters into fractions."""
     return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT
 
 

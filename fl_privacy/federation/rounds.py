@@ -23,7 +23,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, order=True)
 class Probe:
-    """Request for the upload of batch ``number``, from 0, of the disjoint batches of ``client``."""
+    """Request to ``client`` for the upload of one batch alone, which is attacked.
+
+    ``number``: number of the batch among the client's disjoint batches, from 0.
+    """
 
     client: int
     number: int
@@ -39,9 +42,9 @@ class Audit:
     Attributes:
         rounds: intercepted rounds, from 1.
         uploads: ``probe``: uploads of ``batch_size`` examples, defended, as if they were all of the client's data (the
-            papers' setting). ``update``: updates that train the model. ``both``: those and all probes.
+            papers' setting). ``update``: updates that train the model. ``both``: updates and all probes.
         clients: clients whose updates are intercepted under ``update``; ``both`` takes all.
-        listens: ``True`` if training updates are also observed next to probes.
+        listens: ``True`` if updates are also intercepted under ``probe``.
     """
 
     rounds: frozenset[int] = frozenset()
@@ -64,7 +67,7 @@ class Audit:
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """Assign ``victims`` probes to the clients in turn; ``UserError`` if they have fewer batches."""
+    """Distribute ``victims`` probes over the clients in turn; ``UserError`` if their data have fewer batches."""
     room = {client: size // batch_size for client, size in sorted(client_sizes.items())}
     if sum(room.values()) < victims:
         raise UserError(
@@ -108,7 +111,7 @@ class RoundReport:
     """Summary of a round.
 
     Attributes:
-        train_loss: mean over the counted clients; NaN if all refused the model.
+        train_loss: mean over the clients whose replies are used; NaN if all refused the model.
         seconds: duration without evaluation and attack.
         defense_seconds: time of the defense's hooks, summed over clients.
         evaluation: mean over the clients, each with its private part, if requested.
@@ -165,7 +168,7 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Return the steps of a round without interception, run by ``work``."""
+    """Return the steps of a round without observations; ``work`` runs the whole round."""
     return work()
     yield
 
@@ -202,7 +205,7 @@ def plain_rounds(
     """Train ``server.state`` from round ``first`` to ``rounds``, yielding each; return each client's private state.
 
     A stopped training continues from the next round and the states of server and clients, but without the server's
-    memory of usual norms.
+    record of usual norms (``Sorted.usual``).
     """
     states = {client: ClientState() if states is None else states[client] for client in clients}
     with freed_memory_kept():
@@ -265,7 +268,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """Add the clients' personalization to ``report``; log failures."""
+    """Add the seconds and the mean evaluation of the clients' personalization to ``report``; log failures."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)
@@ -278,7 +281,7 @@ def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Fai
 def personalize(
     server: Server, clients: Mapping[int, Client], states: dict[int, ClientState], round: int
 ) -> dict[int, Personalized | Failure]:
-    """Let the clients of ``round`` personalize the new model, and update ``states``."""
+    """Let the clients of ``round`` personalize the new model, and update ``states``; return results by client."""
     ends: dict[int, Personalized | Failure] = {}
     for client in counted("private part of client", server.select(round)):
         sent, state = server.sent_to(client, round), ClientState(dict(states[client].tensors))

@@ -28,7 +28,7 @@ Tamper = Callable[[ModelState, int], ModelState]
 """(global model, client id) -> model sent to that client by a malicious server."""
 
 Heard = Callable[[int, Upload, Mapping[int, int]], None]
-"""Callback (round, mean of the replies, number of examples by client) for a server that sees no single one."""
+"""Callback (round, mean of the replies, number of examples by client) for a server that sees only means."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class ServerPlan:
         lr: server's step along the aggregated gradient (downhill) or delta.
         optimizer: rule of that step.
         noise: standard deviation of Gaussian noise on each value of the mean; it does not protect from the server.
-        norm_factor: multiple of the largest median norm above which one of three or more replies is excluded; also
-            limits a client's counted examples.
+        norm_factor: largest accepted ratio of a reply's norm to the largest median norm so far, of three or more
+            replies; also limits a client's number of examples, relative to the median.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"
@@ -108,16 +108,16 @@ class Server:
         *,
         behind: Mapping[int, int] | None = None,
     ) -> dict[int, str]:
-        """Move the global model by the usable replies, unless the server learns nothing in ``round``.
+        """Move the global model by the usable replies, unless ``learns`` is false and the round was tampered with.
 
         Args:
-            behind: number of examples of each client behind a secure sum.
+            behind: number of examples of each client, if the only reply is their secure sum.
 
         Returns:
             Reasons of exclusion by client.
 
         Raises:
-            UserError: no reply is usable, and not because the model was refused.
+            UserError: no reply is usable, except if all clients refused the model.
         """
         found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
         self._usual = found.usual
@@ -179,7 +179,7 @@ def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Average each tensor over the clients that have it, weighted, in the given order; integers are rounded."""
+    """Average each tensor over the clients that have it, weighted by ``weights``; integers are rounded."""
     result = {}
     for name in dict.fromkeys(name for t in tensors for name in t):
         held = [(t[name], w) for t, w in zip(tensors, weights, strict=True) if name in t]
@@ -212,7 +212,7 @@ class Evaluation:
 
 
 def mean_evaluation(evaluations: Sequence[Evaluation]) -> Evaluation:
-    """Average over clients that tested their own models, equally weighted."""
+    """Average the evaluations of clients that tested their own models, equally weighted."""
     accuracy, loss = sum(e.accuracy for e in evaluations), sum(e.loss for e in evaluations)
     count, examples = len(evaluations), sum(e.num_examples for e in evaluations)
     return Evaluation(accuracy / count, loss / count, examples)

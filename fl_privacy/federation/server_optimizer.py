@@ -43,17 +43,15 @@ class ServerSteps:
     _moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
 
     def copied(self) -> "ServerSteps":
-        """Return the same optimizer with the moments as they are now."""
         found = ServerSteps(rule=self.rule)
         found._moments = dict(self._moments)
         return found
 
     def step(self, mean: Tensors) -> Tensors:
-        """Return a server's step at rate 1 along the update ``mean``, by parameter name."""
         return mean if self.rule.name == "sgd" else {n: self._advance(n, t) for n, t in mean.items()}
 
     def mean_behind(self, step: Tensors) -> Tensors:
-        """Return the mean update behind ``step``, in double precision, up to the rounding of the step.
+        """Return the mean update that led to ``step``, in double precision, up to the rounding of the step.
 
         The first step of Adam and Yogi shows only the sign of values far above ``tau``.
         """

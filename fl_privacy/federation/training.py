@@ -23,7 +23,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 class LazyGradients(Mapping[str, Tensor]):
     """Mapping from parameter name to the gradient of one step's mean loss.
 
-    It is computed on construction, unless the defense computes gradients itself; then access raises ``UserError``.
+    The gradients are computed on construction. If the defense computes them itself, access raises ``UserError``.
     """
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:
@@ -84,7 +84,7 @@ def public_state(model: nn.Module, defense: Defense) -> ModelState:
 
 
 def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Join the sent values with this client's private ones: those of an earlier round, else the model's."""
+    """Join the values sent with this client's private values: those stored in an earlier round, else the model's."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
@@ -105,7 +105,7 @@ def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> Mode
 
 
 def store_private(values: ModelState, sent: ModelState, state: ClientState) -> None:
-    """Keep in ``state`` the ``values`` that were not sent."""
+    """Store in ``state`` those of the ``values`` that are not in ``sent``."""
     for own, public in ((values.parameters, sent.parameters), (values.buffers, sent.buffers)):
         state.tensors.update({PRIVATE + name: value for name, value in own.items() if name not in public})
 
@@ -212,9 +212,15 @@ def take_steps(
     still: Collection[str],
     timed: Stopwatch,
 ) -> tuple[ModelState, Tensors, list[Tensor]]:
-    """Take one defended step on each of ``batches``, all shaped like ``first``; ``still`` parameters stay fixed.
+    """Take one training step with the defense on each of ``batches``, starting from the values ``first.sent``.
 
-    Return the values reached, the last gradients, and each step's loss.
+    Args:
+        public: names of the parameters whose gradients the defense changes.
+        still: names of the parameters that stay fixed.
+        timed: stopwatch that calls the hooks of the defense.
+
+    Returns:
+        Model values after the last step, gradients of that step, and the loss of each step.
     """
     plan, state, rng = first.plan, first.state, first.rng
     parameters = {name: p.clone().requires_grad_() for name, p in first.sent.parameters.items()}
@@ -256,7 +262,7 @@ def train_private(
     state: ClientState,
     rng: torch.Generator,
 ) -> None:
-    """Train the private part of ``model`` on ``batches``, with ``sent`` fixed, and keep it in ``state``."""
+    """Train the private part of ``model`` on ``batches``, with the values ``sent`` fixed, and store it in ``state``."""
     moved = private_values(model, sent, state)
     if not moved.parameters:
         return

@@ -64,7 +64,9 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
     try:
         with os.fdopen(open_regular(path), encoding="utf-8") as file:
             if (size := os.fstat(file.fileno()).st_size) > most:
-                raise UserError(f"{path} is expected to have at most {most >> 20} MiB, but has {size >> 20}; cut it.")
+                raise UserError(
+                    f"{path} is expected to have at most {most >> 20} MiB, but has {-(-size >> 20)}; cut it."
+                )
             return file.read()
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is expected to be UTF-8 text, but is not; save it as UTF-8.") from error
@@ -152,7 +154,6 @@ class ArrayUnpickler(pickle.Unpickler):
     """Unpickler that loads only NumPy arrays and plain values, and so runs no code from the file."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the array constructor ``name``; ``UnpicklingError`` for any other name."""
         if module in _HOMES.get(name, ()):
             home = next(one for one in _HOMES[name] if find_spec(one))
             return getattr(importlib.import_module(home), name)

@@ -36,18 +36,12 @@ _OF_FLARE = {"WEIGHTS": False, "WEIGHT_DIFF": True}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SavedArrays:
-    """Arrays of a file, and what the file states about them.
-
-    Attributes:
-        is_change: ``True`` if the arrays are changes of weights instead of weights.
-        steps: number of local steps, if stated.
-        said: sentences for pages on what the file states.
-    """
+    """Arrays of a file, and what the file states about them."""
 
     arrays: Mapping[str, Tensor]
-    is_change: bool = False
-    steps: int | None = None
-    said: tuple[str, ...] = field(default=())
+    is_change: bool = False  # ``True`` if the arrays are changes of weights instead of weights
+    steps: int | None = None  # number of local steps, if stated
+    said: tuple[str, ...] = field(default=())  # sentences for pages on what the file states
 
 
 class _UnfitError(ValueError):
@@ -131,7 +125,7 @@ def _of_zip(file: Any) -> SavedArrays:
 
 
 def _largest(held: object) -> dict[str, Tensor]:
-    """Return the mapping with the most values, such as ``model`` instead of ``optimizer`` in a checkpoint."""
+    """Return the nested mapping of most values, such as ``model`` instead of ``optimizer`` in a checkpoint."""
     return max(_mappings(held, set()), key=lambda one: sum(t.numel() for t in one.values()), default={})
 
 
@@ -148,7 +142,6 @@ def _mappings(held: object, seen: set[int]) -> Iterator[dict[str, Tensor]]:
 
 
 def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``arrays`` detached; refuse an empty mapping, sparse or quantized tensors, and repeated values."""
     if not arrays:
         raise _UnfitError("holds no arrays with names")
     for name, value in arrays.items():
@@ -160,7 +153,6 @@ def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _array(data: bytes) -> Tensor:
-    """Convert the bytes of a ``.npy`` file to a tensor; refuse a header that does not fit their number."""
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -242,7 +234,6 @@ def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
 
 
 def _values(data: Any, kind: np.dtype[Any], shape: Any) -> Tensor:
-    """Convert bytes in C order to a tensor of the kind ``kind`` and ``shape``; refuse another number of values."""
     shape = tuple(map(int, shape))
     if kind.kind not in "fiub" or min(shape, default=0) < 0 or prod(shape) * kind.itemsize != len(data):
         raise _UnfitError(f"holds an array of shape {shape} and kind {kind}, which is not the number of its values")

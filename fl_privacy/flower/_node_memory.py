@@ -110,7 +110,7 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return the client's name in a state folder: its node's partition, else its id."""
+    """Return the client's key in a state folder: ("partition", number of its partition), else ("node", its id)."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
@@ -178,7 +178,7 @@ def answered(records: RecordDict) -> dict[str, int]:
 
 
 def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
-    """Raise ``UserError`` unless the round is later than all answered ones of this kind of message."""
+    """Raise ``UserError`` unless ``round`` is later than the last answered round of this ``kind`` in ``counted``."""
     if round <= (last := counted.get(kind, -1)):
         raise UserError(
             f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
@@ -187,7 +187,7 @@ def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
 
 
 def expect_near(answered: Iterable[int], round: int) -> None:
-    """Raise ``UserError`` for a round that is negative, or more than ``MOST_AHEAD`` after the last answered one."""
+    """Raise ``UserError`` for a round that is negative, or more than ``MOST_AHEAD`` after the last of ``answered``."""
     most = max([0, *answered]) + MOST_AHEAD
     if not 0 <= round <= most:
         raise UserError(
@@ -202,7 +202,10 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in ``context.state``, lost when the node restarts; ``once`` refuses to answer a round twice."""
+    """Client state in Flower's ``context.state``; it is lost when the node restarts.
+
+    With ``once``, ``expect_new`` refuses a round that was already answered.
+    """
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records
@@ -218,7 +221,7 @@ class ContextMemory:
             remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Raise ``UserError`` for a message that was answered before or, unless ``bounded``, of a round far ahead."""
+        """Raise ``UserError`` if a message was answered before; unless ``bounded``, also for a round far ahead."""
         if self.once:
             expect_later(answered(self.records), kind, round)
             if not bounded:
@@ -237,7 +240,6 @@ class NodeMemory:
         self._key = key
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
-        """Return the state saved last; ``UserError`` if the file is shared, has another key, or is damaged."""
         return ClientState({name: t.to(device) for name, t in self._read()[0].items()})
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:

@@ -34,7 +34,7 @@ class Cell:
     """A ``ClientApp`` (``package.module:attribute``) in an isolated process that is started on demand.
 
     Args:
-        app: reference of the app; empty only to find out whether it would be isolated.
+        app: reference of the app; empty only to test whether the system can isolate apps.
         bundle: bundle with the app, which has a new process for each message; ``None`` for an installed app.
         packages: folder of packages for the bundle.
     """
@@ -48,7 +48,6 @@ class Cell:
         self._is_loaded = False
 
     def start(self) -> Isolation:
-        """Start the process and load the app; ``UserError`` if it can't be isolated as required, or can't be loaded."""
         held = self.open()
         self._load()
         return held
@@ -136,12 +135,14 @@ class Cell:
             self.close()
             if isinstance(error, RefusedError):
                 raise
-            raise RefusedError("app", f"its reply is no message: {type(error).__name__}: {error}") from error
+            raise RefusedError(
+                "app", f"its reply is no message: {type(error).__name__}: {error}; correct the app"
+            ) from error
         context.state = kept
         if self.bundle is not None:
             self.close()
         if answer is None:
-            raise RefusedError("app", failed.decode(errors="replace")[:1000])
+            raise RefusedError("app", f"{failed.decode(errors='replace')[:1000]}; correct the app")
         return answer
 
     @property
@@ -149,21 +150,19 @@ class Cell:
         return self._apart is not None
 
     def end(self) -> None:
-        """End the process and its children, from any thread."""
         if (apart := self._apart) is not None:
             apart.end()
 
     def close(self) -> None:
-        """End the process and its children; a second call does nothing."""
         apart, self._apart, self._is_loaded = self._apart, None, False
         if apart is not None:
             apart.close()
 
 
 class Bundles:
-    """Answers each run with its bundle's app, behind one gate, if the site's policy allows the run.
+    """Apps that runs bring in bundles, each run in its own isolated process behind one gate.
 
-    ``UserError`` if this system can't isolate apps as the policy requires.
+    Runs need the approval of the site's policy. ``UserError`` if this system can't isolate apps as the policy requires.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -178,7 +177,10 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply to a message of a run with a bundle; ``None`` while it waits for approval or others."""
+        """Return the reply of the run's app; ``None`` while the message waits for approval or for other messages.
+
+        ``brought``: the run's bundle and its signatures.
+        """
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:
@@ -190,11 +192,12 @@ class Bundles:
             by = self.approvals.admit(bundle, run, dict(context.run_config), signers)
             if by is None and time.monotonic() - since >= self.runs.wait_seconds:
                 self.approvals.forget(run)
-                raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
+                late = f"was not approved within {self.runs.wait_seconds:g} s; approve it, or raise runs.wait_seconds"
+                raise RefusedError("run", f"run {run} of {bundle.in_words()} {late}")
             if by is None or context.run_id in self._working or len(self._working) >= MOST_CELLS:
                 most, event = (MOST_MESSAGES, "approval") if by is None else (MOST_QUEUED, "their turn")
                 if sum(other == run for other, *_ in self._held.values()) >= most:
-                    raise RefusedError("waiting", f"{most} others of run {run} wait for {event}")
+                    raise RefusedError("waiting", f"{most} others of run {run} wait for {event}; send fewer at once")
                 self._held[number] = held
                 return None
             self._working.add(context.run_id)
@@ -219,7 +222,6 @@ class Bundles:
         return self.gate(message, context, app, origin)
 
     def _cell(self, run: int, bundle: Bundle) -> Cell:
-        """Return the run's cell; ``RefusedError`` if the bundle needs packages that it can't have."""
         cell, _ = self._cells.pop(run, (None, 0.0))
         if cell is None or cell.bundle != bundle.content:
             if cell is not None:
@@ -227,7 +229,8 @@ class Bundles:
             packages = None
             if unmet := unmet_packages(bundle, any_version=self.runs.versions == "any"):
                 if self.runs.install == "never":
-                    raise RefusedError("packages", ", ".join(f"{text}: {instead}" for text, instead in unmet.items()))
+                    listed = ", ".join(f"{text}: {instead}" for text, instead in unmet.items())
+                    raise RefusedError("packages", f"{listed}; install them here, or set runs.install: from-index")
                 with others_turn():
                     packages = install_packages(unmet, self.runs.folder / "packages")
             cell = Cell(bundle.client, self.gate.policy.app, bundle=bundle.content, packages=packages)

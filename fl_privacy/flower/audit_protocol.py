@@ -25,14 +25,14 @@ _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedImages:
-    """Images behind an answer to a probe: their fingerprints (``data.own_examples``) and normalization, if any."""
+    """Images of which a client made the upload that a probe asked for."""
 
-    fingerprints: Sequence[str]
-    normalization: Normalization | None
+    fingerprints: Sequence[str]  # fingerprint of each image (``data.own_examples``)
+    normalization: Normalization | None  # mean and standard deviation by which the client normalizes, if known
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the upload of batch number ``probe`` at the model of ``message``.
+    """Build a message's content that asks for the upload of batch number ``probe`` with the model of ``message``.
 
     The request is in the strategy's first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
     """
@@ -121,7 +121,7 @@ def told_defense(reply: RecordDict) -> Description:
 
 
 def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
-    """Return the run config, updated by the message's config records."""
+    """Return the run config, updated by the message's config records, without the keys that ask for a probe."""
     merged: dict[str, object] = dict(context.run_config)
     for record in content.config_records.values():
         merged.update(record)

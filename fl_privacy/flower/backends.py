@@ -33,7 +33,7 @@ def rounds_on_grid(
     timeout: float = 600.0,
     rules: NodeRules | None = None,
 ) -> Generator[Round, None, None]:
-    """Train ``server.state`` with the clients behind ``grid``.
+    """Train ``server.state`` with the clients behind ``grid``, yielding each round.
 
     ``UserError`` if the nodes do not fit the server's clients, or all clients of a round failed.
 

@@ -52,7 +52,7 @@ class PrivacyClient(NumPyClient):
     """
 
     make_defense: ClassVar[Callable[..., Defense] | None] = None
-    """Maker of a subclass's defense; without it the client keeps its own."""
+    """Function that makes the defense of a subclass; ``None`` keeps the defense of ``client``."""
 
     last_round: int | None = None
     """Last round of the run. Later rounds are refused, since answering one would rule out all before. ``None``
@@ -87,7 +87,7 @@ class PrivacyClient(NumPyClient):
         return self._reply(self._counted(["train"], self._message_number(config), update))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
-        """Return the upload of the victim batch ``config["victim"]`` of ``config["batch-size"]`` examples."""
+        """Return the upload of batch number ``config["victim"]``, from 0, of ``config["batch-size"]`` examples."""
         images = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
         round, sent = self._round(config), self._sent(parameters, config)
         number, size = _integer(config, records.VICTIM), _integer(config, records.BATCH_SIZE)
@@ -115,8 +115,8 @@ class PrivacyClient(NumPyClient):
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Return loss and accuracy of the model sent, with the private part, on the client's own examples.
 
-        Outside of a simulation it answers once a round, rounded to three digits. ``UserError`` if ``fit`` would raise
-        one, or the defense promises differential privacy, which exact figures break.
+        Outside of a simulation the client answers once a round, with figures rounded to three digits. ``UserError`` if
+        ``fit`` would raise one, or the defense promises differential privacy, which exact figures break.
         """
         if promises_privacy(self.wrapped.defense):
             raise UnfitMessageError(
@@ -158,7 +158,7 @@ class PrivacyClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Return ``True`` for a deployed client, whose repeated answers would differ."""
+        """Return ``True`` for a deployed client: each answer to the same message would have new noise."""
         return isinstance(self.wrapped.seed, Secret)
 
     @property
@@ -200,49 +200,49 @@ class PrivacyClient(NumPyClient):
 
 
 class DPClient(PrivacyClient):
-    """Clip the update and add noise, by ``dp_noise``."""
+    """Client that clips its update and adds noise; see :func:`dp_noise`."""
 
     make_defense = staticmethod(dp_noise)
 
 
 class PruningClient(PrivacyClient):
-    """Upload only the important elements of the update, by ``pruning``."""
+    """Client that uploads only the most important elements of its update; see :func:`pruning`."""
 
     make_defense = staticmethod(pruning)
 
 
 class ATSClient(PrivacyClient):
-    """Train on transformed images, by ``ats``."""
+    """Client that trains on transformed images; see :func:`ats`."""
 
     make_defense = staticmethod(ats)
 
 
 class RefinerClient(PrivacyClient):
-    """Upload the gradient of robust data, by ``refiner``."""
+    """Client that uploads the gradient of robust data; see :func:`refiner`."""
 
     make_defense = staticmethod(refiner)
 
 
 class SPNClient(PrivacyClient):
-    """Train a private head next to the public model, by ``spn``."""
+    """Client that trains a private head next to the public model; see :func:`spn`."""
 
     make_defense = staticmethod(spn)
 
 
 class SplitFedClient(PrivacyClient):
-    """Keep some layers private, by ``split_fed``."""
+    """Client that keeps some layers private; see :func:`split_fed`."""
 
     make_defense = staticmethod(split_fed)
 
 
 class PassportClient(PrivacyClient):
-    """Keep some layers private, modulated by secret passports, by ``fdl_pp``."""
+    """Client that keeps some layers private, modulated by secret passports; see :func:`fdl_pp`."""
 
     make_defense = staticmethod(fdl_pp)
 
 
 class MaskableClient(PrivacyClient):
-    """Client that replies floating-point arrays of at least one dimension, within [-clip, clip], for SecAgg+."""
+    """Client for SecAgg+: it uploads arrays of floating-point values within [-``clip``, ``clip``]."""
 
     def __init__(self, client: Client, memory: RecordDict | Memory, *, clip: float) -> None:
         super().__init__(client, memory)

@@ -31,9 +31,9 @@ from fl_privacy.types import ModelState, Upload, VictimId
 
 @dataclass(eq=False)
 class StrategyAround(Strategy):
-    """Base class of wrapped strategies that leaves evaluation to the inner ``strategy``.
+    """Base class of wrappers of a Flower strategy, which leave evaluation to the inner ``strategy``.
 
-    Other attributes of the inner strategy, such as methods of an app's own class, are reached through this one.
+    Other attributes of the inner strategy, such as methods of an app's own class, are reached through the wrapper.
     """
 
     strategy: Strategy
@@ -60,7 +60,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Sane(StrategyAround):
-    """Pass only usable replies on to ``strategy``, and log why others are left out; see ``federation.replies``.
+    """Strategy that passes only usable replies on to ``strategy``, and logs why it leaves out others.
 
     It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
     from those sent (names, dtype, shape), are not finite or have negative variances; if the norm of its change is over
@@ -70,6 +70,7 @@ class Sane(StrategyAround):
 
     Attributes:
         factor: largest multiple of the median, above 1; ``math.inf`` leaves out no large update.
+        weighted_by: name of the metric with a client's number of examples.
         excluded: reasons by round and node for the training replies left out.
     """
 
@@ -129,14 +130,13 @@ class Sane(StrategyAround):
         return [answered[index][1] for index in sorted_out.usable]
 
     def _upload(self, state: ModelState, sent: RecordDict, reply: RecordDict) -> Upload:
-        """Return the weights in ``reply`` in the dtypes sent; clients may keep integers where strategies average."""
         layout = {key: list(record) for key, record in sent.array_records.items()}
         if {key: list(record) for key, record in reply.array_records.items()} != layout:
             raise UserError("its arrays are expected under the names sent, but have others; reply the same names")
         (metrics,) = reply.metric_records.values()
         tensors = _by_place(reply)
         for name, tensor in tensors.items():
-            if tensor.dtype == self._first[name]:
+            if tensor.dtype == self._first[name]:  # as in the first round, before averages turned integers into floats
                 tensors[name] = tensor.to(state.parameters[name].dtype)
         return Upload(tensors=tensors, num_examples=int(metrics[self.weighted_by]))  # type: ignore[arg-type]
 
@@ -185,7 +185,7 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """Remember the batch norm in a client's ``reply`` if it differs from that of the message ``sent``.
+    """Store the batch norm of a client's ``reply`` in ``context.state`` if the client keeps its own (FedBN).
 
     Only values that the client uploads anyway are kept, and none if the arrays' names are not those of ``model``.
     """
@@ -217,15 +217,15 @@ def _by_name(content: RecordDict) -> dict[str, Tensor]:
 
 @dataclass(eq=False)
 class HonestButCurious(StrategyAround):
-    """Follow the protocol of ``strategy``, and capture each upload with the model that was sent for it.
+    """Strategy that follows the protocol of ``strategy``, and captures each upload with the model sent for it.
 
     It changes no message and no result. For clients of other packages, the interceptor's plan should say
     ``shares="weights"``.
 
     Attributes:
         states: private state of simulated clients, for an interceptor with side information.
-        audit: rounds, and clients of training updates. A client is the partition it reports, else the rank of its
-            node's id. A partition belongs to the first node that reports it, until that node leaves.
+        audit: uploads to capture. A client's number is the partition it reports, else the rank of its node's id. A
+            partition belongs to the first node that reports it, until that node leaves.
         problems: reasons for missing captures, with counts.
     """
 
@@ -245,7 +245,6 @@ class HonestButCurious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of ``strategy``, after capturing its probes."""
         self._node_ids = sorted(grid.get_node_ids())
         self._before, helpers = self.states, self.interceptor.side_information
         if helpers is not None and self.states is not no_states and server_round in self.audit.rounds:
@@ -305,7 +304,6 @@ class HonestButCurious(StrategyAround):
         self.interceptor.capture(victim, sent=states[shared], upload=upload, states=self._before)
 
     def client_of(self, message: Message, reply: Message) -> int:
-        """Return the client that answered ``message``; raise ``UserError`` if it claims another node's partition."""
         node, identity = message.metadata.dst_node_id, reply.content.config_records.get(records.CLIENT)
         reported = identity.get(records.PARTITION) if identity is not None else None
         client = reported if isinstance(reported, int) else self._node_ids.index(node)
@@ -317,7 +315,7 @@ class HonestButCurious(StrategyAround):
 
 
 class _TappedGrid(RelayGrid):
-    """``grid`` that also captures messages exchanged while a strategy configures its round."""
+    """Grid that also captures the probes that a strategy sends while it configures its round."""
 
     def __init__(self, grid: Grid, listener: HonestButCurious, round: int) -> None:
         super().__init__(grid)
@@ -333,7 +331,7 @@ class _TappedGrid(RelayGrid):
 
 @dataclass(eq=False)
 class Malicious(StrategyAround):
-    """Replace the model that ``strategy`` sends to each client by one that ``attack`` crafts from it.
+    """Strategy that sends each client a model that ``attack`` crafts from the one of ``strategy``.
 
     ``HonestButCurious`` around it captures the replies as observations, for the attack's ``read``::
 
@@ -354,7 +352,6 @@ class Malicious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages with crafted values; ``UserError`` if the model has no layer that the attack can use."""
         sent = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if not self._attacks(server_round):
             return sent

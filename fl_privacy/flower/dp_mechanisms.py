@@ -51,10 +51,9 @@ CLASSIC = (
 
 
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
-    """Return the claim and facts of one of Flower's mods or strategies; ``None`` for other objects.
+    """Return the DP claim of a mod or strategy of Flower, and its noise and rounds; ``None`` for other objects.
 
-    The noise multiplier is the one that the observer faces: the server for a mod, the model's receivers for a
-    strategy.
+    The noise multiplier is what the adversary sees: the server for a mod, the receivers of the model for a strategy.
     """
     if isinstance(subject, LocalDpMod):
         if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula
@@ -186,14 +185,13 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Cache the records of the last update, since making them takes longer than answering."""
+    """Cache of the records of the last update, since making them takes longer than answering."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None
         self._made: tuple[ArrayRecord, ArrayRecord, ArrayRecord] | None = None
 
     def of(self, update: Tensors) -> tuple[ArrayRecord, ArrayRecord, ArrayRecord]:
-        """Return records of the zeros that are sent, of ``update``, and of a negligible update."""
         if self._made is None or self._update is not update:
             zeros = {name: torch.zeros_like(value) for name, value in update.items()}
             self._update = update
@@ -207,7 +205,6 @@ NOTHING = 1e-12
 
 
 def _not_nothing(update: Tensors) -> Tensors:
-    """Replace a zero ``update`` by one too small to measure."""
     if any(bool(value.any()) for value in update.values()):
         return update
     return {name: value + NOTHING if number == 0 else value for number, (name, value) in enumerate(update.items())}
@@ -235,7 +232,7 @@ def _reply(
 
 
 def located(name: str) -> Any:
-    """Import the object ``module:attribute``, with the working directory on the path; ``UserError`` without one."""
+    """Import the object ``module:attribute``, with the working directory on the path; ``UserError`` if missing."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise UserError(

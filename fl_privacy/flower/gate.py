@@ -137,7 +137,7 @@ class Gate:
     def _answer(self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin) -> RecordDict:
         kind = str(message.metadata.message_type)
         if not message.has_content():
-            raise RefusedError("kind", f"a message of kind {kind!r:.400} without content")
+            raise RefusedError("kind", f"a message of kind {kind!r:.400} is expected to have content; send it")
         received = admit(self.policy, kind, plain_records(message.content))
         kept = self._guarded(received, context.run_id)
         rho = self.policy.rho(kind)
@@ -159,7 +159,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return an error of one line, or noise if the app was ``asked``, since it must not choose to be refused."""
+        """Return an error of one line; or noise if the app was ``asked``, since apps must not choose to be refused."""
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said
@@ -182,7 +182,7 @@ class Gate:
             raise
         except BaseException as error:  # noqa: BLE001  (third-party code can raise anything)
             failed = f"{type(error).__name__}: {error}"
-        raise RefusedError("app", failed)
+        raise RefusedError("app", f"{failed}; correct the app")
 
     def _context(self, context: Context) -> Context:
         allowed = self.policy.receives.run_config
@@ -219,7 +219,6 @@ class Gate:
         return self.ledger.append(**told, run=str(context.run_id), **counted, **vars(origin)).entries
 
     def _refusal(self, error: Exception, *, brought: bool = False) -> Error:
-        """Return the error reply; it has the error's text if that is only about what the run ``brought``."""
         detail, reason = printable(str(error)), _reason(error)
         if reason == "gate":
             logger.error("The gate failed", exc_info=error)
@@ -241,7 +240,6 @@ def _reason(error: Exception) -> str:
 
 
 def _remember(held: "OrderedDict[int, Any]", run: int, value: Any, size: Callable[[Any], int]) -> None:
-    """Keep a run's ``value``; above the limits on runs and bytes, drop values of the least recently used runs."""
     held[run] = value
     held.move_to_end(run)
     while len(held) > 1 and (len(held) > MOST_RUNS or sum(map(size, held.values())) > MOST_KEPT):
@@ -281,9 +279,9 @@ def flower_records(records: Records) -> RecordDict:
 def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
     """Return a function (received, released) -> records that applies a defense's upload hooks.
 
-    It acts on the change of all floating-point arrays, statistics too, and draws from the operating system's
-    randomness. ``UserError`` if there is no such defense or option, it acts within the training, or it promises
-    differential privacy, for which a policy has ``protect.noise``.
+    The hooks get the change of all floating-point arrays, statistics too, and the operating system's randomness.
+    ``UserError`` if there is no such defense or option, it acts within the training, or it promises differential
+    privacy, for which a policy has ``protect.noise``.
     """
     from fl_privacy.runs.build import build_defense  # noqa: PLC0415  (brings Hydra)
     from fl_privacy.runs.config import compose_file  # noqa: PLC0415

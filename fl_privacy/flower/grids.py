@@ -38,11 +38,11 @@ _HEADER = 1 << 12  # largest header of an array in bytes
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Checks the unmasked parts of SecAgg+ replies; ``counts`` are integer buffers, which are sent in the clear."""
+    """Validation of the parts of SecAgg+ replies that are not masked."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    counts: Tensors
-    most: int
+    shapes: Mapping[str, tuple[int, ...]]  # shape of each masked tensor
+    counts: Tensors  # integer buffers, which are sent in the clear
+    most: int  # largest number of examples in a reply
 
     @classmethod
     def to(cls, state: ModelState, most: int) -> "MaskedReplies":
@@ -51,7 +51,7 @@ class MaskedReplies:
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Return why ``reply`` is unusable, or ``None``; ``sent`` is the record of SecAgg+'s current stage."""
+        """Return the reason why ``reply`` is unusable, if it is; ``sent`` is the record of SecAgg+'s current stage."""
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:
             return "it has no record of the protocol"
@@ -153,7 +153,6 @@ class LocalGrid(Grid):
         identify_process()
 
     def deliver(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the reply to each of ``messages``; an exception in the client's app becomes an error reply."""
         return [self._answer(message) for message in counted("message to a client", messages)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
@@ -214,7 +213,7 @@ class RelayGrid(Grid):
 
 
 class PromptGrid(RelayGrid):
-    """A grid that polls for replies at once and then less and less often; Flower's polls every 3 seconds."""
+    """A grid that polls for replies at once and then less and less often; Flower's grid polls every 3 seconds."""
 
     SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
     """Seconds between two polls: the least, the most, and in between this share of the time waited so far."""
@@ -262,23 +261,16 @@ NOT_COUNTED = "its reply does not count"
 
 
 class Traffic(RelayGrid):
-    """A grid that records what the server receives.
-
-    Attributes:
-        masked: arrays of each client's last reply.
-        failed: reasons why replies are missing or do not count.
-        expected: required form of replies; ``None`` accepts any.
-        breaking: reasons why replies of this round do not count.
-    """
+    """A grid that records what the server receives."""
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
         super().__init__(grid)
-        self.nodes = nodes
-        self.received = 0
-        self.masked: dict[int, list[np.ndarray]] = {}
-        self.failed: dict[int, str] = {}
-        self.expected: MaskedReplies | None = None
-        self.breaking: dict[int, str] = {}
+        self.nodes = nodes  # node of each client
+        self.received = 0  # bytes
+        self.masked: dict[int, list[np.ndarray]] = {}  # arrays of each client's last reply
+        self.failed: dict[int, str] = {}  # reasons by client why replies are missing or do not count
+        self.expected: MaskedReplies | None = None  # required form of replies; ``None`` accepts any
+        self.breaking: dict[int, str] = {}  # reasons by client why replies of this round do not count
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Send copies of messages, since nodes in this process remove entries from them; return the replies."""

@@ -32,29 +32,19 @@ SIZE_IS_PUBLIC = (
 
 @dataclass(eq=False)
 class OpacusWatch:
-    """Observes Opacus in a training, and steps made without it.
-
-    Attributes:
-        claims: (epsilon, delta) returned by its accountant, or given as its target.
-        multipliers: noise multiplier of each step of the private optimizer.
-        divisors: number by which each of these steps divides the noised sum.
-        beside: number of other optimizers' steps on the private model's parameters.
-        others: number of other optimizers' steps on anything else.
-        inputs: at most two examples of the last batch that entered the module.
-        examples: number of examples of the private loader.
-    """
+    """Record of what Opacus does in a client's training, and of steps made without it."""
 
     module: Any = None
     optimizer: Any = None
     sample_rate: float = 1.0  # sample rate of its batches, the largest if several
     poisson: bool | None = True  # ``True`` for Poisson samples; ``None`` if the batches came from no loader
-    claims: list[tuple[float, float]] = field(default_factory=list)
-    multipliers: list[float] = field(default_factory=list)
-    divisors: list[float] = field(default_factory=list)
-    beside: int = 0
-    others: int = 0
-    inputs: Tensor | None = None
-    examples: float = math.inf
+    claims: list[tuple[float, float]] = field(default_factory=list)  # (epsilon, delta), computed or targets
+    multipliers: list[float] = field(default_factory=list)  # noise multiplier of each private step
+    divisors: list[float] = field(default_factory=list)  # number that divides the noised sum, of each private step
+    beside: int = 0  # number of other optimizers' steps on the private model's parameters
+    others: int = 0  # number of other optimizers' steps on anything else
+    inputs: Tensor | None = None  # at most two examples of the last batch that entered the module
+    examples: float = math.inf  # number of examples of the private loader
     _parameters: dict[int, Tensor] = field(default_factory=dict)
     _before: list[Tensor] = field(default_factory=list)
     _batches: "list[Sampled]" = field(default_factory=list)
@@ -71,7 +61,10 @@ class OpacusWatch:
         return self.beside + self.others or int(moved)
 
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
-        """Return a check of Opacus' epsilon and of one step's noise; each of ``rounds`` has a new accountant."""
+        """Return a check of Opacus' epsilon and of one step's noise.
+
+        ``rounds``: number of rounds of the training, in each of which the client makes a new accountant.
+        """
         if self.optimizer is None:
             return []
         facts = self._facts()
@@ -114,7 +107,6 @@ class OpacusWatch:
         return tested(name, mechanism, stated, question, pair=pair)
 
     def _claim(self, asked: DpCheckRequest, facts: Facts) -> Claim | None:
-        """Return the claim of the user, else of the accountant, else of the noise (of one step if others lack it)."""
         if asked.epsilon is not None:
             return asked.claim(None, "the user", unit="example")
         if self.claims:
@@ -246,7 +238,7 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
 
 @contextmanager
 def watched_opacus() -> Iterator[OpacusWatch]:
-    """Watch Opacus; without it installed, the watch stays empty."""
+    """Yield a record of what Opacus does within the context; it stays empty if Opacus is not installed."""
     watch = OpacusWatch()
     if find_spec("opacus") is None:
         yield watch

@@ -28,7 +28,7 @@ LOSSES = 2  # number of times a message is given to another actor because its ma
 
 
 class ClientProcess:
-    """Body of a Ray actor: the clients of a ``source``, fetched with the first message, when errors can be reported."""
+    """Ray actor that serves the clients of ``source``; it makes them at the first message, to report errors."""
 
     def __init__(self, source: list[Any]) -> None:
         self._source = source
@@ -46,7 +46,7 @@ class ClientProcess:
 
 
 class RayGrid(LocalGrid):
-    """Nodes served by Ray actors; each node's context travels with its message.
+    """Grid whose nodes are served by Ray actors; each node's context travels with its message.
 
     Args:
         capacity: function that counts the actors fitting into the cluster.
@@ -98,8 +98,7 @@ class RayGrid(LocalGrid):
         return replies
 
     def _next_idle(self, working: Mapping[Any, "_Errand"]) -> Any:
-        """Return an idle actor; one that still starts only if no other works, since its machine may be gone."""
-        starting = list(self._preparing.values())
+        starting = list(self._preparing.values())  # chosen only if no started one is busy: their machine may be gone
         started = [actor for actor in self._idle if actor not in starting]
         busy = any(errand.actor not in starting for errand in working.values())
         chosen = next(iter(started or ([] if busy else self._idle)), None)
@@ -137,7 +136,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Replace a lost actor; return ``True`` if its machine is lost too, so that its message goes to another."""
+        """Replace a lost actor; return ``True`` if its message goes to another actor, since the machine is lost too."""
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
         if silent:
             ray.kill(errand.actor)

@@ -23,7 +23,7 @@ NUMPY = "numpy.ndarray"  # Flower's serialization type for NumPy's own format
 
 
 def plain_array(values: np.ndarray) -> Array:
-    """Return the same array as ``Array.from_numpy_ndarray(values)``, faster by cached headers."""
+    """Return the same array as ``Array.from_numpy_ndarray(values)``, but faster, since headers are cached."""
     values = np.asarray(values, order="C")
     if values.dtype.hasobject or values.dtype.names is not None:
         return Array.from_numpy_ndarray(values)
@@ -32,7 +32,7 @@ def plain_array(values: np.ndarray) -> Array:
 
 
 def array_values(array: Array) -> np.ndarray:
-    """Return the values of ``array``; not copied and read-only if ``plain_array`` could have written the bytes."""
+    """Return the values of ``array``, as a read-only view if :func:`plain_array` could have written the bytes."""
     dtype, shape = array.dtype, tuple(array.shape)
     if array.stype == NUMPY and dtype in _PLAIN:
         header = _header(dtype, shape)
@@ -90,7 +90,7 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
-    """Return every array of the one record of ``content``, by record and key."""
+    """Return the arrays of a message's only record, or of ``parameters`` and ``buffers``, by record and key."""
     records = {place: record for place, record in content.array_records.items() if record}
     ours = records.keys() <= {PARAMETERS, BUFFERS}
     if len(records) > 1 and not (ours and records[PARAMETERS].keys().isdisjoint(records[BUFFERS])):
@@ -204,7 +204,7 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtypes of ``content``'s arrays under ``names``, in order; ``None`` unless there is one each."""
+    """Return the dtypes of the arrays in ``content``, in order, by ``names``; ``None`` if the numbers differ."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 
@@ -215,7 +215,7 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 
 
 def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict[str, torch.Tensor]:
-    """Convert a record into tensors by name; encoded arrays need the expected tensors ``like``."""
+    """Convert a record into tensors by name; arrays encoded by :func:`shortest` need the expected tensors ``like``."""
     expected = like or {}
     return {n: expand(n, a, expected) if a.stype == STYPE else to_tensor(array_values(a)) for n, a in record.items()}
 
@@ -350,7 +350,7 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Return the tensor that ``shortest`` encoded.
 
-    Few bytes may claim many zeros: ``UserError`` for a name that is not in ``like``, more values than ``like`` has, or
+    ``UserError`` for a name that is not in ``like``, more values than ``like`` has (few bytes may claim many zeros), or
     bytes that do not fit.
     """
     if name not in like:
@@ -382,7 +382,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return the names under which a probe's images are counted; ``UserError`` for a bad number or size."""
+    """Return the names of a probe's images, each answered once a round; ``UserError`` for a bad number or size."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

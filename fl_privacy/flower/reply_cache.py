@@ -46,11 +46,12 @@ Instead = Callable[[RecordDict], RecordDict | None]
 
 @dataclass(frozen=True)
 class Answers:
-    """Record of the messages that the client of ``context`` has answered, by kind and round.
+    """Record of the messages that a client has answered, so that each is answered at most once a round.
 
-    They are counted in the node's context and in a file next to the node's secret, which survives a restart; a
-    simulated node keeps no file and no answer. ``rounds``: largest number of a round; ``None`` takes the run's. If a
-    run states none, a round is at most ``memory.MOST_AHEAD`` after the last one.
+    The last answered round of each kind of message is stored in ``context`` and in a file next to the node's secret,
+    which survives a restart. A simulated node keeps no file and no answer. ``rounds``: number of the last possible
+    round; ``None`` takes it from the run config. If that states none, a round is at most ``memory.MOST_AHEAD`` after
+    the last answered one.
     """
 
     context: Context
@@ -172,7 +173,7 @@ class Answers:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Store ``answer``, or ``None`` for a refusal, in place of the previous one; simulated nodes store nothing."""
+        """Store ``answer`` (``None`` for a refusal) to the message of digest ``question``; simulated nodes don't."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
@@ -251,7 +252,6 @@ class Answers:
 
 @contextmanager
 def _written_down() -> Iterator[None]:
-    """Log why the node's files fail, and raise a ``UserError`` that hides the reason from the server."""
     try:
         yield
     except (OSError, ValueError, TypeError, AttributeError, UserError) as error:
@@ -339,7 +339,10 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod`` so that errors become one-line replies; unexpected errors and lines with a path are only logged."""
+    """Wrap ``mod`` so that its errors become replies of one line.
+
+    Unexpected errors, and lines that name a path, are only logged.
+    """
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:

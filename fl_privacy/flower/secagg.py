@@ -44,7 +44,7 @@ _ARRAYS = "arrays"
 def local_dp_mod(
     *, round_epsilon: float = 1.0, delta: float = 1e-5, clip_norm: float = 1.0, sensitivity: float | None = None
 ) -> Defense:
-    """Build the defense ``fl_privacy.defenses.local_dp``, with its arguments, on Flower's ``LocalDpMod``.
+    """Build the defense ``fl_privacy.defenses.local_dp``, with its arguments, using Flower's ``LocalDpMod``.
 
     Uploads have the same distribution. NumPy's global stream, from which the mod draws, is seeded for each update and
     restored afterwards.
@@ -74,7 +74,7 @@ def local_dp_mod(
 
 
 def reproducible_mod(seed: int) -> Mod:
-    """Build a mod that seeds a client's random rounding, for which Flower uses NumPy's global stream, by ``seed``."""
+    """Build a mod that seeds NumPy's global stream, from which Flower draws a client's random rounding."""
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         client = int(context.node_config[records.PARTITION])
@@ -97,16 +97,11 @@ def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """Quantization of updates to whole numbers that masks can hide.
-
-    Attributes:
-        threshold: share of the clients whose key shares unmask the sum, in (0, 1]; at half or less, a server can ask
-            two groups of clients for the two kinds of shares, and unmask every update.
-    """
+    """Quantization of updates to whole numbers that masks can hide."""
 
     clip: float = 8.0  # largest absolute value of an update
     levels: int = 2**22
-    threshold: float = 0.67
+    threshold: float = 0.67  # share of the clients whose key shares unmask the sum; at most half is unsafe
     shares: float = 1.0  # share of the clients with which each exchanges keys and masks, in (0, 1]
 
     def __post_init__(self) -> None:
@@ -156,7 +151,7 @@ def secure_rounds(
 
 
 def masking_client_app(make_client: Callable[[Context], PrivacyClient], mods: Sequence[Mod] = ()) -> ClientApp:
-    """Build a ClientApp that answers training messages by SecAgg+, with ``mods`` around the protocol."""
+    """Build a ClientApp that answers training messages using SecAgg+, with ``mods`` around the protocol."""
     return ClientApp(client_fn=lambda context: make_client(context).to_client(), mods=[*mods, legacy.secaggplus_mod])
 
 
@@ -175,7 +170,10 @@ def train_secure_round(
     threshold: float,
     attempt: int | None = None,
 ) -> RoundReport:
-    """Run a round of secure aggregation, under the number ``attempt``; ``UserError`` if too few clients were left."""
+    """Run a round of secure aggregation; ``UserError`` if too few clients were left.
+
+    ``attempt``: number of the training message, which differs from ``round`` once a failed round was repeated.
+    """
     traffic.failed.clear()
     traffic.expected = MaskedReplies.to(server.state, int(workflow.max_weight))
     started, before = time.perf_counter(), traffic.received
@@ -267,7 +265,7 @@ def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> 
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
     A client scales its update by its share of ``most`` examples before rounding to multiples of ``step``, so that a
-    client with few examples adds as much rounding as any other.
+    client with few examples adds as much rounding as any other. ``examples``: number of examples of all clients.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 

@@ -52,14 +52,10 @@ def partitions_of(grid: Grid) -> int | None:
 
 @dataclass(kw_only=True, eq=False)
 class NodeRules:
-    """Requirements of a run on nodes in other processes.
-
-    Attributes:
-        bound: ``True`` if nodes are authenticated, so that a node's id stands for its key and keeps its partition.
-    """
+    """Requirements of a run on nodes in other processes."""
 
     patience: float = 60.0  # seconds to wait for all nodes before the first round
-    bound: bool = False
+    bound: bool = False  # ``True`` if nodes are authenticated: an id stands for a key and keeps its partition
     simulated: bool | None = None  # required answer of nodes about their clients; ``None`` accepts both
     own_data: bool | None = None  # required answer about training on the node's own folder; ``None`` accepts both
     reconnect: float = 0.0  # seconds to wait at the start of each later round for nodes that have left
@@ -67,7 +63,7 @@ class NodeRules:
 
 @dataclass(eq=False)
 class Nodes(NodeRules):
-    """Map each of ``clients`` to its node; a new node is asked for its partition, since node ids are random.
+    """Mapping from each of ``clients`` to its node; a new node is asked for its partition, since node ids are random.
 
     A partition belongs to the first node that claims it, until that node leaves.
     """
@@ -81,7 +77,7 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Look for nodes until all are there, later for ``reconnect`` seconds; ``UserError`` if some never came."""
+        """Wait for all nodes, in later rounds for ``reconnect`` seconds at most; ``UserError`` if some never came."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:
@@ -181,9 +177,10 @@ T = TypeVar("T")
 
 @dataclass(eq=False, kw_only=True)
 class Federated(NodeRules, Strategy):
-    """Flower strategy that runs the rounds of ``server``; probes precede the training messages, and train nothing.
+    """Flower strategy that runs the rounds of ``server``.
 
-    ``NodeRules`` has the settings for nodes; ``timeout`` is the seconds to wait for the replies to probes.
+    With an ``audit``, a round begins with probes: requests for uploads of chosen examples, which train nothing.
+    ``timeout``: seconds to wait for the replies to probes. Other settings are those of ``NodeRules``.
     """
 
     server: Server
@@ -225,7 +222,6 @@ class Federated(NodeRules, Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Move the server's model by the clients' replies; ``UserError`` if no reply is usable."""
         results: dict[int, LocalResult | Failure] = {c: Failure("its node is not connected") for c in self._absent}
         results |= self._ends(replies, lambda reply: records.read_result(reply.content, self.server.state))
         self._report = report = finish_round(self.server, results, round=server_round, started=self._started)
@@ -236,7 +232,6 @@ class Federated(NodeRules, Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask clients with a private part to end the round with the new model; others do not evaluate."""
         if not self.server.personal:
             return []
         test = {records.TEST: int(server_round in self.server.tested)}
@@ -252,7 +247,9 @@ class Federated(NodeRules, Strategy):
             metrics = {key: records.finite_number(record, key) for key in record}
             tested, number = metrics.get("accuracy"), int(metrics[records.NUM_EXAMPLES])
             if tested is not None and not (0 <= tested <= 1 and number > 0):
-                raise UserError(f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}")
+                raise UserError(
+                    f"accuracy is expected in [0, 1] of at least 1 example, got {tested} of {number}; correct the test"
+                )
             evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
             return Personalized(seconds=metrics.get(records.SECONDS, 0.0), evaluation=evaluation)
 

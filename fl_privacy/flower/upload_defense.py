@@ -38,7 +38,7 @@ _WITHIN = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DefendedUpload:
-    """Applies the upload hooks of ``defense`` to the difference between replied and sent weights.
+    """Upload hooks of ``defense``, applied to the difference between replied and sent weights.
 
     Values that hooks withhold, and arrays that the defense does not act on, come back as they were sent, except for
     ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.
@@ -46,7 +46,7 @@ class DefendedUpload:
     Attributes:
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
-        of_model: ``True`` if ``parameters`` come from a model: integers are refused, and not returned as sent.
+        of_model: ``True`` if ``parameters`` come from a model; then integer parameters are refused.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
     """
@@ -145,14 +145,12 @@ class DefendedUpload:
     def remembering(
         self, memory: RecordDict, before: Tensors, after: Tensors, rng: torch.Generator
     ) -> list[np.ndarray]:
-        """Return the defended upload as arrays, ordered like ``before``; hooks keep state in ``memory``."""
         state = load_state(memory)
         defended = self(before, after, state, rng)
         save_state(memory, state)
         return [to_array(value) for value in defended.values()]
 
     def unchanged(self, before: Tensors, kinds: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-        """Return the reply of a client that changed nothing, in the dtypes ``kinds``."""
         return {name: value.to(kinds[name]) for name, value in self._start(before).items()}
 
     def _start(self, before: Tensors) -> Tensors:
@@ -172,7 +170,11 @@ class DefendedUpload:
 def generator_of_round(
     seed: int | None, config: Mapping[str, object], client: int | str, *purpose: str
 ) -> torch.Generator:
-    """Return a round's random generator, the system's without ``seed``; ``UserError`` for a seed without a round."""
+    """Return the random generator of the round in ``config``, from ``seed`` or else the operating system's.
+
+    Raises:
+        UserError: ``seed`` is set, and ``config`` names no round.
+    """
     if seed is None:
         return SecretGenerator(Secret.draw())
     if ROUND not in config:

@@ -26,9 +26,10 @@ class ClassTrace:
 def class_trace(
     sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
 ) -> ClassTrace | None:
-    """Return the change of the probable output bias and the number of examples by class; ``None`` without either.
+    """Return the change of the output layer's bias, found by its size, and the number of examples by class.
 
-    ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers from 0, or ``None`` if unknown.
+    ``None`` if one is unknown. ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers from 0,
+    or ``None`` if unknown.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -112,13 +113,12 @@ def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarr
 
 
 def _apart(values: np.ndarray) -> np.ndarray:
-    """Return values (N, K) minus their column and row means."""
     left = values - values.mean(0, keepdims=True)
     return np.asarray(left - left.mean(1, keepdims=True))
 
 
 def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
-    """Return Pearson's correlation with Fisher's interval for ``free`` independent values."""
+    """Return Pearson's correlation with Fisher's 95 % interval for ``free`` independent values."""
     size = float(np.linalg.norm(guess) * np.linalg.norm(truth))
     value = float((guess * truth).sum()) / size if size > 0 else 0.0
     wide = Z95 / math.sqrt(max(free - 2, 1))

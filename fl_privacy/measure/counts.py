@@ -13,7 +13,7 @@ from fl_privacy.types.victim_ids import Certainty
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Counts of the distinct words of attacked texts, by upload."""
+    """Numbers of distinct words that attacked uploads hold, and that were guessed right and wrong."""
 
     read: int = 0  # right words in uploads whose words exceed their frequency control
     there: int = 0  # true words in all uploads attacked for words
@@ -60,7 +60,6 @@ class Counts:
 
     @property
     def share(self) -> float | None:
-        """Return the reconstructed share of the scored examples; ``None`` if none was scored."""
         return self.read / self.judged if self.judged else None
 
     @property
@@ -75,7 +74,6 @@ class Counts:
 
     @property
     def shown_interval(self) -> tuple[float, float]:
-        """Return ``interval``, or (0, ``at_most``) if no example was reconstructed."""
         return self.interval if self.read else (0.0, self.at_most)
 
     @property
@@ -83,7 +81,8 @@ class Counts:
         """Return the probability that guesses without the update reconstruct at least as many examples.
 
         For rows and texts it is ``chance``. For images it is 0 if one is exact, and ``luck`` if they are only
-        recognizable. Otherwise it follows from the leads or, without them, from 1 / (candidates + 1) per image.
+        recognizable. Otherwise it follows from the leads (:class:`Identified`) or, without them, from 1 / (candidates +
+        1) per image.
         """
         if self.chance is not None:
             return self.chance
@@ -100,7 +99,7 @@ class Counts:
 
 
 def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:
-    """Count ``scores``, pairs of upload id and score, of one attacker and round by outcome."""
+    """Count the scores of one attacker and round by outcome; ``scores`` are pairs of upload id and score."""
     found, scores = dict.fromkeys(Outcome, 0), list(scores)
     failures = unknown = older = 0
     judged = list[tuple[str, ImageScore]]()
@@ -134,7 +133,6 @@ def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:
 
 
 def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.chance`` of rows and texts, 0 if one is proven; ``None`` for images and older records."""
     known = [(id, score.compared) for id, score in judged if score.compared.chance is not None]
     if not known:
         return None
@@ -145,7 +143,6 @@ def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
 
 
 def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.identified_by_chance``, the smaller chance of the largest lead or of all (Bonferroni)."""
     likely = [s for _, s in judged if s.outcome in ("identified", "recognizable") and s.compared.likeness is not None]
     if not likely:
         return None
@@ -155,7 +152,6 @@ def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | N
 
 
 def _luck_of(judged: Sequence[tuple[str, ImageScore]]) -> float:
-    """Return ``Counts.luck``; the texts of one upload count as one."""
     every, lucky = set[tuple[str, int]](), dict[tuple[str, int], float]()
     for id, score in judged:
         key = id, 0 if TEXT_METRIC in score.values else score.image

@@ -46,7 +46,6 @@ class Once:
     """Base class of objects that cache values computed from them."""
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return the cached value of ``key``, which ``make()`` computes at the first call."""
         kept: dict[object, Made] = self.__dict__.setdefault("_kept", {})
         if key not in kept:
             kept[key] = make()
@@ -91,7 +90,7 @@ class Descriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (N, D) of unit length for a blur and a window."""
+        """Return cached descriptors (N, D) of unit length for a blur and a window, given by index."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -148,7 +147,7 @@ def small(images: Tensor, side: int) -> Tensor:
 
 
 def shift_reach(width: int) -> int:
-    """Return the largest shift in pixels of an image of ``width`` pixels, a tenth."""
+    """Return the largest shift in pixels of an image of ``width`` pixels, about a tenth of them."""
     return max(1, round(width / 10)) if width > 2 else 0
 
 
@@ -195,7 +194,7 @@ def _between(image: Tensor, side: int) -> Iterator[Tensor]:
 
 
 def with_detail(gray: Tensor) -> Tensor:
-    """Stack images (N, 1, H, W) with themselves minus their coarse brightness, (N, 2, H, W)."""
+    """Stack images (N, 1, H, W) with themselves minus a blurred copy, (N, 2, H, W)."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
 
 

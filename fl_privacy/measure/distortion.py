@@ -53,7 +53,6 @@ class LinearSystem:
 
     @property
     def solvable(self) -> bool:
-        """Return ``True`` if ||B^-1 E_B|| < 1, the theorem's condition for determining x."""
         return self.contraction < 1
 
 
@@ -62,7 +61,8 @@ def linear_system(
 ) -> LinearSystem:
     """Return the condition of a layer from its undefended and uploaded gradients of weight (M, N) and bias (M,).
 
-    It uses the ``rows`` rows of largest uploaded bias gradient, by default all that are not zero.
+    ``rows``: number of rows to use, those of largest uploaded bias gradient; ``None`` takes all of nonzero bias
+    gradient.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
@@ -78,7 +78,7 @@ def linear_system(
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """Result of a tracing attack."""
+    """Result of an attack that traces images to clients (SPN)."""
 
     distance: float  # share in [0, 1] of queries traced to a wrong client; 1 - 1 / ``participants`` by guessing
     attacked_distance: float  # the same share for attacked queries only
@@ -93,8 +93,8 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
     """Return the owner (Q,) of the guess nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6)."""
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
-            "trace is expected to get images of one shape and an owner of each guess, but got"
-            f" {tuple(guesses.shape)} with {len(owners)} owners and {tuple(queries.shape)}; give as many owners."
+            "trace is expected to get images of one shape, and an owner of each of at least one guess, but got"
+            f" {len(owners)} owners of guesses {tuple(guesses.shape)} and queries {tuple(queries.shape)}; give these."
         )
     return owners[nearest(guesses, queries)[1]]
 
@@ -112,5 +112,5 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Return the share in [0, 1] of queries that ``trace`` assigns to another than their ``query_owners`` (Q,)."""
+    """Return the share in [0, 1] of queries that ``trace`` assigns to another client than ``query_owners`` (Q,)."""
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

@@ -29,7 +29,7 @@ OTHER_UPDATES, MOST_CONTROLS = 3, 8  # most other updates whose guesses are cont
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distractors:
-    """Distractors and controls that guesses are compared with."""
+    """Public examples (distractors) and guesses made without the update (controls) to compare guesses with."""
 
     candidates: PublicImages | None = None  # distractor images; ``None`` without any, or for texts
     texts: Tensor | None = None  # tokens (N, L) of public texts, padded with -1, for controls of texts
@@ -73,7 +73,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the client's changed images."""
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), originals that the client changed."""
     found = match.found
     if not len(found):
         return []
@@ -148,7 +148,12 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
 
 
 def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
-    """Return the probability that guesses fit other examples as well, or that ``exact`` equal ``public`` examples."""
+    """Bound the probability that an upload's ``number`` guesses score this well by chance (Bonferroni of two tests).
+
+    Args:
+        fits: score of each guess for each original and public example, larger is better.
+        exact: number of guesses that equal their original, tested by how often ``public`` examples equal each other.
+    """
     chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
     if exact:
         _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
@@ -177,7 +182,7 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 
 
 def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], others: Distractors) -> float:
-    """Return the largest lead at ``original`` (C, H, W) of a control, minus infinity without controls.
+    """Return the largest lead (:class:`Identified`) of a control at ``original`` (C, H, W), -inf without controls.
 
     Controls are ``extra`` guesses at other updates, and a public image that is almost the original, unless the guess
     with the figures ``own`` is closer by a margin.

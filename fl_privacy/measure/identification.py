@@ -53,7 +53,6 @@ class PublicImages:
 
     @cached_property
     def rivals(self) -> Tensor:
-        """Return the images, their mean, and each class mean, (N + M, C, H, W)."""
         return torch.cat([self.images, torch.stack([self.mean, *self.class_means.values()])])
 
     @cached_property
@@ -65,7 +64,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the most similar public image other than ``original``, if any, and almost equal ones (K, C, H, W)."""
+        """Return the public image most similar to ``original`` but not equal, and those almost equal (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -120,7 +119,7 @@ _LEAST_REST = 1e-3  # least unexplained variance of two images' correlation that
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Similarity of each original of a batch of B to the guesses."""
+    """Result of :func:`identify` for each of B originals: best guess, likeness, rank among the candidates, and lead."""
 
     guess: Tensor  # (B,) index of the most similar guess
     # (B,) largest absolute correlation with that guess, in [0, 1], over the comparisons in which the original leads;
@@ -168,13 +167,15 @@ class Look:
         return self.rivals[best.topk(min(number, len(best))).indices]
 
     def behind(self) -> Tensor:
-        """Return the number (B,) of rivals that are at least as near to the guesses as each original."""
         own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
         return (best[None] >= own[:, None] - TIE).sum(1)
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations (G, W, B) in W comparisons, their strengths (G, W, B), and the rivals' (G, W, R)."""
+        """Return the originals' correlations and strengths, (G, W, B), and the rivals' strengths (G, W, R).
+
+        A strength is a correlation standardized by :func:`relative`; W is the number of comparisons in ``sight.ways``.
+        """
         every = torch.arange(len(self.originals.images))
         raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
         usual, key = torch.searchsorted(self.rivals, self.usual), (self.sight, self.rivals.numpy().tobytes())
@@ -186,7 +187,10 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's largest absolute correlation (W, K) with the images ``which`` (K,), in W comparisons."""
+        """Return a guess's absolute correlation (W, K) with the images at the indices ``which`` (K,).
+
+        It is the largest over shifts of the guess, for each of the W comparisons in ``sight.ways``.
+        """
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -206,7 +210,10 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best of several ``ways`` to compare each guess; leads are reduced by ``LUCK_OF_MORE``."""
+    """Rank originals using the best of several ``ways`` to compare each guess.
+
+    Leads (:class:`Identified`) are reduced by ``LUCK_OF_MORE``.
+    """
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
     for _, way in every:
@@ -226,7 +233,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return the lead that the best of ``guesses`` unrelated guesses reaches by chance."""
+    """Return the lead (:class:`Identified`) that the best of ``guesses`` unrelated guesses reaches by chance."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
@@ -235,7 +242,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Fisher's z of correlations (W, R), standardized by the ``usual`` columns, and their mean and spread."""
+    """Standardize Fisher's z of correlations (W, R) by mean and spread of the columns ``usual``; return all three."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -356,7 +363,7 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 def control(
     original: Tensor, label: int | None, candidates: PublicImages | None, extra: Sequence[Tensor] = ()
 ) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update, as ``aligned``.
+    """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update; see :func:`aligned`.
 
     Args:
         original: image (C, H, W) in [0, 1].
@@ -390,7 +397,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return the lead and likeness of the public image nearest to ``original`` (C, H, W), taken as a guess."""
+    """Return lead and likeness (:class:`Identified`) of the public image nearest to ``original``, taken as a guess."""
     key = original.numpy().tobytes()
     if key not in candidates.near:
         candidates.near[key] = -math.inf, 0.0
@@ -403,7 +410,7 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
-    """Return ``image`` (C, H, W) itself, upside down and, if square, by quarter turns."""
+    """Return ``image`` (C, H, W) itself, flipped vertically and, if square, also transposed."""
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 

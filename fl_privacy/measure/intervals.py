@@ -17,15 +17,10 @@ FEW = 5  # least number of independent groups for a useful interval: Student's f
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Statistics of a sample.
-
-    Attributes:
-        ci95: 95 % confidence interval of the mean within the range of the values; ``None`` for a single group or an
-            infinite value.
-    """
+    """Statistics of a sample."""
 
     mean: float
-    ci95: tuple[float, float] | None
+    ci95: tuple[float, float] | None  # 95 % interval of the mean; ``None`` for a single group or an infinite value
     n: int
     groups: int
     median: float
@@ -185,20 +180,19 @@ perturbation is so small that images are reconstructed (roughly SPN, Figure 5)."
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """Point of a PPC curve: a defense's accuracy, distance of guesses from the truth, and ||B|| / ||E|| (SPN)."""
+    """One strength of a defense on a curve of privacy-preserving characteristics (SPN, Fan et al. 2020)."""
 
     accuracy: float
-    distance: float
-    signal_to_distortion: float
+    distance: float  # distance of the attack's guesses from the originals
+    signal_to_distortion: float  # norm of the undefended update over that of the defense's change to it
 
     @property
     def calibrated(self) -> float:
-        """Return accuracy times distance (SPN, Definition 1)."""
         return self.accuracy * self.distance
 
     @property
     def abscissa(self) -> float:
-        """Return log10(||B|| / ||E|| + 1), the horizontal axis of a PPC curve."""
+        """Return log10(``signal_to_distortion`` + 1), the horizontal axis of the curve."""
         return math.log10(self.signal_to_distortion + 1)
 
 
@@ -234,7 +228,6 @@ class Coincidences:
         return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=float(equal.max()) / (number - 1))
 
     def chance(self, exact: int, number: int) -> float:
-        """Return the probability that at least ``exact`` of ``number`` guesses equal an unrelated example."""
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 
@@ -242,10 +235,10 @@ LEAST_OF_CLASS = 20  # least number of other examples of each class for draws wi
 
 
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
-    """Return the probability in (0, 1] that an upload's guesses fit as many other examples as well.
+    """Return the probability in (0, 1] that an upload's guesses fit other examples at least as well as its own.
 
-    It is a permutation test: other examples are drawn and assigned to the guesses for the best fit. It is valid
-    for guesses that do not depend on the upload's own examples, and 1 without other examples.
+    It is a permutation test: other examples are drawn and assigned to the guesses for the best fit. It is valid for
+    guesses that do not depend on the upload's own examples, and 1 without other examples.
 
     Args:
         values: fit (G, B + N) of each guess to each example, the upload's own B first; larger is better.
@@ -280,7 +273,11 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Return the chance by two tests (Bonferroni): ``drawn``, and the number of the upload's examples in ``best``."""
+    """Combine two tests (Bonferroni): the chance ``drawn``, and how many of the upload's examples are in ``best``.
+
+    ``best``: index of the best fitting example of each guess. ``strata``: for each class, the number of the upload's
+    examples and the indices of all, the upload's first.
+    """
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
         there = np.isin(columns, best)
@@ -291,7 +288,6 @@ def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np
 
 
 def _strata(classes: np.ndarray, number: int) -> list[tuple[int, np.ndarray]]:
-    """Return, by class, the number of the upload's examples and all indices; one class if other examples are few."""
     kinds = np.unique(classes[:number])
     if any((classes[number:] == kind).sum() < LEAST_OF_CLASS for kind in kinds):
         return [(number, np.arange(len(classes)))]
@@ -306,7 +302,10 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability, by permutation, that the words ``guess`` fit as many ``others`` as well as ``own``."""
+    """Return the probability (permutation test) that the words ``guess`` fit other texts at least as well as ``own``.
+
+    With ``few``, the number of shared words is also tested.
+    """
     texts = [*own, *others]
     if not others or not own:
         return 1.0
@@ -342,7 +341,7 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return a bound on the probability that independent uploads have chances as small as these.
 
-    It is 1 + log2(number) times the least probability, over k, of k chances at most as large as the k-th smallest.
+    It is 1 + log2(n) times the least, over k, of the probability that k of n chances are at most the k-th smallest.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

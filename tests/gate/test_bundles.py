@@ -521,7 +521,7 @@ def test_so_many_messages_of_a_run_wait_for_approval(site: Path, monkeypatch: py
     reply = asked(bundles, content, number="one more")
     assert reply is not None
     _, said = reply.error.reason.split(": ")
-    assert said == "too many messages of the run wait (20 others of run 1 wait for approval)."
+    assert said == "too many messages of the run wait (20 others of run 1 wait for approval; send fewer at once)."
     waiting = next(one for one in bundles.approvals.waiting() if one.run == "1")
     bundles.approvals.decide("1", "yes", waiting.token)
     monkeypatch.setattr(Gate, "__call__", lambda *_: "answered")
@@ -536,7 +536,7 @@ def test_messages_of_an_approved_run_wait_for_their_turn(site: Path) -> None:
     numbers = [str(number) for number in range(app_process.MOST_QUEUED)]
     assert [asked(bundles, content, number=one) for one in numbers] == [None] * len(numbers)
     reply = asked(bundles, content, number="one more")
-    assert reply is not None and "wait (100 others of run 1 wait for their turn)" in reply.error.reason
+    assert reply is not None and "wait (100 others of run 1 wait for their turn;" in reply.error.reason
 
 
 @pytest.mark.usefixtures("unprobed")
@@ -555,7 +555,7 @@ def test_packages_that_are_missing_are_named_to_the_researcher(site: Path) -> No
     bundles = Bundles(gate_of(site, f"{{allow: [{{fab: {digest(content)}}}]}}"))
     reply = asked(bundles, content)
     assert reply is not None
-    assert "(no-such-thing>=2: not installed)" in reply.error.reason
+    assert "(no-such-thing>=2: not installed; install them here, or set runs.install: from-index)" in reply.error.reason
     bare = written(site, f"{{allow: [{{fab: {digest(content)}}}]}}")
     bare.write_text(bare.read_text().replace("sends:", "sends:\n  refusals: bare"))
     reply = asked(Bundles(Gate(bare)), content)
@@ -578,7 +578,7 @@ def test_a_message_waits_with_its_run_and_others_go_on(site: Path, monkeypatch: 
     assert asked(bundles, other, 1) is None
     now[0] = 5.1
     late = asked(bundles, other, 1)
-    assert late is not None and "was not approved in time" in late.error.reason
+    assert late is not None and "was not approved within 5 s; approve it" in late.error.reason
     assert not bundles.approvals.waiting()
     assert asked(bundles, other, 1) is None, "its next message waits anew"
     (waiting,) = bundles.approvals.waiting()

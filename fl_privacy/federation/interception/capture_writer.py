@@ -25,7 +25,7 @@ def save_observation(observation: Observation, folder: Path) -> Path:
 
 @dataclass(eq=False)
 class CaptureWriter:
-    """Writes a run's observations below ``folder``."""
+    """Writer of a run's observations to files below ``folder``."""
 
     folder: Path
     _written: WeakKeyDictionary[ModelState | Knowledge, str] = field(
@@ -115,7 +115,6 @@ class ObservationBuffer(layout.LazyObservations):
         self.clear()  # remains of a killed run
 
     def clear(self) -> None:
-        """Forget all observations, and remove their files unless a ``CaptureWriter`` owns them."""
         if not self._written:
             shutil.rmtree(self._folder, ignore_errors=True)
         self.ids: Sequence[VictimId] = []

@@ -55,7 +55,7 @@ def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def tensor_file(folder: Path, digest: str) -> Path:
-    """Return the path of the tensors with this digest."""
+    """Return the path of the tensors whose file has the SHA-256 ``digest``."""
     return folder / "tensors" / f"{digest}.safetensors"
 
 
@@ -63,16 +63,13 @@ def tensor_file(folder: Path, digest: str) -> Path:
 class CaptureFile:
     """Untrusted description and tensors of one observation.
 
-    Attributes:
-        finite: ``True`` refuses values that are not finite.
-
     Raises:
         UserError: in every method, if a file is missing, too large or damaged.
     """
 
     folder: Path
     path: Path
-    finite: bool = True
+    finite: bool = True  # ``True`` refuses values that are not finite
 
     def json(self) -> dict[str, Any]:
         try:
@@ -90,7 +87,7 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load the tensors of ``digest``, of at most ``room`` bytes plus a constant."""
+        """Load and verify the tensor file of SHA-256 ``digest``, of at most ``MOST_TENSORS`` + ``room`` bytes."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -159,7 +156,7 @@ class _Some(LazyObservations):
 
 
 def only(observations: Sequence[Observation], wanted: Callable[[VictimId], bool]) -> Sequence[Observation]:
-    """Select the observations whose id is ``wanted``, without loading any."""
+    """Select the observations for whose id ``wanted`` returns ``True``, without loading any."""
     return _Some(observations, [place for place, id in enumerate(ids_of(observations)) if wanted(id)])
 
 
@@ -192,7 +189,7 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
     Args:
         folder: folder of a run with ``intercept.save=true``, or of an audit.
         model: architecture of the model the clients were sent; its values are not used.
-        inside: architecture inside a colluding client; ``None`` is ``model``.
+        inside: architecture that a colluding client trains; ``None`` takes ``model``.
 
     Raises:
         UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
@@ -203,10 +200,7 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """Return the lazily loaded observations below ``folder``.
-
-    Arguments and errors are those of ``load_observations``.
-    """
+    """Return the lazily loaded observations below ``folder``; see :func:`load_observations`."""
     folder = Path(folder)
     audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
     if (folder / _CAPTURES).is_dir():
@@ -267,7 +261,14 @@ class Shared:
 def read_observation(
     folder: Path, id: VictimId, model: nn.Module, inside: nn.Module, shared: Shared, *, finite: bool = True
 ) -> Observation:
-    """Load the observation ``id``, using a cache; ``UserError`` if a file is missing, damaged, or does not fit."""
+    """Load the captured update ``id`` and the attacker's knowledge of it.
+
+    ``inside``: architecture that a colluding client trains. ``shared`` caches what several observations have in common.
+    With ``finite``, infinite and NaN values are refused.
+
+    Raises:
+        UserError: a file is missing, damaged, or does not fit the model.
+    """
     return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 
 
@@ -357,7 +358,6 @@ class _Reader:
             self.file.refuse(f"has {what} beyond 0..1")
 
     def _expect_classes(self, classes: Tensor | None, what: str, raw: Mapping[str, Any]) -> None:
-        """Refuse classes other than (B,) indices within 0..K-1 or (B, K) probabilities."""
         if classes is None:
             return
         count = self._count(raw, "num_classes")

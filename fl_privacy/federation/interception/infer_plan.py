@@ -26,12 +26,14 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
 def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
-    """Infer the local plan from the update of ``observation``; return a sentence on each finding.
+    """Infer the local plan from an upload; return the corrected observation and a sentence on each finding.
 
-    Uploaded weights, unlike changes, contain the values sent. A large change reveals a kept batch norm; the running
-    statistics reveal batch norm's mode, and its counters the number of steps. The learning rate follows from the
-    output layer's bias, whose gradient is the output minus the label. Fields in ``told`` were given by the user;
-    contradictions are reported, and the update is believed.
+    Uploaded weights, unlike changes, contain the values sent. A batch norm that changes far more than other layers was
+    kept by the client. The running statistics reveal batch norm's mode, and its counters the number of steps. The
+    learning rate follows from the output layer's bias, whose gradient is the output minus the label.
+
+    ``told``: fields of the plan that the user gave. If the upload contradicts one, a sentence says so, and the upload
+    is believed, except for the learning rate.
     """
     said: list[str] = []
     plan = _shares(observation, observation.plan, told, said)
@@ -43,7 +45,7 @@ def recognize_training(observation: Observation, told: Collection[str] = ()) -> 
 
 
 def describe_model(model: nn.Module) -> list[str]:
-    """Return sentences on properties of ``model`` that matter to an auditor."""
+    """Return a sentence on the dropout of ``model``, if it has any, for an auditor."""
     masks = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if not masks:
         return []
@@ -54,7 +56,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return the share of the sent values in the upload: about 1 for weights, about 0 for a gradient or delta."""
+    """Return the coefficient of the upload along the values sent: about 1 for weights, 0 for a gradient or delta."""
     sent, norms = observation.sent.parameters, norm_names(observation.model)
     both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
     both = [pair for pair in both if pair[0] not in norms] or both
@@ -148,7 +150,7 @@ def _learning_rate(observation: Observation, told: Collection[str], said: list[s
 
 
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Replace estimated learning rates of single updates by the median of their round.
+    """Replace learning rates estimated from one step on one example by the median of their round.
 
     Estimates of one rate vary with the model's certainty, but victims are attacked together only at equal rates.
     Estimates off by more than a factor of three stay, as another client's rate; replacing nearer ones may weaken
@@ -216,7 +218,10 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of batch norms if the client kept its own; ``None`` if training explains it."""
+    """Return the largest change of a batch norm if the client kept its own (FedBN); ``None`` if training explains it.
+
+    ``change``: change of each parameter in a round. ``norms``: names of the parameters of batch norm.
+    """
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
     if not own or not rest or not 0 < max(rest) < float("inf"):
@@ -226,10 +231,10 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 
 
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
-    """Return ``observation`` with the batch norm its client trained with, and a sentence if it kept its own.
+    """Return ``observation`` with the batch norm its client trained with, and a sentence if it kept its own (FedBN).
 
-    Uploaded values of a kept batch norm are taken as sent, up to the client's steps. Values never sent are the initial
-    ones. The change of a kept batch norm is not matched.
+    The uploaded values of such a batch norm replace those sent, which differ by the client's steps; if it is in no
+    message, the model's initial values do. Attacks do not compare its change.
     """
     norms = norm_names(observation.model)
     if not norms:

@@ -43,21 +43,22 @@ def no_states(client: int) -> ClientState:
 class SimulatedSideInformation:
     """Side information from simulated clients with private layers.
 
-    A colluding client's private layers stand in for the victims'; without one, the attacker shuffles the architecture's
-    initial values, like a client.
+    The attacker takes a colluding client's private layers for the victim's. Without a colluding client, it shuffles the
+    architecture's initial values, as a client does.
 
     Attributes:
         colluder: client that works with the server, if any.
         knows_features: ``True`` if the attacker sees the output of the victim's private layers.
-        features_at: module whose inputs are the features; ``None`` is the first public layer, ``activation`` the module
-            behind the private layers' activation.
-        features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: of the
-            victim's model after local training, for which the accomplice's stands in (FDL-PP, Algorithm 3).
-        batch_size: size of probed victims.
-        trainers: clients with their training examples, if ``clients`` hold others for probes.
+        features_at: module whose inputs are the features; ``None`` takes the first public layer, ``activation`` the
+            module behind the private layers' activation.
+        features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: features of
+            the victim's model after local training, which the attacker takes to be the colluder's (FDL-PP, Algorithm
+            3).
+        batch_size: number of examples of a probe.
+        trainers: clients with their training examples, if ``clients`` have other examples for probes.
 
     Raises:
-        UserError: ``features_at`` names no module of the clients' model, or no model can stand in.
+        UserError: ``features_at`` names no module of the clients' model, or ``trained`` has no colluder.
     """
 
     clients: Mapping[int, Client]
@@ -157,11 +158,11 @@ Sink = Callable[[Observation], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Interceptor:
-    """Turns clients' replies into observations.
+    """Converter of clients' replies to observations.
 
     Attributes:
         input_shape: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row.
-        side_information: attacker's inside knowledge, such as stand-ins for private layers, if any.
+        side_information: attacker's inside knowledge, such as a colluding client's private layers, if any.
     """
 
     model: nn.Module

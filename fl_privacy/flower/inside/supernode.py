@@ -51,7 +51,6 @@ class SuperNodeAddress:
     secret: bytes
 
     def client(self, *interceptors: Any, patient: bool = True) -> RuntimeHttpClient:
-        """Return a connection to the API; a ``patient`` one retries."""
         return RuntimeHttpClient.from_server_address(
             server_address=self.address,
             insecure=True,
@@ -63,16 +62,11 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a SuperNode's process.
-
-    Attributes:
-        not_admitted: ``True`` if the SuperLink does not know its key, still counts the node as connected, or failed.
-        lost: reason why an admitted node no longer gets messages, in a line; empty if it ended as asked.
-    """
+    """End of a SuperNode's process."""
 
     status: int
-    not_admitted: bool
-    lost: str = ""
+    not_admitted: bool  # ``True`` if the SuperLink failed, does not know the node's key, or counts it as connected
+    lost: str = ""  # reason why an admitted node gets no more messages, in a line; empty if it ended as asked
 
 
 class _Listening(logging.Handler):
@@ -105,8 +99,6 @@ def _in_a_line(error: BaseException) -> str:
 
 
 class _Ready:
-    """A SuperNode's state that returns the given ``replies``, which were taken out before."""
-
     def __init__(self, state: Any, replies: Sequence[Message]) -> None:
         self._state, self._replies = state, replies
 
@@ -118,7 +110,7 @@ class _Ready:
 
 
 def take_more_messages() -> None:
-    """Let this process's SuperNode fetch messages while others wait; Flower's own answers one after the other."""
+    """Let this process's SuperNode fetch messages before it has answered the earlier ones, unlike Flower's own."""
     from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
 
     pull, push = flower_node._pull_and_store_message, flower_node._push_messages
@@ -141,7 +133,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` in this process until it ends; with ``holds``, fetch messages while others wait."""
+    """Run ``flower-supernode`` in this process until it ends; ``holds``: see :func:`take_more_messages`."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:
@@ -187,7 +179,7 @@ Answerer = Callable[[Message, Context, Brought], Message | None]
 def answer_messages(
     node: SuperNodeAddress, app: Answerer, rest: Callable[[], None] = lambda: None, at_once: int = 0
 ) -> NoReturn:
-    """Answer messages by ``app``; waiting ones don't block others.
+    """Answer a SuperNode's messages using ``app``; a message that has to wait does not block others.
 
     Args:
         rest: called between two messages, and while there are none.

@@ -106,7 +106,7 @@ def canary_mod(
 def canaries_of(
     context: Context, *, delta: float = 1e-5, noise: Literal["gaussian", "other"] = "gaussian"
 ) -> CanaryTest | None:
-    """Return the result of the node's canaries so far; ``None`` before the first round."""
+    """Return the result so far of the canaries of :func:`canary_mod`; ``None`` before the first round."""
     if SCORES not in context.state.array_records:
         return None
     scores, about = context.state.array_records[SCORES]["scores"].numpy(), _About.of(context)
@@ -163,11 +163,9 @@ class _About:
         return cls(**kept)
 
     def coins(self, round: int) -> Tensor:
-        """Return a boolean (number,) mask of the canaries that take part in ``round``, from 0."""
         return torch.rand(self.number, generator=self._rng("coins", round)) < 0.5
 
     def directions(self, round: int, size: int) -> Iterator[Tensor]:
-        """Yield a unit vector (size,) for each canary."""
         rng = self._rng("directions", round)
         for _ in range(self.number):
             drawn = torch.randn(size, generator=rng)

@@ -48,7 +48,6 @@ class DefendedClient(NumPyClient):
     rounds: int | None = None
 
     def get_parameters(self, config: Config) -> Arrays:
-        """Return the inner client's parameters in a simulation; else ``UserError``: they may be trained on examples."""
         if self.answers_once:
             raise UserError(
                 "A defended client is expected to be asked for no parameters, which may be trained, but was; start from"
@@ -373,7 +372,7 @@ class _Defending:
 
 
 def withhold(reply: RecordDict, metrics: Sequence[str]) -> None:
-    """Remove from a reply all figures but ``metrics``, and all settings but this package's."""
+    """Remove from a reply all metrics but ``metrics``, and all config records but this package's."""
     for name, record in list(reply.metric_records.items()):
         reply[name] = MetricRecord({key: value for key, value in record.items() if key in metrics})
     for name in [name for name in reply.config_records if name not in audit_protocol.OWN_RECORDS]:

@@ -16,7 +16,7 @@ from fl_privacy.flower.reply_cache import Answers, asked_of, digest_of_records
 from fl_privacy.types import Batch, ModelState
 
 OwnExamples = Callable[[Context], Batch]
-"""Some examples of the node with this context; the guard passes the first ones through a model."""
+"""Function from a node's context to some of its examples, of which the guard passes the first through a model."""
 
 
 def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: ModelGuard | None = None) -> Mod:
@@ -29,7 +29,7 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
 
     Args:
         model: architecture agreed on; arrays that do not fit it are refused.
-        examples: the node's own, at least two; ``None`` checks the weights alone.
+        examples: function that returns at least two of the node's examples; ``None`` checks the weights alone.
     """
     return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
 
@@ -87,7 +87,7 @@ class _Guarding:
 
 
 def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Refuse requests that break SecAgg+, in front of ``secaggplus_mod``, as ``guard_mod`` does."""
+    """Mod in front of ``secaggplus_mod`` that refuses requests which break SecAgg+; see :func:`secagg_refusal`."""
     if reason := secagg_refusal(message.content.config_records.get(RECORD_KEY_CONFIGS)):
         return Message(Error(UNFIT, f"The guard refused: {reason.rstrip('.')}."), reply_to=message)
     return call_next(message, context)

@@ -48,9 +48,9 @@ def probe_mod(
 
     Args:
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
-        dataset: data set or loader with its transform, or a function from the context to one; the first of a tuple.
+        dataset: data set or loader with its transform, a tuple that begins with one, or a function from the context.
         images: number of examples that may be probed, the first ones of ``dataset``.
-        rounds: largest number of a round with probes; ``None`` takes the run's own.
+        rounds: largest number of a round with probes; ``None`` takes it from the run config.
     """
     architecture = made_of(model)
     fit = train if _takes_config(train) else lambda net, loader, config: train(net, loader)

@@ -44,18 +44,20 @@ def train_step(
 
     It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``. Upload
     hooks need ``defense_mod``. A step returns the loss; outside of a simulation it is NaN if the defense promises
-    differential privacy, since an app may report it. ``UserError`` if the defense exchanges the client's data; on
-    entering, the round was trained before, is missing, or not in the run, or the network's values are not finite or
-    absurdly large.
+    differential privacy, since an app may report it.
 
     Args:
-        defense: defense that does not exchange the client's whole data; for that, use a ``PrivacyClient``.
+        defense: defense that does not replace all of the client's data; for that, use a ``PrivacyClient``.
         context: client's context, with its state and secret; ``None`` keeps nothing for the next round.
         normalization: normalization of the loader's images, which hooks see in [0, 1].
         round: ``server-round`` of the config, required of a deployed client. A round is trained once, also after a
             restart, since each training draws noise anew; ``answer_once_mod`` in front of the app repeats the same
             bytes instead of an error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
+
+    Raises:
+        UserError: the defense replaces the data; or on entering, the round is missing, trained before or beyond the
+            run, or the network's values are not finite or absurdly large.
     """
     if defense.examples:
         raise UserError(
@@ -78,8 +80,9 @@ def private_loader(
 ) -> Iterator[Any]:
     """Yield the batches of ``loader``, changed by a defense that acts on data alone (ATS, InstaHide).
 
-    Each call draws anew: put ``answer_once_mod`` in front. Batches are pairs (images, labels) or mappings with both;
-    mixed labels are probabilities (B, K). ``UserError`` if the defense also acts elsewhere.
+    Each call draws new random numbers: put ``answer_once_mod`` in front of the app. Batches are pairs (images, labels)
+    or mappings with both; mixed labels are probabilities (B, K). ``UserError`` if the defense also acts on anything
+    else.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
@@ -129,7 +132,7 @@ class DefendedTraining:
         return self
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross entropy of a batch, or NaN, and set the parameters' defended gradients."""
+        """Set the parameters' defended gradients; return the batch's mean cross entropy, NaN if it is private."""
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
@@ -197,7 +200,6 @@ class _Draws:
         return derive_generator(self.seed, "client", self.client, purpose)
 
     def once(self, purpose: str) -> torch.Generator:
-        """Return a random stream for ``purpose`` in this round; with a secret, it never repeats."""
         return derive_generator(Secret.draw(), purpose) if isinstance(self.seed, Secret) else self.always(purpose)
 
 
