@@ -113,10 +113,7 @@ BETWEEN_LINES, LONGEST_SILENCE = 10, 60
 
 
 class ShareLines:
-    """Progress callback that passes a line to ``say`` at each tenth, at least 10 and at most 60 seconds apart.
-
-    ``beside`` returns the text that follows the ``title``.
-    """
+    """Progress callback that passes a line to ``say`` at each tenth, at least 10 and at most 60 seconds apart."""
 
     def __init__(self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str) -> None:
         self._say, self._title, self._beside, self._pause = say, title, beside, BETWEEN_LINES

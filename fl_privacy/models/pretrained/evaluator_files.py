@@ -52,7 +52,7 @@ def _load(file: Path, device: torch.device) -> Evaluator:
     shape, widths = (_sizes(about[key]) for key in ("input_shape", "widths"))
     if len(shape) not in (1, 3) or not 1 <= len(widths) <= MOST_LAYERS:
         raise UserError(
-            f"An evaluation network is expected in {file}, but its shape or widths are not valid; {REMEDY}."
+            f"An evaluation network is expected in {file}, but its shape or widths are invalid; {REMEDY}."
         )
     with torch.device("meta"):
         network: Evaluator = (

@@ -167,7 +167,7 @@ class GeneratorTraining:
         except (RuntimeError, KeyError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
-                f"This training's state is expected, but got another ({reason}); remove its file."
+                f"This training's state is expected, but got another ({reason}); remove it."
             ) from error
 
 
