@@ -72,7 +72,7 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return the bar of ``counts`` over the scored examples; the interval is omitted if it is [0, 1]."""
+    """Return the bar of the share of scored examples that were reconstructed; an interval of [0, 1] is omitted."""
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
     bounded = counts.share is None or counts.interval != (0.0, 1.0)

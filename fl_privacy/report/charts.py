@@ -255,7 +255,7 @@ def reach(value: float, interval: tuple[float, float] | None) -> list[list[float
 
 
 def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> Markup:
-    """Return an SVG element of what ``draw`` draws, scaled with the page; ``height`` in inches is for 5.4 of width."""
+    """Return what ``draw`` draws as an SVG element of 5.4 by ``height`` inches, which scales with the page."""
     import matplotlib  # noqa: PLC0415  (takes half a second, and a wrong folder needs no chart)
     from matplotlib.figure import Figure  # noqa: PLC0415
 

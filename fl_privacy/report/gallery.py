@@ -308,7 +308,7 @@ def _equal(run: Run, by: str) -> bool:
 
 
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
-    """Return the view of an attacked row: each column's name, original cell and guesses."""
+    """Return the view of an attacked row: the name, the original cell and the guessed cells of each column."""
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"a guess without the update: up to {metric(control, TABLE_METRIC)}"]

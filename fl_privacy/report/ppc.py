@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return the samples of finished jobs of a trade-off."""
+    """Return a :class:`Sample` for each attacker of each finished job of a trade-off."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -128,7 +128,7 @@ def _least(distances: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def caps(samples: Sequence[Sample]) -> list[Cap]:
-    """Compute CAP of every defense under every attack."""
+    """Compute the calibrated averaged performance (CAP) of every defense under every attack."""
     curves: dict[tuple[str, str, Versus], list[PpcPoint]] = {}
     for distance in DISTANCES:
         for sample in samples:

@@ -350,7 +350,8 @@ def gradient_products(
 ) -> tuple[Tensor, Tensor]:
     """Return inner products (B, K) of each example's gradient with K ``directions``, and its squared norm (B,).
 
-    Both are over all parameters in ``directions``, 0 where a direction lacks one. Batch norm is in evaluation mode.
+    The gradient has all parameters that are in any direction; a direction that lacks one is 0 there. Batch norm is in
+    evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}

@@ -51,9 +51,7 @@ def _load(file: Path, device: torch.device) -> Evaluator:
     about, values = _read(file, tensors=True)
     shape, widths = (_sizes(about[key]) for key in ("input_shape", "widths"))
     if len(shape) not in (1, 3) or not 1 <= len(widths) <= MOST_LAYERS:
-        raise UserError(
-            f"An evaluation network is expected in {file}, but its shape or widths are invalid; {REMEDY}."
-        )
+        raise UserError(f"An evaluation network is expected in {file}, but its shape or widths are invalid; {REMEDY}.")
     with torch.device("meta"):
         network: Evaluator = (
             evaluator.WordEvaluator(width=shape[0], widths=widths)

@@ -166,9 +166,7 @@ class GeneratorTraining:
             self.done = int(state["done"])
         except (RuntimeError, KeyError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise UserError(
-                f"This training's state is expected, but got another ({reason}); remove it."
-            ) from error
+            raise UserError(f"This training's state is expected, but got another ({reason}); remove it.") from error
 
 
 def _below(state: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
