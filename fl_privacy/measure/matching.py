@@ -133,7 +133,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L) that are equal only for the same token at its same occurrence in a text (..., L)."""
+    """Return integers (..., L) that identify each token and how often it occurred before in its text (..., L)."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 

@@ -164,7 +164,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return each run's worst ``name`` over its accuracy; runs that differ only in the seed share a point."""
+    """Return the strongest attacker's ``name`` over accuracy, as a point for all runs that differ only in the seed."""
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)

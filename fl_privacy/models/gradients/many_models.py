@@ -173,7 +173,7 @@ def models_at_once(model: nn.Module, batch_size: int) -> int:
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Return the indices (M, B) of each local step of M clients, which pass over ``subsets`` (M, N) in random orders."""
+    """Return the indices (M, B) of each local step of M clients, which pass over ``subsets`` (M, N) in random order."""
     clients, number = subsets.shape
     slices = choose_method.step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))

@@ -86,7 +86,7 @@ def batch_loss(
 def loss_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, create_graph: bool = False, **options: Unpack[LossOptions]
 ) -> GradientResult:
-    """Return loss, gradients with respect to all parameters of ``state``, and buffers after the pass of ``batch``.
+    """Return loss and buffers of a pass of ``batch``, and gradients with respect to all parameters of ``state``.
 
     Unused parameters have zero gradients. ``create_graph`` allows differentiation with respect to the inputs.
     """
