@@ -17,7 +17,7 @@ from fl_privacy.types.victim_ids import Certainty
 LIKENESS = 0.5  # least likeness of an identified guess to its original
 LEAD = 0.6  # least lead of an identified original over the nearest candidate, in the candidates' standard deviations
 CHANCE, CHANCE_FALLS = 0.02, 0.6
-"""Probability that a guess without the update is identified, and the further lead that reduces it e times.
+"""Probability that a guess without the update is identified, by the lead ``LEAD``, and the lead that divides it by e.
 
 Both bound what ``experiments/rows/verdict_chance`` counts on six data sets. Pictures of the same person, taken in the
 same minute, exceed them.

@@ -214,7 +214,7 @@ def record_of_json(content: bytes | str) -> AuditRecord:
 
     def whole(text: str) -> int:
         if abs(found := int(text)) > LARGEST_NUMBER:
-            raise ValueError("it has a number that nothing here counts to")
+            raise ValueError(f"it has a whole number beyond {LARGEST_NUMBER}")
         return found
 
     text = content if isinstance(content, str) else content.decode()

@@ -57,7 +57,7 @@ class AuditRecord:
     # what the app reports of its last evaluation, by name and origin
     figures: Mapping[str, float] = field(default_factory=dict)
     defense: str = ""  # defense on replies, if ``before`` has the same app without it
-    covers: str = ""  # replies that it was put on, as `` on 3 of 6 replies``; empty for all
+    covers: str = ""  # replies that the defense was put on, as `` on 3 of 6 replies``; empty for all
     before: "AuditRecord | None" = None
 
     @property

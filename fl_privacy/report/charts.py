@@ -37,7 +37,7 @@ _FEW_DECADES = 1.5  # decades below which a logarithmic axis also labels 2 and 5
 EXACT = "(exact)"  # label of a point with infinite PSNR
 _LABEL_SIZE = (0.03, 0.055)  # width and height of a label, in shares of the axes
 _numbers = count()
-LEAST_POINTS, LEAST_SHARE = 10.0, 0.25  # least span of percents, share of others: small differences look small
+LEAST_POINTS, LEAST_SHARE = 10.0, 0.25  # least span of x in percentage points, and of y as a share of its largest value
 
 
 @dataclass(frozen=True, kw_only=True)

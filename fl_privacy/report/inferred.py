@@ -65,7 +65,7 @@ class InferredView:
     chart: Markup | None
     notes: Sequence[str]
     seconds: float | None
-    among: int  # number of all measures, of which the best is above chance by chance
+    among: int  # number of all measures, which are tested together (Bonferroni)
 
     def tone(self, name: str, measure: Measure) -> Tone:
         return CHANCE_TONES[is_above_chance(name, measure, among=self.among)]

@@ -161,7 +161,7 @@ def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
 
 
 BatchGradient = Callable[[Tensor], Tensors]
-"""Function (inputs (B, ...)) -> gradient of the mean loss by name, differentiable by the inputs."""
+"""Function (inputs (B, ...)) -> gradient of the mean loss by name, differentiable with respect to the inputs."""
 
 _Plain = Callable[[Tensor, Tensor], Tensors]  # function (inputs, labels) -> gradient by differentiating the loss
 _Way = Literal["folded", "layered", "plain"]

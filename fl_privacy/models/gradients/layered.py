@@ -59,8 +59,8 @@ Gradients = Callable[[LayerCall, Collection[str]], Tensors]
 """Function (call, names of parameters in the layer) -> gradients (V, *shape) by these names."""
 
 CallFactors = Callable[[LayerCall], tuple[Tensor, Tensor] | None]
-"""Function (call) -> ``deltas`` (V, O, P) and ``inputs`` (V, D, P) whose product over positions P is the gradient by
-``weight``; ``None`` if the module has no such factors."""
+"""Function (call) -> ``deltas`` (V, O, P) and ``inputs`` (V, D, P) whose product over positions P is the gradient with
+respect to ``weight``; ``None`` if the module has no such factors."""
 
 
 _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
