@@ -139,7 +139,7 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpcView:
-    """Tables and charts of the section on PPC."""
+    """Tables and charts of the section on privacy-preserving characteristics (PPC)."""
 
     mechanisms: Sequence[str]
     columns: Sequence[tuple[str, Versus]]

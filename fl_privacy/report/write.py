@@ -49,8 +49,8 @@ def write_report(
 
     Args:
         out: other path of the page; its folder is created.
-        psnr_below: dB that no image may reach for a training to be named as best without reconstructions.
-        cap: ``True`` to compare strengths of defenses by PPC curves and CAP, also in ``<page>_cap.json``.
+        psnr_below: dB that no image may reach behind a recommended defense.
+        cap: ``True`` to compare strengths of defenses by SPN's PPC curves and CAP, also in ``<page>_cap.json``.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")

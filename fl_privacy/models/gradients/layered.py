@@ -219,7 +219,7 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name, or, for the weights ``factored`` that have any, factors (V, O, P) and (V, D, P)."""
+        """Return gradients by name; for weights in ``factored``, factors (V, O, P) and (V, D, P) if there are any."""
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
         for call in self.calls(inputs, labels, hidden):

@@ -231,7 +231,7 @@ class WordEvaluator(nn.Module):
         return cast(Tensor, self.head(states.mT).squeeze(-1))
 
     def forward(self, words: Tensor, there: Tensor) -> Tensor:
-        """Return the predicted share (N,), in [0, 1], of random words in each text (N, L, d)."""
+        """Return the predicted share (N,) of random words in texts (N, L, d); ``there`` (N, L) is false for padding."""
         kept = there.to(words.dtype)
         return (self.word_logits(words, there).sigmoid() * kept).sum(1) / kept.sum(1).clamp_min(1)
 
