@@ -43,7 +43,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def counted(what: str, items: Sequence[T]) -> Iterator[T]:
-    """Yield ``items``, and report before each the number done, under the name ``what`` (``condensing images``)."""
+    """Yield ``items``, and report before each how many are done; ``what`` names the work (``condensing images``)."""
     outer, total = _stages.get(), len(items)
     try:
         for done, item in enumerate(items):
@@ -64,7 +64,7 @@ def share_done(stages: Sequence[Stage]) -> float:
 
 
 def describe(stages: tuple[Stage, ...]) -> str:
-    """Describe the current steps, ``client 2/3, condensing images 57/200``."""
+    """Describe the stages in progress, such as ``client 2/3, condensing images 57/200``."""
     return ", ".join(f"{s.what} {min(s.done + 1, s.total)}/{s.total}" for s in stages)
 
 
@@ -113,7 +113,7 @@ BETWEEN_LINES, LONGEST_SILENCE = 10, 60
 
 
 class ShareLines:
-    """Progress callback that passes a line to ``say`` at each tenth, and at least every minute."""
+    """Progress callback that passes a line to ``say`` at each tenth, at least 10 and at most 60 seconds apart."""
 
     def __init__(self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str) -> None:
         self._say, self._title, self._beside, self._pause = say, title, beside, BETWEEN_LINES

@@ -41,7 +41,6 @@ class Secret:
         return Secret(digest.digest())
 
     def bytes_of(self, purpose: str, number: int) -> bytes:
-        """Return ``number`` bytes of SHAKE-256 under this secret."""
         return hashlib.shake_256(self._key + purpose.encode()).digest(number)
 
     def __repr__(self) -> str:
@@ -52,9 +51,9 @@ class Secret:
 
 
 class SecretGenerator(torch.Generator):
-    """CPU generator seeded by a whole secret, instead of the 32 bits of ``manual_seed``.
+    """CPU generator seeded with a whole secret, instead of the 32 bits of ``manual_seed``.
 
-    Enough output of the Mersenne Twister reveals its state. For visible output, such as noise on a zero value,
+    Enough output of the Mersenne Twister reveals its state. For output that others see, such as noise on a zero value,
     ``next_bytes`` gives cryptographic bytes from the same secret.
     """
 
@@ -84,10 +83,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def derive_generator(
     seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
 ) -> torch.Generator | SecretGenerator:
-    """Derive the generator of the stream ``names``, such as ``("client", 3, "round", 7)``, on ``device``.
-
-    A ``Secret`` gives a generator on the CPU.
-    """
+    """Derive the generator of the stream ``names``, as ``("client", 3)``, on ``device``; from a secret, on the CPU."""
     if isinstance(seed, Secret):
         return SecretGenerator(seed.derive(*names))
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *names))
@@ -121,7 +117,7 @@ def global_stream(rng: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def streams_put_back(seed: int | None = None) -> Iterator[None]:
-    """Restore PyTorch's, NumPy's and Python's global streams after the context; ``seed``, if any, seeds them before."""
+    """Restore PyTorch's, NumPy's and Python's global streams after the context, which starts with ``seed``, if any."""
     ours, numpys = random.getstate(), np.random.get_state()
     gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:

@@ -1,4 +1,4 @@
-"""Metrics by trained networks: LPIPS 0.1 (Zhang et al. 2018), and Refiner's noise ratio."""
+"""Metrics that use trained networks: LPIPS 0.1 (Zhang et al. 2018), and Refiner's noise ratio."""
 
 import hashlib
 import io
@@ -68,9 +68,9 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # normalization 
 
 
 class PerceptualDistance(nn.Module):
-    """LPIPS: distance of two images in AlexNet's features, weighted per channel by human judgment (Eq. 1).
+    """LPIPS: distance of two images in AlexNet's features, with learned weights of channels (Zhang et al. 2018, Eq. 1).
 
-    ``features``: see ``convolutions``; ``heads``: weights ``lin0.model.1.weight`` (1, channels, 1, 1) to ``lin4``.
+    ``features``: see :func:`convolutions`. ``heads``: channel weights (1, C, 1, 1) by name, as ``lin0.model.1.weight``.
     """
 
     shift: Tensor
@@ -104,7 +104,6 @@ class PerceptualDistance(nn.Module):
 
 
 def _directions(features: Tensor) -> Tensor:
-    """Scale ``features`` (N, C, H, W) to length 1 at each position."""
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
@@ -113,10 +112,10 @@ SMALLEST_SIDE = 32  # smallest side in pixels after AlexNet's poolings
 
 
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return LPIPS 0.1 (Zhang et al. 2018) of images (N, C, H, W) in [0, 1], (N,) float64, 0 for equal images.
+    """Return the LPIPS 0.1 (N,) float64 (Zhang et al. 2018) of pairs of images (N, C, H, W) in [0, 1].
 
-    Small images are enlarged. The result is NaN if the weights are not available or C is neither 1 nor 3; ``UserError``
-    without the package lpips.
+    It is 0 for equal images, and NaN if AlexNet's weights are not available or C is neither 1 nor 3. Small images are
+    enlarged. ``UserError`` if the package lpips is not installed.
     """
     network = _network(truths.device)
     if network is None or truths.shape[1] not in (1, 3):
@@ -138,7 +137,7 @@ def _presentable(images: Tensor) -> Tensor:
 
 @cache
 def _network(device: torch.device) -> nn.Module | None:
-    """Return the frozen network; ``None`` with a warning if its weights can't be loaded."""
+    """Return the LPIPS network; log a warning and return ``None`` if AlexNet's weights can't be loaded."""
     package = find_spec("lpips")
     if package is None or package.origin is None:
         raise UserError("LPIPS is expected to find the package lpips, but it is not installed; `pip install lpips`.")
@@ -156,7 +155,7 @@ def _network(device: torch.device) -> nn.Module | None:
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
-    """Return the metric of Refiner's network in the file ``evaluator``: the noise ratio (N,) in [0, 1] of guesses."""
+    """Return a metric: the noise ratio (N,), in [0, 1], that Refiner's network in the file ``evaluator`` predicts."""
     network = find_evaluator(evaluator, input_shape)
 
     def measure(guesses: Tensor, truths: Tensor) -> Tensor:

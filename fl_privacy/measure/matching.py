@@ -15,7 +15,7 @@ _SAME = 0.5 / 255  # root mean squared error below which guess and original are 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Match:
-    """Guesses in the originals' order, on the CPU."""
+    """Originals of a batch and the guesses matched to them, in the originals' order, on the CPU."""
 
     originals: Tensor  # (B, C, H, W)
     labels: Tensor  # (B,) class indices
@@ -26,7 +26,6 @@ class Match:
 
     @property
     def found(self) -> Tensor:
-        """Return the indices (F,) of originals with a guess."""
         return (self.order >= 0).nonzero().flatten()
 
 
@@ -56,7 +55,10 @@ Guess = tuple[Tensor, Tensor, Tensor | None]  # inputs, index (B,) of each origi
 def matched(
     originals: Tensor, labels: Tensor, guess: Guess | None, failure: str | None, *, missing: str, empty: float = 0.0
 ) -> Match:
-    """Return the match with guesses in the originals' order; a missing guess is ``empty``, its failure ``missing``."""
+    """Build a :class:`Match`; ``guess`` is ``None`` if the attack failed, and ``failure`` says why.
+
+    If some originals have no guess, theirs are filled with ``empty``, and the failure is ``missing``.
+    """
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)
     if guess is not None:
@@ -73,7 +75,10 @@ def matched(
 
 
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
-    """Return the index (B,) of each original's guess, or -1, with the least total ``cost()`` (B, G)."""
+    """Return the index (B,) of each original's guess, or -1, with the least total of ``cost()`` (B, G).
+
+    ``shape``: (B, G). ``of``: what is matched, for the error if scipy is missing.
+    """
     if shape == (1, 1):
         return torch.zeros(1, dtype=torch.long)
     order = torch.full((shape[0],), -1)
@@ -84,7 +89,7 @@ def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a ba
 
 
 def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the assignment with the least total ``cost`` (N, M); ``UserError`` without scipy."""
+    """Return rows and columns of the least total ``cost`` (N, M); ``UserError`` about ``of`` if scipy is missing."""
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:
@@ -94,9 +99,9 @@ def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the index (B,) of each original's guess, or -1, with the least squared error, equal ones first.
+    """Return the index (B,) of each original's guess in the assignment of least squared error; -1 without a guess.
 
-    ``guesses`` (G, C, H, W) that are not finite are left out; ``truths`` are (B, C, H, W).
+    Guesses (G, C, H, W) that are not finite are left out; pairs equal up to rounding to 8 bits are matched first.
     """
     candidates = torch.isfinite(guesses).flatten(1).all(1).nonzero().flatten()
 
@@ -118,10 +123,7 @@ def hard_labels(labels: Tensor) -> Tensor:
 
 
 def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Reorder the guessed classes ``guesses`` (B,) so that as many as possible equal ``truths`` (B,).
-
-    Attacks infer a batch's labels in any order, so that their score must not depend on the matching of images.
-    """
+    """Reorder the guessed classes ``guesses`` (B,) so that as many as possible equal ``truths`` (B,)."""
     order = (guesses != truths).long().argsort(stable=True)
     guesses, truths = guesses[order], truths[order]
     same = numbered(truths)[:, None] == numbered(guesses)
@@ -131,7 +133,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return numbers (..., L) of tokens (..., L), equal only for the k-th occurrences of the same token."""
+    """Return integers (..., L) that identify each token and how often it occurred before in its text (..., L)."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 

@@ -17,7 +17,7 @@ from fl_privacy.types.victim_ids import Certainty
 LIKENESS = 0.5  # least likeness of an identified guess to its original
 LEAD = 0.6  # least lead of an identified original over the nearest candidate, in the candidates' standard deviations
 CHANCE, CHANCE_FALLS = 0.02, 0.6
-"""Probability that a guess without the update is identified, and the further lead that reduces it e times.
+"""Probability that a guess without the update is identified, by the lead ``LEAD``, and the lead that divides it by e.
 
 Both bound what ``experiments/rows/verdict_chance`` counts on six data sets. Pictures of the same person, taken in the
 same minute, exceed them.
@@ -104,7 +104,6 @@ class GuessComparison:
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def is_above(self, name: str, margin: float) -> bool:
-        """Return ``True`` if the aligned ``psnr`` or ``ssim`` exceeds its control by ``margin``."""
         value, control = getattr(self, f"aligned_{name}"), getattr(self, f"control_{name}")
         # nothing beats a control that equals the image: both are infinite then
         return value is not None and control is not None and control < math.inf and value >= control + margin
@@ -116,7 +115,7 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return ``True`` if the original is nearer to the guess than all candidates, by its lead or its likeness."""
+        """Return ``True`` if the original is nearer to the guess than all candidates, with a large lead or likeness."""
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
@@ -128,10 +127,10 @@ class ImageScore:
     """Score of one image, text or row.
 
     Attributes:
-        guess: index of the guess in the reconstruction; ``None`` without a guess or from a record.
+        guess: index of the guess in the reconstruction; ``None`` without a guess, or if the score comes from a record.
         values: value of each metric by its name in ``METRICS``, NaN if undefined; empty after a failure.
         failure: reason for a missing guess, or ``None``.
-        compared: figures for the outcome, empty if not requested.
+        compared: figures that decide the outcome, empty if not requested.
     """
 
     image: int
@@ -155,7 +154,7 @@ class ImageScore:
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """Return the outcome; ``None`` if its figures were not measured."""
+        """Return the outcome; ``None`` if the figures that decide it were not measured."""
         values, compared = self.values, self.compared
         if self.failure is not None:
             return Outcome.NOTHING
@@ -189,10 +188,10 @@ class ImageScore:
 
     @property
     def chance(self) -> float:
-        """Return the probability that a guess without the update scores as well as this example.
+        """Return the probability that a guess made without the update scores as well as this guess.
 
-        For an image it follows from the lead, or is 0 if the image is far above its control; for rows it is 1 -
-        ``BAND``; for words it is the binomial tail, and 0 above the control by a margin.
+        It is computed from an image's lead, or from the number of a text's right words; for a row, it is 1 - ``BAND``.
+        It is 0 for an image or a text far above its control.
         """
         if TABLE_METRIC in self.values:
             return 1 - BAND
@@ -205,7 +204,7 @@ class ImageScore:
 
     @property
     def words_are_read(self) -> bool:
-        """Return ``True`` if the words inferred from an upload exceed their frequency control."""
+        """Return ``True`` if the words inferred from the upload match better than words guessed by frequency."""
         control, chance = self.compared.word_control_f1, self.compared.word_chance
         if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False

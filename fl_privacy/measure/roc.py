@@ -1,4 +1,4 @@
-"""ROC curves and other measures of how well scores distinguish members, and their bounds by (epsilon, delta)."""
+"""ROC curves and other measures of how well scores distinguish members, and their bounds under differential privacy."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Figure with its 95 % confidence interval and the value by chance."""
+    """Estimated value with its 95 % confidence interval, and the value that chance gives."""
 
     value: float
     low: float
@@ -28,7 +28,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of members, ``positives`` (P,), and of other examples, ``negatives`` (N,)."""
+    """Scores of members, ``positives`` (P,), and others, ``negatives`` (N,); ``seed`` is for halves and bootstraps."""
 
     positives: Scores
     negatives: Scores
@@ -41,7 +41,6 @@ class Separation:
         return first, Separation(positives=own[1::2], negatives=other[1::2], seed=self.seed)
 
     def rates(self, threshold: float) -> tuple[float, float]:
-        """Return TPR and FPR of the decision that scores above ``threshold`` are positive."""
         return float((self.positives > threshold).mean()), float((self.negatives > threshold).mean())
 
 
@@ -62,7 +61,7 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Return the AUC with the interval of DeLong et al. (1988), or that on the logit scale if wider."""
+    """Return the AUC; its interval spans that of DeLong et al. (1988) and its variant on the logit scale."""
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
     of_negatives = 1 - _share_below(positives, negatives)
@@ -84,7 +83,7 @@ def _share_of(logit: float) -> float:
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:
-    """Return the TPR at ``fpr``; its interval spans the bootstrap and the exact one. ``None`` for too few negatives."""
+    """Return the TPR at the false positive rate ``fpr``; ``None`` if 1 / ``fpr`` exceeds the number of negatives."""
     allowed = math.floor(fpr * len(found.negatives) + 1e-9)
     if allowed < 1:
         return None
@@ -105,7 +104,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
 
 
 def balanced_accuracy(found: Separation) -> Estimate:
-    """Return the mean of TPR and TNR; each half of the examples is judged at the best threshold of the other."""
+    """Return the mean of TPR and TNR; each half of the examples is judged at the other half's best threshold."""
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2
@@ -114,7 +113,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Return the share of right decisions; each half of the examples is judged at the best threshold of the other."""
+    """Return the share of right decisions; each half of the examples is judged at the other half's best threshold."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
@@ -128,7 +127,7 @@ def answer_success(right: int, number: int, *, majority: float) -> Estimate:
 
 
 def correlation(guessed: Scores, true: Scores, *, seed: int) -> Estimate:
-    """Return the correlation over all values of two tables (N, K), with the bootstrap interval over rows."""
+    """Return the correlation between all values of two tables (N, K); its interval is from a bootstrap over rows."""
 
     def of(rows: NDArray[np.int64]) -> Scores:
         one, other = guessed[rows].reshape(len(rows), -1), true[rows].reshape(len(rows), -1)
@@ -161,7 +160,6 @@ def _threshold(found: Separation, place: int) -> float:
 
 
 def _share_below(sample: Scores, values: Scores) -> Scores:
-    """Return the share of the sorted ``sample`` below each of ``values``; ties count half."""
     left, right = (np.searchsorted(sample, values, side=side) for side in ("left", "right"))
     return (left + right) / 2 / len(sample)
 
@@ -199,11 +197,11 @@ def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
 
 
 def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
-    """Return the largest probability that (epsilon, delta)-privacy leaves an attacker to identify an example.
+    """Return the largest probability that an attacker identifies the right example despite (epsilon, delta)-privacy.
 
-    It is e^epsilon times the prior 1 / (candidates + 1) plus delta, whatever else the attacker knows (Kairouz et al.
-    2015). It also bounds reconstruction as any event of that prior (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes,
-    Mahloujifar and Balle 2023, Thm. 2). The other ``candidates``, at least 1, are equally likely.
+    It is e^epsilon / (candidates + 1) + delta, whatever else the attacker knows (Kairouz et al. 2015), if the example
+    and the other ``candidates``, at least 1, are equally likely. It also bounds reconstruction as any event of that
+    prior (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes, Mahloujifar and Balle 2023, Thm. 2).
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027
@@ -214,8 +212,8 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 def proven_epsilon(found: Separation, *, delta: float) -> float:
     """Return the largest epsilon that the scores disprove at ``delta`` with 95 % confidence, at least 0.
 
-    The best threshold is chosen on one half of the examples; on the other half Clopper and Pearson bound
-    the rates, with 2.5 % error each (Nasr et al. 2021, "Adversary instantiation").
+    The best threshold is chosen on one half of the examples. On the other half, the two rates are bounded as by Clopper
+    and Pearson, with an error of 2.5 % each (Nasr et al. 2021, "Adversary instantiation").
     """
     chosen_on, judged_on = found.halves()
     best, threshold, side = 0.0, math.inf, True
@@ -229,7 +227,10 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Return log((least share of hits - delta) / largest share of misses), at least 0; hits are ``above`` or below."""
+    """Return, for each threshold, the lower bound max(0, log((hit rate - delta) / miss rate)) on epsilon.
+
+    The rates are confidence bounds. Hits are positives above the threshold, or, unless ``above``, negatives below it.
+    """
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2
@@ -242,14 +243,14 @@ def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: f
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Estimate):
-    """Estimate with its bound by the clients' differential privacy, if any."""
+    """Estimate with its ``bound``, the most that the clients' differential privacy allows; ``None`` without any."""
 
     bound: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one inference attack."""
+    """Result of one method of inference on one question."""
 
     about: str  # question of the attack, one of ``fl_privacy.attacks.inference.About``
     method: str
@@ -284,7 +285,7 @@ FINDING: dict[str, Any] = {
 
 
 def finding_of(record: Mapping[str, Any]) -> Finding:
-    """Return the finding of an ``inference`` record, without damaged measures."""
+    """Return the finding that an ``inference`` record holds, without incomplete measures."""
     measures = {
         name: Measure(value=v[0], low=v[1], high=v[2], chance=v[3], bound=v[4])
         for name, v in record["measures"].items()

@@ -13,10 +13,10 @@ _QUANTILE = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in
 def above_chance(
     found: Counts | Estimate, *, among: int = 1, control: Counts | Estimate | None = None, low_leaks: bool = False
 ) -> bool:
-    """Return ``True`` if the result ``found`` exceeds chance and its ``control``, which never saw the uploads.
+    """Return ``True`` if ``found`` exceeds chance and ``control``, a result of guesses that never saw the uploads.
 
-    ``among`` is the number of answers of which any makes a page red (Bonferroni). ``low_leaks=True`` is for figures
-    that are lower for more leakage, such as an error.
+    ``among``: number of results that are tested together (Bonferroni). ``low_leaks=True`` is for figures that are lower
+    for more leakage, such as an error.
     """
     if isinstance(found, Estimate):
         sign, end = (-1, found.high) if low_leaks else (1, found.low)

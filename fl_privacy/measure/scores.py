@@ -28,11 +28,11 @@ class VictimScore:
     Attributes:
         images: scores of the B originals, in order.
         originals: images (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` if unknown.
-        guesses: guesses in the originals' order and form; a missing image is zero, a missing text -1.
+        guesses: guesses in the originals' order and shape; a missing image is zero, a missing text -1.
         labels: inferred classes (B,) if the originals are unknown.
         transformed: images (B, C, H, W) in [0, 1] by which a defense replaced the originals, if any.
         member: name of the sub-attack that made the guesses, if there are several.
-        sentences: words of the original, if known, and of the guess, for each text.
+        sentences: for each text, the words of its original and of its guess; ``None`` if unknown.
     """
 
     id: VictimId
@@ -86,16 +86,15 @@ def evaluate_all(
     """Match each reconstruction to its originals, and return the scores by every metric.
 
     Images are clamped to [0, 1] and matched with the least total squared error. An image gets a ``failure`` instead of
-    values if its attack failed or its guess is not finite. Metrics whose package is not installed are left out. Other
-    numbers or image shapes raise ``UserError``; so do batches without scipy.
+    values if its attack failed, or its guess is not finite or of another shape. Metrics whose package is missing are
+    left out. ``UserError`` if ``truths`` differ in number or shape, or batches are matched without scipy.
 
     Args:
         truths: originals of each reconstruction, all of one shape.
         functions: metrics that need data of the run, by name.
-        transformed: images by which a defense replaced each of ``truths``, in the same order, for the metrics of
-            transformed images.
-        others: distractors and controls, for the outcomes; ``None`` leaves outcomes out.
-        augmented: ``True`` if ``transformed`` are the client's own crops and flips, which then define the outcome.
+        transformed: images by which a defense replaced each of ``truths``, for the metrics of transformed images.
+        others: distractors and controls, which decide the outcomes; ``None`` leaves outcomes out.
+        augmented: ``True`` if ``transformed`` are the client's crops and flips, with which guesses are compared.
     """
     if len(reconstructions) != len(truths):
         raise UserError(
@@ -203,7 +202,7 @@ def _of_victim(
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Return the scores, without metrics, of guesses of ``shape`` whose originals are unknown."""
+    """Return the score of guesses of ``shape`` whose originals are unknown; it has no metrics."""
     batch, failure, labels = reconstruction.batch, reconstruction.failure, None
     guesses, several = torch.zeros(shape) if modality.continuous else torch.full(shape, -1), f"{modality.one}s"
     if batch is not None and not modality.continuous:

@@ -45,14 +45,14 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the cost (B, G) float64 of matching guesses (G, C) to rows (B, C): wrong cells, and distances for ties."""
+    """Return the number of wrong cells (B, G) float64 of guesses (G, C) for rows (B, C); distances break ties."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
 
 
 def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> Match:
-    """Match the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, for the most right cells in total."""
+    """Match the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, so that most cells are right."""
     originals, labels = truth.inputs.detach().cpu().float(), hard_labels(truth.labels.detach().cpu())
     failure, guess = no_guess(reconstruction), None
     if failure is None and reconstruction.batch is not None:
@@ -73,12 +73,12 @@ def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells among those that are not ``numbers`` (N, C); NaN without any."""
+    """Return each row's share (N,) float64 of right cells that are not ``numbers`` (N, C); NaN without categories."""
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells among ``numbers`` (N, C); NaN without any."""
+    """Return each row's share (N,) float64 of right cells that are ``numbers`` (N, C); NaN without numbers."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
@@ -96,10 +96,10 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
 
 
 def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
-    """Return the share (B,) float64 of right cells of ``truths`` (B, C) that guesses without the update reach.
+    """Return the share (B,) float64 of right cells in rows ``truths`` (B, C) that guesses without the update reach.
 
-    It is the larger one of the usual row's share and of the :data:`BAND` quantile over random draws of as many public
-    rows (M, C), matched as guesses are.
+    It is the larger of two: the share of :func:`usual_row`, and the :data:`BAND` quantile over random draws of B
+    ``public`` rows (M, C), which are matched as guesses are.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
     rng = torch.Generator().manual_seed(0)
@@ -133,7 +133,7 @@ BLOCK = 64  # number of rows that are compared with all guesses at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Result of ``pinned_rows``: shares of right cells and rows, and the guess of each true row."""
+    """Shares of right cells and rows, and the guess of each true row, from :func:`pinned_rows`."""
 
     cells: float  # share of right cells, in the matching that maximizes it
     rows: float  # share of rows with all cells right, in the matching that maximizes it
@@ -147,7 +147,8 @@ def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[i
     """Match guessed to true rows, and count right cells; ``UserError`` for wrong shapes or without scipy.
 
     Args:
-        truth: rows (N, F) of numbers and category codes, NaN for none; standard deviations scale the tolerance.
+        truth: rows (N, F) of numbers and category codes; NaN is an empty cell. Right numbers are within a tolerance in
+            proportion to their column's standard deviation.
         guesses: rows (M, F) in any order; true rows without a guess count as wrong.
         categories: indices of the categorical features.
     """

@@ -13,7 +13,7 @@ _RIGHT_PLACE = 2.0  # weight of tokens at the right position, relative to token 
 
 
 class Language(Protocol):
-    """Tokens and words of a tokenizer's language."""
+    """Special tokens of a tokenizer, and words that its tokens make up."""
 
     @property
     def special(self) -> frozenset[int]:
@@ -26,7 +26,7 @@ class Language(Protocol):
 
 
 def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
-    """Match the guesses of ``reconstruction`` to the texts of ``truth``, by tokens at the right position and F1."""
+    """Match the guesses of ``reconstruction`` to the texts of ``truth``, by tokens at their right place and by F1."""
     originals = truth.inputs.detach().cpu()
     labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
     failure, guess = no_guess(reconstruction), None

@@ -47,7 +47,6 @@ class Poses(Once):
         return Poses(self.flip[which], self.place[which], self.slack[which])
 
     def around(self, steps: Tensor) -> "Poses":
-        """Return P * S poses: each pose with each of ``steps`` (S, 4) added to its ``place``."""
         number = len(steps)
         place = (self.place[:, None] + steps).flatten(0, 1)
         return Poses(self.flip.repeat_interleave(number, 0), place, self.slack.repeat_interleave(number))
@@ -83,7 +82,7 @@ AMONG = 8  # rank of the original from which on poses are not refined
 
 @lru_cache(maxsize=2)
 def poses(*, few: bool) -> Poses:
-    """Return all mirror images and quarter turns at several scales and angles, or at ``few`` of them."""
+    """Return the combinations of mirror images and quarter turns with scales and angles; a subset if ``few``."""
     ones = [(1.0, 0.0, SLID), *((cut, 0.0, slack) for cut, slack in CUTS), *((frame, 0.0, SLID) for frame in FRAMES)]
     ones += [(1.0, sign * angle, SLID) for angle in (ANGLES[1:2] if few else ANGLES) for sign in (-1, 1)]
     ones += [(scale, sign * ANGLES[1], SLID) for scale in (CUTS[0][0], FRAMES[0]) for sign in (-1, 1)]
@@ -96,7 +95,6 @@ def poses(*, few: bool) -> Poses:
 
 
 def _looks(gray: Tensor, side: int) -> Tensor:
-    """Downscale ``gray`` images to ``side`` pixels; above ``FAR``, add a channel without coarse brightness."""
     seen = small(gray, side)
     return seen if side == FAR else with_detail(seen)
 
@@ -115,7 +113,6 @@ class Gallery(Once):
         return self.images.float().mean(1, keepdim=True)
 
     def at(self, side: int) -> Tensor:
-        """Return the downscaled gray images (N, L, h, w), L channels of ``side`` pixels."""
         return self.once(side, lambda: _looks(self._gray, side))
 
     def windows(self, side: int, slack: float) -> tuple[Tensor, Tensor]:
@@ -129,7 +126,6 @@ gallery_of = Latest(Gallery, 16)  # cache, since originals are compared with a g
 
 
 def _tiles(gray: Tensor, grid: int) -> Tensor:
-    """Normalize images (N, 1, H, W) to zero mean and unit length, and cut them into tiles (N, grid * grid, D)."""
     height, width = (side // grid for side in gray.shape[-2:])
     cut = gray[..., : grid * height, : grid * width]
     down, right = (max(1, min(side, NEAR // grid)) for side in (height, width))
@@ -138,13 +134,11 @@ def _tiles(gray: Tensor, grid: int) -> Tensor:
 
 
 def _edges(looks: Tensor, slack: float) -> tuple[int, int]:
-    """Return the margins in pixels around the middle of images (..., H, W), vertical and horizontal."""
     height, width = looks.shape[-2:]
     return max(1, round(height * slack)), max(1, round(width * slack))
 
 
 def _middle(looks: Tensor, slack: float) -> Tensor:
-    """Cut the middle (P, L, h, w) out of images (P, L, H, W), and normalize it to zero mean and unit length."""
     down, right = _edges(looks, slack)
     return _unit(looks[..., down:-down, right:-right])
 
@@ -156,7 +150,7 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
-    """Return all V windows of images (N, L, H, W) with a guess's size, (L, N, V, D), and their norms (L, N, V)."""
+    """Return windows (L, N, V, D) of images (N, L, H, W), as large as a :func:`_middle`, and their norms (L, N, V)."""
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)
@@ -167,18 +161,18 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
 
 
 def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the correlation (K, S, V) of S middles (K, S, L, h, w) with the V windows of each of K images."""
+    """Return correlations (K, S, V) of S cropped guesses ``rows`` (K, S, L, h, w) with the V windows of K images."""
     return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """Comparison of a guess with B originals and K rivals by one kind of change.
+    """Comparison of a guess with B originals and K ``rivals``, other images, by one kind of change, such as rotation.
 
     Attributes:
         own: correlations (B,) with the originals.
         rest: correlations (K,) with the rivals.
-        rivals: indices (K,) of the rivals.
+        rivals: indices (K,) of the rivals among all candidates.
         usual: positions (U,) of the rivals that define the usual correlation.
     """
 
@@ -190,7 +184,7 @@ class Way(ABC):
     originals: Gallery
 
     def closer(self) -> "Way | None":
-        """Return the comparison at higher resolution; ``None`` if it is useless."""
+        """Return the comparison at higher resolution, or ``None`` if there is none."""
         return None
 
     @abstractmethod
@@ -223,7 +217,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """Guess and its candidates, to be compared with any originals."""
+    """Guess and its candidates; each comparison with originals uses the same cached poses and tiles."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]
@@ -234,7 +228,7 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return the comparisons of the guess in all poses and in tiles of each grid with ``originals``."""
+        """Return the comparisons of the guess with ``originals``: one in all poses, and one in tiles for each grid."""
         usual = torch.searchsorted(self.rivals, self.usual)
         tiled = [
             _Tiled(
@@ -333,7 +327,7 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness 2ab / (aa + bb), (V, N), of guesses a (V, T, D) to N images b of their nearest tiles."""
+    """Return the likeness 2ab / (aa + bb), (V, N), of guesses a (V, T, D) to images b made of their nearest tiles."""
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:
@@ -352,7 +346,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """Comparison of each image with the guess in its best pose and position."""
+    """Comparison of each image with the guess in that image's best pose and position."""
 
     side: int
     placed: _Placed  # best poses of the guess for the originals
@@ -401,7 +395,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison of the tiles of a grid, each with its most similar tile."""
+    """Comparison of the guess, cut into a grid of tiles, with images made of their most similar tiles."""
 
     grid: int
     pieces: Tensor

@@ -30,11 +30,13 @@ def build_fitting(
 ) -> nn.Module:
     """Build a model with initial values that depend only on ``seed``; global random streams are not affected.
 
-    ``UserError`` if an argument is unknown or missing, the model is for other examples, or the result is not a module.
+    ``UserError`` if an argument is unknown or missing, the model is for another kind of examples, or the result is no
+    module.
 
     Args:
         factory: class or function that returns a module, or a ``functools.partial`` of one.
-        architecture: properties of the examples; ``factory`` gets those that it has arguments for.
+        architecture: properties of the examples, such as ``num_classes``; ``factory`` gets those that it has arguments
+            for.
         options: further arguments of ``factory``. All models also take ``init``, ``mean`` and ``std`` (a number per
             channel); text models take ``lora_rank`` and ``lora_alpha`` for adapters.
     """
@@ -97,7 +99,7 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
 
 
 def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
-    """Return ``model`` after ``check_model``, with ``schema`` for its rows unless it has one."""
+    """Check ``model`` like :func:`check_model`, set its attribute ``schema`` if it has none, and return it."""
     check_model(model, (schema.width,), num_classes, ROWS)
     if schema_of(model) is None:
         model.schema = schema  # type: ignore[assignment]

@@ -211,7 +211,7 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
         alpha: numerator of the scale alpha / r; ``None`` takes 2 r.
     """
     if not isinstance(model, TextModel):
-        raise UserError("model.lora_rank is expected with a text model, but got another; leave it out.")
+        raise UserError(f"model.lora_rank is expected with a text model, but got {type(model).__name__}; leave it out.")
     whole("model.lora_rank", rank, at_least=1, at_most=model.words.embedding_dim - 1, example=8)
     alpha = 2.0 * rank if alpha is None else alpha
     number("model.lora_alpha", alpha, above=0, example=16.0)
@@ -219,7 +219,10 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
     owners = [name.removesuffix(".weight") for block in model.attention_weights for name in block]
     chosen = [name for name in owners if name.endswith(_PARTS) or name.rpartition(".")[2] in _TARGETS]
     if not chosen:
-        raise UserError("model.lora_rank is expected with known queries and values, but got none; leave it out.")
+        raise UserError(
+            "model.lora_rank is expected with layers of queries and values whose names are known, but"
+            f" {type(model).__name__} has none; leave it out."
+        )
     for name in chosen:
         parent, _, child = name.rpartition(".")
         base = adapted.get_submodule(name)
@@ -231,7 +234,7 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
 
 
 def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
-    """Return the names of A and B of the adapter at the layer of ``weight``; ``None`` without an adapter."""
+    """Return the names of the matrices A and B of the adapter at the layer of ``weight``; ``None`` if it has none."""
     owner = weight.removesuffix(".weight")
     try:
         module = model.get_submodule(owner)
@@ -244,5 +247,5 @@ def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
 
 
 def down_projection(model: nn.Module, name: str) -> Tensor:
-    """Return the values (r, d) of the A of an adapter whose B is called ``name``."""
+    """Return the matrix A (r, d) of the adapter whose matrix B is the parameter ``name``."""
     return model.get_parameter(name.replace(".lora_b.", ".lora_a.").replace(".lora_B.", ".lora_A.")).detach()

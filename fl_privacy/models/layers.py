@@ -53,7 +53,7 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 def norm_2d(name: str, channels: int) -> nn.Module:
-    """Return a normalization of (B, channels, H, W); ``group`` has up to 32 groups (Wu and He, 2018)."""
+    """Return the normalization layer ``name``: ``batch``, ``group`` (up to 32 groups, Wu and He 2018) or ``none``."""
     checks.one_of("model.norm", name, ("batch", "group", "none"))
     if name == "batch":
         return BatchNorm2d(channels)
@@ -63,7 +63,7 @@ def norm_2d(name: str, channels: int) -> nn.Module:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Return ``True`` if a layer of ``model`` normalizes by the batch in training mode."""
+    """Return ``True`` if ``model`` has a batch norm layer."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
@@ -114,7 +114,7 @@ class ImageArguments(TypedDict, total=False):
 
 
 class ImageNetwork(nn.Module):
-    """Base class of networks on normalized images: ``features``, flattened, then ``classifier``.
+    """Base class of networks for images: normalization, ``features``, flattening, ``classifier``.
 
     Args:
         mean, std: normalization of the inputs, with one value or one per channel.
@@ -153,7 +153,10 @@ class ImageNetwork(nn.Module):
 
 
 def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
-    """Return linear layers of ``widths``, each followed by an activation; ``UserError`` if ``widths`` is no list."""
+    """Return linear layers with ``widths`` outputs, each followed by the activation ``function``.
+
+    ``UserError``, with the remedy ``example``, if ``widths`` is no list.
+    """
     if not isinstance(widths, Sequence) or isinstance(widths, str):
         raise UserError(f"model.widths is expected to be a list, but got {widths}; try {example}.")
     require_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
@@ -162,7 +165,7 @@ def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example:
 
 
 def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Return ``strides``, or ``default`` for ``None``; ``UserError`` unless they are whole numbers above 0."""
+    """Return ``strides``, or ``default`` if they are ``None``; ``UserError`` unless all are whole numbers above 0."""
     if strides is None:
         return default
     if not isinstance(strides, Sequence):  # a single stride is no list of them
@@ -171,13 +174,13 @@ def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> 
 
 
 def require_positive(**sizes: int) -> None:
-    """Raise ``UserError`` unless every size is a whole number above 0."""
+    """Raise ``UserError`` unless every setting in ``sizes`` is a whole number above 0."""
     for name, value in sizes.items():
         checks.whole(f"model.{name}", value, at_least=1, example=8)
 
 
 def require_pixels(name: str, image_size: int, *, least: int) -> None:
-    """Raise ``UserError`` if ``image_size`` is too small for the model ``name``."""
+    """Raise ``UserError`` if ``image_size`` is below ``least``, which the model ``name`` needs."""
     if image_size < least:
         raise UserError(
             f"{name} expects images of at least {least}x{least} pixels, but got {image_size}x{image_size};"
@@ -198,8 +201,6 @@ def _uniform(bound: float) -> Initializer:
 
 
 def _weights(fill: Callable[..., Tensor], *kinds: type[nn.Module], **options: Any) -> Initializer:
-    """Return an initializer that applies ``fill`` to weights of layers of ``kinds``, and sets their biases to zero."""
-
     def filled(model: nn.Module, generator: torch.Generator | None) -> None:
         for layer in model.modules():
             if isinstance(layer, kinds):
@@ -225,9 +226,9 @@ def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None
 
     Args:
         name: ``default`` keeps the values; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5)
-            (DLG, Zhu et al. 2019); ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020); ``kaiming_uniform``
+            (DLG, Zhu et al. 2019), ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020). ``kaiming_uniform``
             (fan-in) and ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero
-            biases; ``kaiming_normal_fan_out`` sets convolutions only (He et al. 2015), like torchvision.
+            biases; ``kaiming_normal_fan_out`` sets those of convolutions only (He et al. 2015), like torchvision.
     """
     checks.one_of("model.init", name, INITIALIZERS)
     INITIALIZERS[name](model, generator)
@@ -253,7 +254,7 @@ def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[i
 
 
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the name of the layer that follows the last private one; the second layer if none is private.
+    """Return the name of the layer after the last private layer; the second layer if none is private.
 
     Layers are in the order of the forward pass on images of ``image_shape``; ``public`` are names of parameters.
     ``UserError`` without such a layer.
@@ -271,10 +272,10 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 
 
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
-    """Return the name of the module that follows the last private layer's activation.
+    """Return the name of the module after the activation of the last private layer.
 
-    Without private layers it follows the first layer's activation, without an activation module it is ``cut_layer``.
-    FDL-PP's private part ends with an activation (Gu et al. 2021, Definition 4).
+    Without private layers, the first layer counts as the last private one; without an activation module after it, the
+    result is that of :func:`cut_layer`. FDL-PP's private part ends with an activation (Gu et al. 2021, Definition 4).
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)
@@ -326,7 +327,7 @@ class _ReachedError(Exception):
 class Rest(nn.Module):
     """Part of ``model`` from ``layer`` on, from the input (B, ...) of the layer to logits (B, K).
 
-    Parameters are called ``model.NAME``. The layers before get black images (C, H, W).
+    Parameters are called ``model.NAME``. The layers before run on black images of ``image_shape`` (C, H, W).
     """
 
     def __init__(self, model: nn.Module, layer: str, image_shape: tuple[int, ...]) -> None:

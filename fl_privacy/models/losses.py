@@ -19,16 +19,12 @@ TargetKind = Literal["classes", "bits", "values"]
 
 @dataclass(frozen=True)
 class Loss:
-    """Scalar loss of a batch.
-
-    Attributes:
-        takes: form of the targets: classes (B,) as ``indices``, ``rows`` (B, K), or ``both``.
-    """
+    """Scalar loss of a batch."""
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor]  # function (outputs (B, K), targets) -> scalar
     targets: TargetKind = "classes"
-    takes: Literal["indices", "rows", "both"] = "both"
+    takes: Literal["indices", "rows", "both"] = "both"  # targets: classes (B,), rows (B, K), or both
     dtype: torch.dtype | None = None  # only type that ``function`` supports; ``None`` for any
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -40,7 +36,7 @@ class Loss:
         return self.function(given, labels.to(given.dtype) if labels.is_floating_point() else labels).to(outputs.dtype)
 
     def answers(self, labels: Tensor) -> Tensor:
-        """Return the classes (...) of class probabilities (..., K); other labels are unchanged."""
+        """Convert class probabilities (..., K) to classes (...); other labels are returned unchanged."""
         return labels.argmax(-1) if labels.is_floating_point() and self.targets == "classes" else labels
 
     def expected(self, outputs: Tensor) -> Tensor:
@@ -85,7 +81,7 @@ def is_plain(loss: Loss) -> bool:
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Return ``given`` as a ``Loss`` on the device of ``like``; ``UserError`` unless it is a scalar for K outputs."""
+    """Convert ``given`` to a ``Loss`` on the device of ``like``; ``UserError`` if it gives no scalar for K outputs."""
     if isinstance(given, Loss):
         return given
     if isinstance(given, str):
@@ -139,8 +135,6 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
 
 
 def _of_one_output(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, name: str, of_rows: str | None) -> Loss:
-    """Return the loss of a model with one output, whose function takes targets (B, 1) or (B,)."""
-
     def flat(made: Tensor, targets: Tensor) -> Tensor:
         return given(made, targets.squeeze(1))
 

@@ -62,7 +62,7 @@ class LeNet(ImageNetwork):
 class DLNet(LeNet):
     """DLNet of "Rethinking Privacy Preserving Deep Learning" (SPN, Fan et al., 2020): LeNet with a fourth convolution.
 
-    As published it has ``activation="sigmoid", init="uniform_0.3"`` (tanh for SVHN).
+    As published it has ``activation="sigmoid", init="uniform_0.3"``; for SVHN, the activation is tanh.
     """
 
     default_strides = (2, 2, 1, 1)
@@ -126,6 +126,9 @@ Block = tuple[tuple[int, ...], int, bool]
 class BlockNetwork(ImageNetwork):
     """Network of convolutional ``blocks``, which subclasses define.
 
+    ``UserError`` if the images are too small, a number is not positive, or ``last_scale`` has no normalization to
+    scale.
+
     Args:
         width: number of channels by which the blocks' relative widths are multiplied.
         hidden: outputs of the first of two linear layers; ``None`` has one linear layer.
@@ -133,9 +136,6 @@ class BlockNetwork(ImageNetwork):
         pooling: ``max`` as published, or ``avg``.
         norm: normalization before each convolution's activation: ``batch``, ``group`` or ``none``.
         last_scale: initial scale of the last normalization; values below 1 prevent divergence.
-
-    Raises:
-        UserError: the images are too small, a number is not positive, or ``last_scale`` has no normalization to scale.
     """
 
     blocks: ClassVar[tuple[Block, ...]]

@@ -31,10 +31,7 @@ class TextModel(nn.Module, ABC):
     @property
     @abstractmethod
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
-        """Return the names of each block's weights of queries, keys and values.
-
-        The weights are (O, d), or (d, O) if :attr:`transposed`.
-        """
+        """Return the names of each block's query, key and value weights, (O, d), or (d, O) if :attr:`transposed`."""
 
     @property
     def entry_norm(self) -> nn.LayerNorm | None:
@@ -42,7 +39,6 @@ class TextModel(nn.Module, ABC):
 
     @property
     def word_weight(self) -> str:
-        """Return the name of the token embeddings' parameter."""
         return next(name for name, parameter in self.named_parameters() if parameter is self.words.weight)
 
     @abstractmethod
@@ -50,11 +46,10 @@ class TextModel(nn.Module, ABC):
         """Return the logits of word embeddings (B, L, d); ``there`` (B, L) is false for padding."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits of tokens (B, L) or of embeddings (B, L, d + 1)."""
         return self.logits(*self.embedded(inputs))
 
     def embedded(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the word embeddings (B, L, d) of inputs as in ``forward``, and booleans (B, L), false for padding."""
+        """Return word embeddings (B, L, d) of either form of ``inputs``, and booleans (B, L), false for padding."""
         if inputs.is_floating_point():
             return inputs[..., :-1], inputs[..., -1] > 0.5
         there = inputs >= 0
@@ -62,7 +57,7 @@ class TextModel(nn.Module, ABC):
 
 
 class BlockModel(TextModel):
-    """Base class of text models with sequential :attr:`blocks`."""
+    """Base class of text models whose layers are sequential :attr:`blocks`."""
 
     blocks: nn.ModuleList
 
@@ -72,7 +67,7 @@ class BlockModel(TextModel):
         return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the states (B, L, d) after all blocks, or (B, 1, d), only the ``first`` token's."""
+        """Return the states (B, L, d) after all blocks; with ``first``, only those of the first token, (B, 1, d)."""
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             states = block(states, there, first=first and number == last)
@@ -94,7 +89,7 @@ def last_state(states: Tensor, there: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head self-attention that supports ``vmap`` and double differentiation.
 
-    ``heads`` divides the ``width`` d; if ``causal``, a token attends only to earlier ones.
+    ``heads`` divides the ``width`` d. If ``causal``, a token attends only to itself and to earlier tokens.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
@@ -104,7 +99,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the attention's outputs (B, L, d), or (B, 1, d) for the ``first`` token only."""
+        """Return the attention's outputs (B, L, d); with ``first``, only those of the first token, (B, 1, d)."""
         (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
             layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)
@@ -132,7 +127,7 @@ class Positions(nn.Module):
 class Block(nn.Module):
     """Transformer block: attention and a feed-forward network, each with a residual path and a layer norm.
 
-    ``norm_first`` normalizes inputs, like GPT-2, instead of sums, like BERT.
+    ``norm_first`` normalizes the inputs, like GPT-2, instead of the sums, like BERT.
     """
 
     def __init__(
@@ -162,7 +157,7 @@ def expect_divides(heads: int, width: int) -> None:
 
 
 def initialize_as_bert(model: nn.Module, std: float) -> None:
-    """Draw weights of linear layers and embeddings from N(0, std^2), and set biases to zero."""
+    """Sample weights of linear layers and embeddings from N(0, std^2), and set biases to zero."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)

@@ -79,7 +79,7 @@ _SMALL = 64
 
 
 class MobileNetV2(TorchvisionNetwork):
-    """MobileNetV2 (Sandler et al. 2018); images up to 64 pixels are halved three times instead of five times.
+    """MobileNetV2 (Sandler et al. 2018); images of up to 64 pixels a side are halved three times, not five times.
 
     Args:
         dropout: dropout rate before the classifier, in [0, 1).

@@ -132,7 +132,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Return Hugging Face's values under the names of :class:`Bert`; the segment embedding is added to positions."""
+    """Return Hugging Face's values by the names of :class:`Bert`; position embeddings include the segment embedding."""
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {
@@ -212,7 +212,7 @@ class TransformerLM(text_model.BlockModel):
     """Language model of SAPAG (Wang et al. 2020, section VII): two encoder layers and a linear decoder.
 
     Embeddings have 5,000 values, so that the pseudo-inverse gives tokens of smaller vocabularies; ``width=200`` is a
-    usual size. For next tokens, a token attends only to earlier ones.
+    usual size. With ``next_token``, a token attends only to itself and to earlier tokens.
 
     Args:
         next_token: ``True`` to predict each next token, ``False`` to classify the mean over the tokens.

@@ -1,4 +1,4 @@
-"""Conversion of models for attacks: without wrappers, and with one output tensor (B, K)."""
+"""Conversion of models for attacks: wrappers are removed, and the output becomes one tensor (B, K)."""
 
 import copy
 import re
@@ -52,7 +52,7 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Return ``model``, or a copy without wrappers that returns a tensor (B, K), for inputs of ``shape`` (C, H, W).
 
-    ``UserError`` if it does not take such inputs, or returns no outputs (B, K).
+    ``UserError`` if the model does not take such inputs, or its output holds no tensor (B, K).
     """
     model = unwrapped(model)
     if model in _copies:
@@ -80,7 +80,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """Return a deep copy of ``model``, after detaching tensors that weight norm computed with a graph."""
+    """Return a deep copy of ``model``; weights that weight norm has computed with a graph are detached before."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)
@@ -91,7 +91,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 
 def outputs_of(given: object) -> object:
-    """Return the tensor (B, K) in a model's output, which may be a mapping, structure, sequence or tensor (B,)."""
+    """Return the outputs (B, K) in what a model returned: a tensor, also (B,), a mapping, a sequence or an object."""
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)
     elif not isinstance(given, Tensor):
@@ -135,7 +135,7 @@ def all_parameter_names(model: nn.Module) -> frozenset[str]:
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
-    """Map each parameter name, including second names of tied weights, to that in ``model.named_parameters()``."""
+    """Map each parameter name, including second names of tied weights, to the name in ``model.named_parameters()``."""
     first: dict[int, str] = {}
     pairs = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(parameter), name) for name, parameter in pairs}
@@ -183,7 +183,7 @@ def without_checkpointing() -> Iterator[None]:
 
 
 def dequantize(network: nn.Module) -> None:
-    """Replace bitsandbytes' 4-bit layers by plain ones."""
+    """Replace bitsandbytes' 4-bit layers in ``network`` by linear layers in single precision."""
     library = sys.modules.get("bitsandbytes.functional")
     for path, module in list(network.named_modules()):
         state = getattr(getattr(module, "weight", None), "quant_state", None)

@@ -48,7 +48,7 @@ ONCE = (
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
-    """Return settings of noise behind which no example of ``kind`` was reconstructed, and its cost in words."""
+    """Return settings of noise behind which no ``kind`` was reconstructed, and its cost in accuracy, in words."""
     name = MEASURED_ON.get(kind, "")
     measured = read_tables(SHIPPED / f"{name}.json")[0].defenses if name else ()
     noised = [each for each in measured if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]
@@ -68,13 +68,13 @@ def advice_from(
     psnr_below: float | None = None,
     batch_size: int | None = None,
 ) -> list[str]:
-    """Return sentences that recommend the cheapest defense within both bounds, or name the closest one.
+    """Return sentences that recommend the cheapest defense within both limits, or name the closest one.
 
     Cost is time, then bytes, then leakage. ``UserError`` if the threat was not measured, or modalities are mixed.
 
     Args:
-        accuracy_loss: most percentage points below the undefended accuracy.
-        psnr_below: dB that no image and no upper end of the mean's 95 % interval may reach.
+        accuracy_loss: limit of the accuracy lost, in percentage points.
+        psnr_below: limit in dB that no image and no upper end of the mean's 95 % interval may reach.
         batch_size: examples behind a client's upload; by default the training batch size in ``table``.
     """
     undefended, *defended = table.defenses
@@ -128,7 +128,7 @@ def _measured_against(
 
 
 def _private_by_name_alone(table: MeasuredTable) -> list[str]:
-    """Return sentences on NVFlare's filters in ``table``: no differential privacy, or the epsilon they spend."""
+    """Return sentences on NVFlare's filters in ``table``: their epsilon, or that they are no differential privacy."""
     said, elements = list[str](), table.defenses[0].upload_bytes / 4
     for one in table.defenses[1:]:
         given = dict(each.removeprefix("defense.").partition("=")[::2] for each in one.overrides)
@@ -283,7 +283,7 @@ def kind_in_words(candidate: Candidate) -> str:
 
 
 def nothing_told(candidate: Candidate) -> str:
-    """Explain that nothing was reconstructed even without a defense."""
+    """Explain that no defense is recommended, since nothing was reconstructed even without one."""
     return (
         f"No defense can be recommended: without one, no {kind_in_words(candidate)} was reconstructed either"
         f" ({candidate.name}, {read_of(candidate)}). The attack may be too weak (try more iterations or attack=auto),"
@@ -302,7 +302,7 @@ def read_of(candidate: Candidate) -> str:
 
 
 def withheld(candidate: Candidate) -> str:
-    """Explain why ``candidate`` is not recommended despite no reconstructions; empty if it is."""
+    """Explain why ``candidate`` is not recommended despite no reconstructions; empty if it is recommended."""
     why = ""
     if candidate.over_control is None:
         why = "it was not compared with the best guess without the update, so the attack may have failed"
@@ -324,7 +324,7 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Recommend a defense in a few sentences; empty if nothing was both trained and attacked."""
+    """Recommend the most accurate defense that meets the goal; empty if nothing was both trained and attacked."""
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):

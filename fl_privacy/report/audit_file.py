@@ -35,7 +35,7 @@ LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 1
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json`` and an app's page, readable only by the owner; return the content of ``audit.json``."""
+    """Write ``audit.json`` and, for an app, its page and record, all private; return the content of ``audit.json``."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
@@ -192,7 +192,7 @@ def folder_name(app: str) -> str:
 
 
 def terminal_line(record: AuditRecord, path: Path) -> str:
-    """Return the terminal's summary of a finished page."""
+    """Return the line that the terminal shows at the end of an audit."""
     told = [record.headline, *record.further, *(record.problems[:1] if record.silent and not record.silence else ())]
     said = [one if len(one) <= MOST_SHOWN else f"{one[:MOST_SHOWN]} …" for one in told]
     return f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}".replace("?. ", "? ")
@@ -214,7 +214,7 @@ def record_of_json(content: bytes | str) -> AuditRecord:
 
     def whole(text: str) -> int:
         if abs(found := int(text)) > LARGEST_NUMBER:
-            raise ValueError("it has a number that nothing here counts to")
+            raise ValueError(f"it has a whole number beyond {LARGEST_NUMBER}")
         return found
 
     text = content if isinstance(content, str) else content.decode()

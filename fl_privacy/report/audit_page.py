@@ -57,7 +57,7 @@ class AuditRecord:
     # what the app reports of its last evaluation, by name and origin
     figures: Mapping[str, float] = field(default_factory=dict)
     defense: str = ""  # defense on replies, if ``before`` has the same app without it
-    covers: str = ""  # replies that it was put on, as `` on 3 of 6 replies``; empty for all
+    covers: str = ""  # replies that the defense was put on, as `` on 3 of 6 replies``; empty for all
     before: "AuditRecord | None" = None
 
     @property
@@ -97,7 +97,6 @@ class AuditRecord:
 
     @property
     def _own_not_attacked(self) -> str:
-        """Return why the app's own training was not attacked; empty if it was."""
         own = next((step for step in self.steps if step.scenario.name == "all"), None)
         if own is None or own.counts is not None or not own.reason:
             return ""
@@ -106,7 +105,7 @@ class AuditRecord:
 
     @property
     def when(self) -> str:
-        """Return the circumstances of the headline in a sentence; empty if nothing was attacked."""
+        """Return the circumstances of the headline's result in a sentence; empty if nothing was attacked."""
         if self._of("data"):
             return "The app's replies hold it: no attack is needed"
         if (step := self.shown_first) is not None and step.leaks:
@@ -181,7 +180,7 @@ class AuditRecord:
 
     @property
     def shown_first(self) -> Answer | None:
-        """Return the step whose examples the page opens: the headline's, else the first attacked one."""
+        """Return the attack whose examples the page unfolds: the headline's, else the first one with examples."""
         shown = [step for step in self.steps if step.shown]
         read = [step for step in shown if step.leaks]
         sent = [step for step in shown if step.scenario.leaves]
@@ -220,12 +219,10 @@ class AuditRecord:
 
     @property
     def uploads_attacked(self) -> list[Answer]:
-        """Return the attacks on uploads with scored examples."""
         return [step for step in self.steps if step.counts is not None and step.counts.judged and step.scenario.leaves]
 
     @property
     def measured(self) -> bool:
-        """Return ``True`` if a question on the whole training was answered with a figure."""
         return any(one.estimate for one in self.aggregate)
 
     def _of_chance(self) -> str:
@@ -317,7 +314,7 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
 
 
 def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
-    """Return sentences on what the server and what everybody learns, if anything; ``server`` begins the first."""
+    """Return a sentence on what the server learns, which begins with ``server``, and one on what everybody learns."""
     sentences = []
     for who, subject in {"server": server, "outsider": "Everybody who gets the final model learns"}.items():
         parts = []
@@ -374,7 +371,10 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 
 
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
-    """Return the record of a strategy's audit: a scenario for each round's uploads, and for a ``site`` if given."""
+    """Return the record of a strategy's audit: a scenario for each round's uploads, and one for another site.
+
+    ``site``: what that site reconstructs, and the number of sites; ``None`` if it was not attacked.
+    """
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []
     for one in found:
@@ -421,7 +421,7 @@ def _shown(page: AuditRecord) -> list[tuple[Answer, list[dict[str, Any]]]]:
 
 
 def _bars(page: AuditRecord) -> list[Bar]:
-    """Return the bars of data in the clear, then of scenarios, with the best reconstructions in the headline's."""
+    """Return the bars of data in the clear, then of scenarios; the headline's shows the best reconstructions."""
     clear = []
     for one in page.findings:
         if one.severity == "data":
@@ -441,7 +441,7 @@ def _views(step: Answer, shown: Sequence[Shown]) -> list[dict[str, Any]]:
 
 
 def levels_of(image: Any) -> np.ndarray:
-    """Convert an image (C, H, W) in [0, 1] to 256 levels."""
+    """Convert an image (C, H, W) in [0, 1] to uint8."""
     return (np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Render the leaderboard of a benchmark, and its figures as JSON by ``benchmark.schema.json``."""
+"""Render the leaderboard of a benchmark, and its figures as JSON according to ``benchmark.schema.json``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def render_benchmark(measured: MeasuredBenchmark) -> str:
 
 
 def why_incomplete(standing: StudyRow) -> str:
-    """Describe the missing jobs and their reasons; empty if complete."""
+    """Describe the defense's missing jobs and their reasons; empty if none is missing."""
     entry = standing.entry
     folders = [path for name, path in entry.trainings.items() if name not in standing.trainings]
     folders += [entry.attacks[cell] for cell in standing.missing("malicious")]
@@ -95,7 +95,7 @@ def why_incomplete(standing: StudyRow) -> str:
 
 
 def _rows(board: Board, uploads: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each defense at its chosen strength, with the worst attacker's result if it is ranked."""
+    """Return a table row for each defense of ``board``, with the worst attacker's result if it is ranked."""
     rows, rank = list[dict[str, Any]](), 0
     for order, standing in enumerate([*board.ranked, *board.beyond]):
         ranked, defended = order < len(board.ranked), not standing.entry.undefended
@@ -187,7 +187,7 @@ SCHEMA = Path(__file__).resolve().parent / "benchmark.schema.json"
 
 
 def benchmark_as_plain(measured: MeasuredBenchmark) -> dict[str, Any]:
-    """Return the figures as plain values; only ``clock`` differs between equal benchmarks."""
+    """Return the figures as plain values; only ``clock`` differs between repeated benchmarks."""
     track = measured.track
     return {
         "format": FORMAT,
@@ -327,7 +327,7 @@ class MeasuredBenchmark:
 
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
-    """Return the leakage to attackers up to ``threat``; the largest possible if unknown."""
+    """Return the leakage of ``row`` to attackers up to ``threat``; the largest possible leakage if unknown."""
     candidate = row.candidate(threat)
     return WORST if candidate is None or row.missing(threat) else candidate.extent
 

@@ -51,7 +51,7 @@ LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
     """Write a printable page on a run or an app's audit, without client data, to ``out`` or ``<run_dir>/brief.html``.
 
-    ``UserError`` if the folder is none of these, or the page is not writable.
+    ``UserError`` if the folder holds neither, or the page is not writable.
     """
     if out is not None:
         expect_file_name(out)
@@ -63,7 +63,7 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def brief_of(folder: Path) -> tuple[Path, str]:
-    """Return the folder of a run or an app's audit, and its brief as HTML; ``UserError`` if it is none."""
+    """Return the folder of a run or an app's audit, and its brief as HTML; ``UserError`` if it is neither."""
     if (audited := audit_folder_of(folder)) is not None:
         return audited, render_audit_brief(audited)
     run = read_run(folder)

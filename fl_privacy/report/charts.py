@@ -37,7 +37,7 @@ _FEW_DECADES = 1.5  # decades below which a logarithmic axis also labels 2 and 5
 EXACT = "(exact)"  # label of a point with infinite PSNR
 _LABEL_SIZE = (0.03, 0.055)  # width and height of a label, in shares of the axes
 _numbers = count()
-LEAST_POINTS, LEAST_SHARE = 10.0, 0.25  # least span of percents, share of others: small differences look small
+LEAST_POINTS, LEAST_SHARE = 10.0, 0.25  # least span of x in percentage points, and of y as a share of its largest value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class ChartPoint:
-    """A run, or a defense at one strength, in a plane, with error bars (low, high) if known."""
+    """Point for a run, or for a defense at one strength, with error bars (low, high) if known."""
 
     x: float
     y: float
@@ -76,7 +76,7 @@ def line_chart(
     Args:
         percent: ``True`` to show the share ``y`` in percent, from 0.
         faint: ``True`` for thin lines in one color.
-        marks: points (x, y) of each curve over time, with element ids ending in ``-moment-N``.
+        marks: marked points (x, y) of each curve, one for each moment N of a film; element ids end in ``-moment-N``.
     """
 
     def place(x: float, y: float | None) -> tuple[float, float]:
@@ -134,7 +134,7 @@ def scatter_chart(
 
 
 def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
-    """Draw a stacked bar for each client, a color for each class."""
+    """Draw a bar for each client, stacked from its examples of each class, with a color for each class."""
     alt = f"Examples of each class on each of {len(counts)} clients; the table below has the numbers"
     many = len(class_names) > len(SERIES)  # from purple over blue and green to yellow
     mixes = np.linspace(0, 100, len(class_names)) if many else ()
@@ -221,7 +221,7 @@ def _path(line: Iterable[tuple[float, float]], at: Callable[[float, float], tupl
 
 
 def top_of(values: Sequence[float], bound: float | None) -> float:
-    """Return the height for infinite ``values``: above finite ones and ``bound``."""
+    """Return the height at which infinite ``values`` are drawn: above the finite values and ``bound``."""
     return 1.25 * max([value for value in values if math.isfinite(value)] + [bound or 1.0])
 
 
@@ -240,7 +240,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def widen(axes: Axes) -> None:
-    """Widen the axes, after all drawing, to ten percentage points across and a quarter of the top value."""
+    """Widen narrow axes, after all drawing: x to ten percentage points, y to a quarter of its largest value."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
         beyond = max(0.0, right + missing / 2 - max(100.0, right))
@@ -255,7 +255,7 @@ def reach(value: float, interval: tuple[float, float] | None) -> list[list[float
 
 
 def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> Markup:
-    """Draw an SVG element that scales with the page; ``height`` is in inches, for 5.4 of width."""
+    """Return what ``draw`` draws as an SVG element of 5.4 by ``height`` inches, which scales with the page."""
     import matplotlib  # noqa: PLC0415  (takes half a second, and a wrong folder needs no chart)
     from matplotlib.figure import Figure  # noqa: PLC0415
 

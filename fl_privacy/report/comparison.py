@@ -73,7 +73,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return ``run``'s percent of the undefended accuracy (PMM), recorded or computed from ``runs``, if known."""
+    """Return ``run``'s accuracy in percent of the undefended accuracy, recorded or computed from ``runs``, if known."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -83,7 +83,7 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
-    """Render the HTML that compares ``runs``, with links from ``out`` and a recommendation below ``psnr_below`` dB."""
+    """Render the HTML that compares ``runs`` and recommends a defense below ``psnr_below`` dB; ``out`` is its path."""
     own, shared = names(runs)
     letters = [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(len(runs))]
     rows = [
@@ -164,7 +164,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return a point for each run by its worst attacker; runs that differ only in the seed share one."""
+    """Return the strongest attacker's ``name`` over accuracy, as a point for all runs that differ only in the seed."""
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)
@@ -220,7 +220,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
 
 
 def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
-    """Return a candidate for each training; runs that differ only in the attack are joined."""
+    """Return a defense to choose from for each training; runs that differ only in the attack are joined."""
     groups: dict[str, list[RunRow]] = {}
     asked = asked_of([finding for row in rows for finding in row.summary.inferred])
     for row in rows:

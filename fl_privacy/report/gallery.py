@@ -81,7 +81,7 @@ def grid_picture(
 
 
 def _rows(image: Pixels) -> Pixels:
-    """Arrange pixels as (H, W) or (H, W, 3); further channels are left out, two are averaged."""
+    """Arrange an image (C, H, W) as (H, W, 3), its first three channels, or as (H, W), the mean of one or two."""
     if image.shape[0] >= 3:
         return np.ascontiguousarray(image[:3].transpose(1, 2, 0))
     return image.astype(np.float32).mean(0).round().astype(np.uint8)
@@ -121,7 +121,7 @@ def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageVi
 
 
 def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the best, median and worst of ``ranked`` with their ranks, if there are that many."""
+    """Return (rank, example) of the best, median and worst of ``ranked``; fewer if there are fewer than three."""
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
     ranks = ("Best", "Median", "Worst") if len(ranked) > 2 else ("Best", "Worst")[: len(ranked)]
     return [(rank, ranked[places[rank]]) for rank in ranks]
@@ -143,7 +143,10 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Rank attacked examples by their better attacker, best first, by a metric whose high values leak."""
+    """Return attacked examples, the most leaked first, by the higher value of the plain and the adaptive attacker.
+
+    High values of ``metric_name`` must mean more leakage.
+    """
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
@@ -165,7 +168,7 @@ def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> lis
 
 
 def gallery_title(run: Run, kind: str) -> str:
-    """Return the gallery's title: number of attacked examples, and rounds."""
+    """Return the gallery's title: the number of attacked examples and their rounds."""
     attacked = run.of_kind("image")
     rounds = sorted({image["round"] for image in attacked})
     number, where = len({(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}), ""
@@ -179,7 +182,7 @@ def gallery_title(run: Run, kind: str) -> str:
 
 
 def caption(record: Mapping[str, Any], metrics: Sequence[str] = CAPTION, more: Sequence[str] = ()) -> str:
-    """Return a caption of the known ``metrics`` and ``more`` figures, or of the attack loss without an original."""
+    """Return a caption with the known ``metrics`` and ``more`` figures; without an original, with the attack's loss."""
     if record.get("label") is not None and record.get("attack_loss") is not None:
         return f"The attacker's own loss {record['attack_loss']:.3g}"
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
@@ -230,7 +233,7 @@ class Piece:
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
-    """Return views of the best, median and worst text by the metric ``by``; of any three if all are equal."""
+    """Return views of the best, median and worst text by the metric ``by``; of three texts if all are equal."""
     ranked = rank_by(run, by)
     if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -285,7 +288,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[s
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Return sentences on the control, and on how :func:`best_rows` were chosen."""
+    """Return sentences on how well guesses without the update do, and on how :func:`best_rows` were chosen."""
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
@@ -300,12 +303,12 @@ def best_rows_in_words(run: Run) -> str:
 
 
 def _equal(run: Run, by: str) -> bool:
-    """Return ``True`` if all attacked examples have the same value of the metric ``by``, by every attacker."""
+    """Return ``True`` if the metric ``by`` has one value for all attacked examples and attackers."""
     return len({record.get(by) for attacker in Attacker for record in run.of_kind("image", attacker)} - {None}) == 1
 
 
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
-    """Return the view of an attacked row: for each column its name, the original cell and the guesses."""
+    """Return the view of an attacked row: the name, the original cell and the guessed cells of each column."""
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"a guess without the update: up to {metric(control, TABLE_METRIC)}"]
@@ -349,7 +352,7 @@ class Reel:
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """Film of one attacker in one round: victims played together; ``moments`` are shares of the work, in words."""
+    """Film of one attacker in one round, of several victims; ``moments`` are shares of its iterations, in words."""
 
     title: str
     reels: Sequence[Reel]
@@ -360,7 +363,7 @@ class Screening:
 def films_of_run(
     run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
-    """Return each attacker's film of its last filmed round."""
+    """Return a film of each attacker: the last round that was filmed."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}

@@ -35,14 +35,12 @@ class Headline:
 
 
 class _Clause(NamedTuple):
-    """A part of a headline, including the punctuation before it."""
-
     text: str
     leads: bool = True
 
 
 def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
-    """Put ``verdict`` into words; ``kind`` is another name for its examples."""
+    """Put ``verdict`` into words; ``kind`` replaces the name of its examples, such as ``image``."""
     kind = kind or verdict.modality.one
     clauses = _clauses(verdict, kind)
     lead, rest = ("".join(clause.text for clause in clauses if clause.leads is leads) for leads in (True, False))
@@ -266,7 +264,7 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
 
 
 def tried_in_words(verdict: Verdict, kind: str) -> str:
-    """Describe attack, knowledge, budget, uploads of the same example, and prior."""
+    """Describe the attack: knowledge of the defense, budget, uploads of the same example, and image prior."""
     facts = verdict.facts
     server = observer(facts) if facts.server or facts.sites else "an honest-but-curious server"
     name = facts.attack or "the server's own reconstruction"

@@ -65,7 +65,7 @@ class InferredView:
     chart: Markup | None
     notes: Sequence[str]
     seconds: float | None
-    among: int  # number of all measures, of which the best is above chance by chance
+    among: int  # number of all measures, which are tested together (Bonferroni)
 
     def tone(self, name: str, measure: Measure) -> Tone:
         return CHANCE_TONES[is_above_chance(name, measure, among=self.among)]
@@ -77,7 +77,7 @@ def views_of(findings: Sequence[Finding]) -> list[InferredView]:
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
-    """Describe the strongest method's answer; empty without one."""
+    """Describe the strongest result on the question ``about``; empty if there is no result."""
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:
@@ -121,7 +121,7 @@ def _view(about: str, every: Sequence[Finding]) -> InferredView:
 
 
 def roc_chart(findings: Sequence[Finding]) -> Markup:
-    """Draw ROC curves on logarithmic axes, with chance and the bound of differential privacy, if any."""
+    """Draw ROC curves on logarithmic axes, with lines for chance and for the bound of differential privacy, if any."""
     first = findings[0]
     smallest = min(SHOWN_FROM, 1 / max(1, first.negatives))
 
@@ -149,12 +149,12 @@ def roc_chart(findings: Sequence[Finding]) -> Markup:
 
 
 def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
-    """Render the page on ``records``."""
+    """Render the page on the checked privacy claims ``records``."""
     return render("claims.html.j2", claims=records, title=title, first=records[0])
 
 
 def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:
-    """Write the page on ``records``; ``UserError`` if it is not writable."""
+    """Write the page on the checked privacy claims ``records``; ``UserError`` if it is not writable."""
     expect_file_name(page)
     with writable(page):
         write_whole(page, render_claims(records, title=title))

@@ -53,7 +53,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of ``originals``, within batches if sizes match; missing ones are white."""
+    """Return ``guesses`` in the order of ``originals``, matched in batches if ``sizes`` fit; missing ones are white."""
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]
@@ -67,7 +67,6 @@ def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _images(inputs: Tensor) -> Tensor:
-    """Return images (B, C, H, W): the middle slice of volumes, one channel of gray images."""
     if inputs.dim() == 3:
         inputs = inputs.unsqueeze(1)
     if inputs.dim() == 5:

@@ -28,7 +28,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
-    """Render ``template`` with escaped ``values``; ``live`` refreshes a frame of progress, ``script`` is inlined."""
+    """Render ``template`` with escaped ``values``; ``live`` allows a frame with progress, and ``script`` is inlined."""
     policy, program = CONTENT_SECURITY_POLICY + "; frame-src 'self'" * live, Markup("")
     if script is not None:
         program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
@@ -93,7 +93,7 @@ def writable(page: Path, instead: str = "another place with --out") -> Iterator[
 
 
 def link_to(folder: Path, out: Path) -> str | None:
-    """Return a run's page relative to ``out``, if any, escaped so that no name acts as a URL scheme."""
+    """Return the escaped link from ``out`` to the page of the run in ``folder``; ``None`` if this has no page."""
     page = folder / "report.html"
     if not page.is_file():
         return None

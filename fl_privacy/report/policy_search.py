@@ -23,7 +23,7 @@ _WIDE = 20.0  # least ratio of accuracy scores for a logarithmic axis
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Results of a policy search."""
+    """Results of a search for transformation policies."""
 
     scored: Sequence[Scored]
     untransformed: Scored  # score without a transformation
@@ -40,7 +40,7 @@ class Findings:
 
 
 def render_search(found: Findings, *, data: str, model: str, seed: int) -> str:
-    """Render the HTML of a policy search."""
+    """Render the HTML of a search for transformation policies."""
     return render(
         "policy_search.html.j2",
         found=found,

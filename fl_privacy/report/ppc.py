@@ -34,7 +34,7 @@ DISTANCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A mechanism at one strength under one attack."""
+    """A defense (mechanism) at one strength under one attack."""
 
     mechanism: str
     strength: str
@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cap:
-    """Calibrated averaged performance of a mechanism, higher is better, over ``points`` strengths."""
+    """Calibrated averaged performance of a defense (SPN), higher is better, over ``points`` strengths."""
 
     mechanism: str
     distance: str
@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return the samples of finished jobs of a trade-off."""
+    """Return a :class:`Sample` for each attacker of each finished job of a trade-off."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -86,7 +86,7 @@ def sample_of(
     update_distortion: Mapping[str, Statistic],
     **named: Any,
 ) -> Sample | None:
-    """Build one attacker's sample, with ``named`` fields; ``None`` without accuracy or distortion."""
+    """Build one attacker's sample, with ``named`` fields; ``None`` if accuracy, distortion or distances are missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
@@ -94,7 +94,7 @@ def sample_of(
 
 
 def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
-    """Return for each attack in ``DISTANCES`` the least distance to the truth over ``leakages``."""
+    """Return the least distance to the truth over ``leakages``, for each attack in ``DISTANCES``."""
     measured: list[dict[str, float]] = []
     for leakage in leakages:
         found = {}
@@ -109,7 +109,7 @@ def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Return ``samples`` and, for each training with several attackers, a sample of the least distances."""
+    """Return ``samples``, and for each training with several attackers a sample of the least distances."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)
@@ -128,7 +128,7 @@ def _least(distances: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def caps(samples: Sequence[Sample]) -> list[Cap]:
-    """Compute CAP of every mechanism under every attack."""
+    """Compute the calibrated averaged performance (CAP) of every defense under every attack."""
     curves: dict[tuple[str, str, Versus], list[PpcPoint]] = {}
     for distance in DISTANCES:
         for sample in samples:
@@ -139,7 +139,7 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpcView:
-    """Tables and charts of the section on PPC."""
+    """Tables and charts of the section on privacy-preserving characteristics (PPC)."""
 
     mechanisms: Sequence[str]
     columns: Sequence[tuple[str, Versus]]
@@ -149,7 +149,7 @@ class PpcView:
 
 
 def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
-    """Build tables and charts of ``samples``; ``None`` without any."""
+    """Build tables and charts of ``samples``; ``None`` if there are none."""
     if not samples:
         return None
     found = caps(samples)
@@ -210,7 +210,10 @@ def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
 
 
 def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distance: str, alt: str) -> Markup:
-    """Draw accuracy, distance and their product over log10(||B|| / ||E|| + 1) (SPN, Figure 5); adaptive dashed."""
+    """Draw accuracy, distance and their product over log10(update / distortion + 1), as in SPN's Figure 5.
+
+    Curves of the ``adaptive`` attacker are dashed.
+    """
     blue, orange, *_ = SERIES
 
     def draw(axes: Axes) -> None:
@@ -244,8 +247,8 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """Return a sample for each attacker of each defended run that trained and was attacked.
 
-    A mechanism's strength is the defense setting with most values, or the declared one of several; other differing
-    settings make other mechanisms, and settings outside the defense, except the seed, other attacks.
+    A defense's strength is its setting with most values, by declared order if equal. Other settings of the defense that
+    differ make other defenses; settings elsewhere that differ, except the seed, make other attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []
@@ -304,7 +307,7 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 
 
 def paper_view_of(run: Run) -> dict[str, Any] | None:
-    """Return the paper's table for the page of its first run ``run``; ``None`` for other runs.
+    """Return the view of a paper's table for the page of ``run``; ``None`` unless ``run`` is the first of the table.
 
     ``printed``: whether the paper has figures of each column; ``orders``: column -> whether our 95 % intervals order
     the lines as the paper does; ``strips``: rows of images as data URIs, without deleted runs.

@@ -201,7 +201,7 @@ class ShownVictims:
 
 
 def _audited(run: Run, verdict: Verdict) -> Any:
-    """Return the record of a strategy's audit; imports are here, since they load PyTorch."""
+    """Return the record of a strategy's audit; imports are local, since they load PyTorch."""
     from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 
@@ -291,7 +291,6 @@ def _counted(verdict: Verdict, last: Sequence[LeakageResult]) -> list[LeakageRes
 
 
 def _bars(verdict: Verdict, last: Sequence[LeakageResult]) -> list[Bar]:
-    """Return a bar for each attacked round, or for the last and the worst if there are many."""
     shown = verdict.readings if len(verdict.readings) <= ROUNDS_SHOWN else _counted(verdict, last)
     several = len({reading.attacker for reading in shown}) > 1
     return [

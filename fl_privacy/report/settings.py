@@ -24,12 +24,12 @@ _BATCH_NORM = {
 
 
 def chosen(run: Run, group: str) -> str:
-    """Return the run's option of ``group``; for a user's own code, its name."""
+    """Return the run's option of the config group ``group``; for a user's own code, its name."""
     return chosen_option(run.identity, group)[0]
 
 
 def overview(run: Run) -> list[tuple[str, str]]:
-    """List each group with its option and settings, and the seed."""
+    """List (name, option and settings) of each config group that is not at its usual option, and the seed."""
     without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
@@ -74,7 +74,7 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return for each run the options that distinguish it, and those that all share."""
+    """Return for each run the options that distinguish it, and the options that all runs share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     same = {group: taken[0] for group, taken in options.items() if group not in varying}
@@ -84,7 +84,7 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
 
 
 def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted key and value of everything in ``section``."""
+    """Yield the dotted key and the value of each setting in the nested ``section``."""
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{key}.")

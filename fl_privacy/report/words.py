@@ -1,4 +1,4 @@
-"""Explain technical words of pages in plain ones."""
+"""Format figures for pages, and explain their technical words in plain ones."""
 
 import math
 import re
@@ -22,7 +22,7 @@ def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def with_words(page: str) -> str:
-    """Put a folded glossary of the page's terms at its mark, if any."""
+    """Put a folded glossary of the terms on ``page`` at its ``MARK``, if any."""
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])
@@ -58,13 +58,13 @@ def seconds(value: float | None) -> str:
 
 
 def span(numbers: Sequence[int]) -> str:
-    """Format a range: 3 to 5."""
+    """Format the range of ``numbers``, such as ``3 to 5``."""
     low, high = min(numbers), max(numbers)
     return str(high) if low == high else f"{low} to {high}"
 
 
 def size(count: float | None) -> str:
-    """Format bytes in decimal units."""
+    """Format a number of bytes in decimal units."""
     if count is None:
         return MISSING
     for unit in ("B", "kB", "MB", "GB"):
@@ -75,7 +75,7 @@ def size(count: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Format three significant digits."""
+    """Format ``value`` with three significant digits."""
     return MISSING if value is None else "∞" if math.isinf(value) else f"{value:.3g}"
 
 
@@ -85,7 +85,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Describe the upper bound of a metric's mean; empty if it adds nothing to the mean."""
+    """Describe ``upper``, the bound of a metric's mean; empty if it adds nothing to the mean."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
@@ -94,7 +94,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format the 95 % confidence interval in brackets without unit, or the median if there is none."""
+    """Format the 95 % confidence interval in brackets without unit, or the median if there is no interval."""
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"

@@ -49,8 +49,8 @@ def write_report(
 
     Args:
         out: other path of the page; its folder is created.
-        psnr_below: dB that no image may reach for a training to be named as best without reconstructions.
-        cap: ``True`` to compare strengths of defenses by PPC curves and CAP, also in ``<page>_cap.json``.
+        psnr_below: dB that no image may reach behind a recommended defense.
+        cap: ``True`` to compare strengths of defenses by SPN's PPC curves and CAP, also in ``<page>_cap.json``.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
@@ -77,7 +77,10 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write and return a sweep's page, with its figures in two JSON files; ``UserError`` if it can't be written."""
+    """Write the HTML page of a sweep to ``page``, with its figures next to it as JSON, and return ``page``.
+
+    ``psnr_below``: goal in dB that no image may reach. ``UserError`` if a file can't be written.
+    """
     rows = read_study(entries)
     with writable(page, "another place with out=FOLDER"):
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
@@ -136,7 +139,7 @@ def share_report(
 ) -> Path:
     """Copy runs into the new folder ``destination``, each with its page, and return the main page.
 
-    The folder appears when complete; ``with_originals`` includes images, readable only by the owner. ``UserError`` if a
+    The folder appears when complete. ``with_originals`` includes images, readable only by the owner. ``UserError`` if a
     folder is not a run's, or ``destination`` exists or is not writable.
     """
     sources = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
@@ -168,7 +171,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Points of one family and attacker, by strength; ``series`` is the number of its color, ``None`` if undefended."""
+    """Points of one defense family and attacker, by strength; ``series`` numbers its color, ``None`` if undefended."""
 
     points: Sequence[ChartPoint]
     series: int | None
@@ -176,7 +179,7 @@ class FamilyCurve:
 
 
 def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float | None) -> str:
-    """Render the HTML of ``rows``, with links relative to the file ``out``."""
+    """Render the HTML of a sweep's ``rows``, with links relative to the file ``out``."""
     asked, candidates = _asked_and_candidates(rows)
     best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
@@ -240,7 +243,10 @@ def _series(rows: Sequence[StudyRow]) -> dict[str, int]:
 
 
 def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str, Markup]:
-    """Draw a chart of each attack on membership or an attribute, with a line for guessing."""
+    """Draw privacy over utility, one chart for membership and one for attribute inference, by axis title.
+
+    Each point is a row's strongest attack; a line shows what guessing reaches, and a ring marks ``best``.
+    """
     (utility_of, x), series, charts = _utility(rows), _series(rows), {}
     for about, axis in AXES.items():
         points: dict[str, list[ChartPoint]] = {}
@@ -332,7 +338,7 @@ def trade_off_chart(
     bound_label: str,
     ring: tuple[float, float] | None,
 ) -> Markup:
-    """Draw curves with error bars; infinite values are labelled above all others."""
+    """Draw curves with error bars, a line at ``bound``, and a circle at ``ring``; infinite values are on top."""
     top = top_of([p.y for curve in curves for p in curve.points], bound)
 
     def draw(axes: Axes) -> None:

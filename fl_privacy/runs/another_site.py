@@ -28,12 +28,11 @@ SITE_NOTE = (
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Return which uploads the sites of ``setup`` intercept, and a function from a round to their observations.
+    """Return which uploads the sites of ``setup`` intercept, and a function from a round to what they observe.
 
-    Sites intercept their own uploads. They get each global model and the numbers of examples, as for evaluation.
-
-    Raises:
-        UserError: ``threat_model.differences`` is set with uploads of weights or with inference attacks.
+    Sites intercept their own uploads, and get each global model and the numbers of examples; from these they compute
+    other clients' uploads. ``UserError`` if ``threat_model.differences`` is set with uploads of weights or with
+    inference attacks.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
     known, differences = setup.config.threat_model.knows_numbers, setup.config.threat_model.differences
@@ -85,9 +84,9 @@ def look_from_site(
 def seen_next_to(
     observations: Sequence[Observation], sites: int, rule: ServerPlan
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
-    """Return the others' mean uploads, as one of ``sites`` sites computes them, with the ids of the averaged ones.
+    """Return the mean uploads of other sites that one site can compute, with the ids of the averaged uploads.
 
-    Each group of ``sites`` uploads stands in for a round; its last upload is the site's own. The server steps by
+    Each group of ``sites`` uploads stands in for a round; its last upload is the computing site's. The server steps by
     ``rule``. Uploads of several steps are omitted if there are more than two sites, and those of later rounds if the
     server's optimizer is adaptive.
     """

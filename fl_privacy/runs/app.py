@@ -74,7 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` whose models normalize images as ``stated`` by client; ``own`` if it states none."""
+    """Return ``observations`` whose models normalize as ``stated`` by client, or as ``own`` for clients not in it."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -145,7 +145,6 @@ def report_app(
 def _attack_as_server_and_site(
     app: CapturedApp, stage: AttackStage, chosen: Sequence[Observation], folder: RunFolder
 ) -> None:
-    """Attack ``chosen`` uploads as the server, then a few as another site if they are enough for a round."""
     stage.run(by_id(chosen))
     record, sites = app.record, app.record.nodes or 0
     seen = [] if isinstance(app.server, str) else seen_next_to(chosen, sites, app.server)
@@ -167,7 +166,7 @@ def _attack_as_server_and_site(
 
 
 def _worth_attacking(app: CapturedApp, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
-    """Return uploads to attack (captured ones, else made by the server), their originals, and notes for the page."""
+    """Return the uploads to attack (captured, else made by the server), their originals, and notes for the page."""
     truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.captured.rates_estimated and changes:
@@ -208,7 +207,8 @@ def worth_attacking(
 ) -> tuple[Sequence[Observation], list[str]]:
     """Return the observations to attack, and sentences on the others.
 
-    Probes are chosen if there are any, else training updates of few images and steps; by ``every``, all but huge ones.
+    Probes are chosen if there are any, else training updates of few images and steps; with ``every``, all but huge
+    ones.
     """
     if every:
         sizes = {o.id: (o.upload.num_examples * math.prod(o.input_shape), _steps(o)) for o in observations}
@@ -232,7 +232,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended uploads on the server: one step on one image, for each model that was sent."""
+    """Compute undefended uploads on the server: a step on each of ``number`` images, for each round's last model."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

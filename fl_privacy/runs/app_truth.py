@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownImages:
-    """Looks up the originals behind uploads, by the fingerprints or partitions that clients state."""
+    """Lookup of the originals behind uploads, using the fingerprints or partitions that clients state."""
 
     data: object = None
     of_client: OfClient | None = None
@@ -63,7 +63,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Repeat a probe's random transforms with its seed; ``None`` unless the fingerprints are ``wanted``."""
+        """Return a probe's images, transformed with its seed; ``None`` unless their fingerprints are ``wanted``."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -86,7 +86,6 @@ class KnownImages:
         return self.partitions.get(client, client)
 
     def plain(self, image: Tensor) -> Tensor:
-        """Return an ``image`` of the data, scaled to [0, 1]."""
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
@@ -107,7 +106,6 @@ class KnownImages:
         return [_as_batch([image]) for image in islice(self._images(0), number)]
 
     def replay(self, observation: Observation) -> Replay:
-        """Raise ``UserError``: training of third-party clients can't be repeated."""
         raise UserError(
             f"A replay expects a client of this package, but {observation.id} is of a third party; attack it alone."
         )
@@ -147,7 +145,7 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """Open the images of ``data``; ``UserError`` if there are none.
+    """Open the images of ``data``; ``UserError`` if it holds none.
 
     ``data`` is a data set, its name, a loader, a list of examples, a folder of images, or a function from partition to
     one of these.

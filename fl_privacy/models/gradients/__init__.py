@@ -1,4 +1,4 @@
-"""Gradients by a model's parameters: of a batch, of many attacked updates at once, of single examples."""
+"""Gradients with respect to a model's parameters: of a batch, of many attacked updates at once, of single examples."""
 
 from typing import TYPE_CHECKING
 

@@ -19,7 +19,7 @@ _TOLERANCE = 1e-3
 
 
 def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor) -> victims.VictimGradients:
-    """Return the fastest method for this model's gradients that is right for ``inputs`` and ``labels``."""
+    """Return the fastest method that gives the right gradients of ``victim_model`` for ``inputs`` and ``labels``."""
     reference = victims.OneByOne(victim_model)
     expected = with_slope(reference, inputs, labels)
     reasons = []
@@ -46,7 +46,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Return gradients by name, and under the name "" the derivative of their squared norm by ``inputs``."""
+    """Return gradients by name, and as ``""`` the derivative of their squared norm with respect to ``inputs``."""
     with victims.differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -55,7 +55,7 @@ def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, l
 
 
 def same_gradients(found: Tensors, expected: Tensors) -> bool:
-    """Return ``True`` if both are equal up to rounding of the largest gradient."""
+    """Return ``True`` if ``found`` equals ``expected`` up to rounding of the largest gradient."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(
         float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
@@ -64,7 +64,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """Return the number of a client's local steps, the length of ``step_slices``."""
+    """Return the number of local steps of a client with ``num_examples``."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
@@ -72,7 +72,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
 
 
 def sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """Return the total change after ``steps`` of SGD with momentum, in units of lr times a constant gradient."""
+    """Return the total change after ``steps`` of SGD with momentum, as a multiple of lr times a constant gradient."""
     velocity, total = 0.0, 0.0
     for _ in range(steps):
         velocity = 1 + plan.momentum * velocity
@@ -81,10 +81,7 @@ def sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """Return the slice of examples for each local step, without shuffling, since the client's order is secret.
-
-    The list is empty without examples.
-    """
+    """Return the slice of examples for each local step, without shuffling, since the client's order is secret."""
     if num_examples < 1:
         return []
     size = min(plan.batch_size or num_examples, num_examples)
@@ -96,7 +93,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 
 
 class Unrolled(victims.VictimGradients):
-    """Gradients as ``-delta / lr`` of replayed local steps, for the uploaded parameters."""
+    """Method that replays the local steps of each victim, and gives ``-delta / lr`` of the uploaded parameters."""
 
     def __init__(self, victim_model: victims.VictimModel) -> None:
         self._victim_model = victim_model
@@ -122,7 +119,7 @@ class Unrolled(victims.VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return step ``number`` (from 1) of ``torch.optim.SGD`` or ``Adam``, divided by -lr, and the new moments."""
+    """Return step ``number`` (from 1) of SGD or Adam, divided by -lr, and the new ``moments``, initially [{}, {}]."""
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
@@ -141,7 +138,7 @@ def step_direction(
 def decaying_step(
     gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return ``step_direction`` with weight decay of ``parameters``."""
+    """Return the step and moments of :func:`step_direction`, including weight decay of ``parameters``."""
     if plan.weight_decay and plan.optimizer != "adamw":
         gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
     step, moments = step_direction(gradients, moments, plan, number)
@@ -164,7 +161,7 @@ def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
 
 
 BatchGradient = Callable[[Tensor], Tensors]
-"""Function (inputs (B, ...)) -> gradient of the mean loss by name, differentiable by the inputs."""
+"""Function (inputs (B, ...)) -> gradient of the mean loss by name, differentiable with respect to the inputs."""
 
 _Plain = Callable[[Tensor, Tensor], Tensors]  # function (inputs, labels) -> gradient by differentiating the loss
 _Way = Literal["folded", "layered", "plain"]
@@ -183,9 +180,9 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[victims.LossChange] = (),
 ) -> BatchGradient:
-    """Return a function from inputs, shaped like those of ``batch``, to the gradient at ``state``.
+    """Return a differentiable function from inputs, shaped like those of ``batch``, to the loss gradient at ``state``.
 
-    It is differentiable, and computed by :class:`Layered` unless the loss is changed or the model has dropout.
+    ``names``: parameters with a gradient. ``changes``: changes of the loss; with these or dropout, it is slower.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

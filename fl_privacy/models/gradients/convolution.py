@@ -1,9 +1,9 @@
-"""Convolutions and norms with frozen parameters, and gradients by these parameters for each victim.
+"""Convolutions and norms with frozen parameters, and each victim's gradients with respect to these parameters.
 
-A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h by channel,
-``g (W x + b - m) / s + h`` is a convolution with the weight ``(g / s) W``. With G the gradient by that weight and d the
-sum of the outputs' gradients, the gradients are ``(g / s) G`` of W, ``(g / s) d`` of b, d of h, and
-``((G, W) + (b - m) d) / s`` of g.
+A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h for each channel,
+``g (W x + b - m) / s + h`` is a convolution with the weight ``(g / s) W``. If G is the gradient with respect to that
+weight, and d the sum of the outputs' gradients, the gradients with respect to W, b, h and g are ``(g / s) G``, ``(g /
+s) d``, d and ``((G, W) + (b - m) d) / s``.
 """
 
 import copy
@@ -26,13 +26,13 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """Number of victims in the current pass."""
+    """Number of victims in the current forward pass."""
 
     count: int = 1
 
 
 class Affine(nn.Module):
-    """Scale and shift of a normalized activation, by channel or, if ``trailing``, by element."""
+    """Layer that scales and shifts a normalized activation: each channel or, if ``trailing``, each element."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, trailing: bool) -> None:
         super().__init__()
@@ -44,7 +44,6 @@ class Affine(nn.Module):
         return scaled if self.bias is None else scaled + self.bias.view(shape)
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Return gradients (V, *shape) by the parameters ``names`` from inputs and output gradients (V, B, ...)."""
         if not self._trailing:
             weight, bias = channel_sums(inputs, deltas)
         else:
@@ -65,7 +64,7 @@ class _VictimBatchNorm(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalization by fixed statistics, with scale and shift."""
+    """Batch normalization with fixed statistics, scale and shift."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
         super().__init__()
@@ -95,8 +94,6 @@ def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _ChannelSums(torch.autograd.Function):
-    """Sums of :func:`channel_sums` in one pass on the CPU, without storing the products."""
-
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(inputs, deltas)
@@ -122,9 +119,8 @@ class _ChannelSums(torch.autograd.Function):
 def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
     """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
-    This gives access to each victim's statistics and gradients, and avoids ``vmap`` of a fused norm layer, whose weight
-    gradient has a wrong derivative by the inputs. Returned after the copy: a mapping of parameter names in ``model`` to
-    those in the copy, and the number of victims, to be set before each pass.
+    This gives access to each victim's statistics, and avoids wrong second derivatives under ``vmap``. Also return a
+    mapping of parameter names to those in the copy, and the number of victims, to be set before each pass.
     """
     copied, victims = copy.deepcopy(model), Victims()
     original = {id(p): name for name, p in copied.named_parameters()}
@@ -155,8 +151,6 @@ def _separated(module: nn.Module, victims: Victims) -> nn.Module | None:
 
 
 class _Separated(nn.Sequential):
-    """Normalization and :class:`Affine` with the attributes of a norm layer."""
-
     eps = property(lambda self: self[0].eps)
     weight = property(lambda self: self[1].weight)
     bias = property(lambda self: self[1].bias)
@@ -181,23 +175,26 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Return ``True`` if :func:`transposed` is faster than PyTorch's convolution backward, for ``images`` images."""
+    """Return ``True`` if :func:`transposed` is faster than PyTorch's backward pass for ``images`` images."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return ``True`` if matrix products and ``F.fold`` are faster for victims stacked as channels, (1, V C, H, W)."""
+    """Return ``True`` if products and ``F.fold`` are faster than a grouped convolution for V victims.
+
+    ``images`` (1, V C, H, W): the victims' images, stacked as channels. ``weight``: shape of the stacked weights.
+    """
     apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
     return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW
 
 
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
-    """Return a convolution's gradient (N, C, H, W), of ``shape``, by its images from output gradients (N, O, h, w).
+    """Return the gradient (N, C, H, W) with respect to a convolution's images, whose shape is ``shape``.
 
     Pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
-    outputs of one convolution without stride. ``weight`` is (O, C, kh, kw), ``padding`` is by zeros.
+    outputs of one convolution without stride. ``back``: output gradients (N, O, h, w). ``weight``: (O, C, kh, kw).
     """
     (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
     phases = []  # of rows and columns: first tap, number of taps and shift of each remainder
@@ -225,7 +222,7 @@ _LITTLE = 1_000_000  # multiplications below which oneDNN's setup takes longer t
 
 
 class FrozenConv2d(nn.Conv2d):
-    """Convolution with frozen weights, differentiable only by its inputs."""
+    """Convolution with frozen weights, differentiable only with respect to its inputs."""
 
     def reset_parameters(self) -> None:
         """Skip the initialization, which takes longer than a convolution."""
@@ -255,10 +252,10 @@ def pads_with_zeros(module: nn.Conv2d) -> bool:
 def convolution_gradients(
     module: nn.Conv2d, inputs: Tensor, deltas: Tensor, *, with_bias: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return gradients by weight, (V, *shape), and bias, (V, O), of a convolution for each victim.
+    """Return each victim's gradients with respect to a convolution's weight, (V, *shape), and bias, (V, O).
 
-    ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w). On the CPU this is one convolution with
-    a group for each victim, elsewhere one product of unfolded images.
+    ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w); the bias's is ``None`` unless
+    ``with_bias``.
     """
     padding = module.padding
     if not pads_with_zeros(module):
@@ -278,7 +275,10 @@ def convolution_gradients(
 
 
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
-    """Return the D inputs of each of the T output pixels, (V, B, groups, D, T)."""
+    """Unfold ``inputs`` (V, B, C, H, W) into the D values under the kernel at each of T output pixels.
+
+    Return (V, B, groups, D, T). ``settings``: stride, padding and dilation.
+    """
     stride, padding, dilation = settings
     columns = F.unfold(inputs.flatten(0, 1), module.kernel_size, dilation, padding, stride)
     return columns.reshape(*inputs.shape[:2], module.groups, -1, columns.shape[-1])
@@ -290,13 +290,10 @@ def _side_by_side(values: Tensor) -> Tensor:
 
 
 def _apart(values: Tensor, count: int) -> Tensor:
-    """Undo ``_side_by_side``, (B, V C, H, W) -> (V, B, C, H, W)."""
     return values.reshape(len(values), count, -1, *values.shape[2:]).transpose(0, 1)
 
 
 class _GroupedGradients(torch.autograd.Function):
-    """Function from inputs and output gradients to gradients by weight and bias, differentiable once."""
-
     @staticmethod
     def forward(
         ctx: Any, inputs: Tensor, deltas: Tensor, layer: tuple[torch.Size, bool], settings: Any
@@ -394,7 +391,7 @@ _POSITIONS = 0.7
 
 
 class FoldedConvolution(FrozenConv2d):
-    """Convolution and the norm after it in one; its parameters are weight, bias, scale and shift."""
+    """Convolution that includes the norm after it; its parameters are weight, bias, scale and shift."""
 
     scale: nn.Parameter | None
     shift: nn.Parameter | None
@@ -418,7 +415,6 @@ class FoldedConvolution(FrozenConv2d):
         return self.convolved(input, self._folded_weight, self._folded_bias)
 
     def gradients(self, inputs: Tensor, deltas: Tensor, names: Collection[str]) -> Tensors:
-        """Return gradients (V, *shape) by the parameters ``names``; see ``convolution_gradients``."""
         by_weight, total = convolution_gradients(self, inputs, deltas, with_bias=True)
         assert total is not None
         found = {}
@@ -433,9 +429,9 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return pairs (convolution, norm) of names whose folding saves time for ``inputs`` (N, ...).
+    """Return (convolution, norm) names of the pairs of layers whose folding saves time for inputs (N, ...).
 
-    Other uses of a convolution's output are not detected; folding then gives wrong results.
+    Folding is wrong if anything else uses the convolution's output, which is not detected.
     """
     modules = {name: m for name, m in model.named_modules() if type(m) in (FrozenConv2d, FrozenNorm)}
     with leaving(modules) as calls:

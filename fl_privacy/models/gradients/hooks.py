@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """Recorded call of a module: its first argument, and its output (the argument, if recorded by ``entering``)."""
+    """Recorded call of a module: its first argument and its output; :func:`entering` records the argument as both."""
 
     name: str
     module: nn.Module

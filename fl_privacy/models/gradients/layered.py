@@ -1,9 +1,9 @@
 """Gradients of many victims, layer by layer: one pass over all images, then one grouped product per layer.
 
-The method is that of per-example clipping (Goodfellow 2015; Li et al. 2022). For few positions P, gradients
-``G = delta U'`` by weights, with output gradients ``delta`` (O, P) and inputs ``U`` (D, P), are not formed: an
-undefended ``G* = L C R'``, with orthonormal L and R, also has rank P, and the distance is a sum of three squares, of
-which only ``|L' delta U' R - C|^2`` is a difference.
+The method is that of per-example clipping (Goodfellow 2015; Li et al. 2022). If the number P of positions is small, the
+weight gradient ``G = delta U'``, with output gradients ``delta`` (O, P) and inputs ``U`` (D, P), is not formed. An
+undefended observed gradient ``G* = L C R'``, with orthonormal L and R, also has rank P: its squared distance from G is
+``|L' G R - C|^2`` plus the squared norm of the part of G outside the spans of L and R.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ class LayerCall:
     Attributes:
         names: mapping of each wanted parameter's name in the layer to its name in the model.
         inputs: inputs (V, B, ...) of the layer.
-        deltas: gradient (V, B, ...) of the victims' losses by the layer's outputs.
+        deltas: gradient (V, B, ...) of the victims' losses with respect to the layer's outputs.
     """
 
     module: nn.Module
@@ -59,8 +59,8 @@ Gradients = Callable[[LayerCall, Collection[str]], Tensors]
 """Function (call, names of parameters in the layer) -> gradients (V, *shape) by these names."""
 
 CallFactors = Callable[[LayerCall], tuple[Tensor, Tensor] | None]
-"""Function (call) -> ``deltas`` (V, O, P) and ``inputs`` (V, D, P) whose product over positions P is the gradient by
-``weight``; ``None`` if the module has no such factors."""
+"""Function (call) -> ``deltas`` (V, O, P) and ``inputs`` (V, D, P) whose product over positions P is the gradient with
+respect to ``weight``; ``None`` if the module has no such factors."""
 
 
 _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
@@ -70,7 +70,10 @@ _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
 def register_layer_rule(
     *types: type[nn.Module], factors: CallFactors | None = None
 ) -> Callable[[Gradients], Gradients]:
-    """Register the decorated function for gradients of layers of exactly these ``types``; others use ``torch.func``."""
+    """Register the decorated function for gradients of layers of exactly these ``types``.
+
+    ``factors``: function for the factors of the weight's gradient. Layers without a rule use ``torch.func``.
+    """
 
     def register(gradients: Gradients) -> Gradients:
         _RULES.update(dict.fromkeys(types, (gradients, factors)))
@@ -80,13 +83,13 @@ def register_layer_rule(
 
 
 def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
-    """Return the gradients (V, *shape) by the layer's parameters ``names``."""
+    """Return the gradients (V, *shape) with respect to the layer's parameters ``names``."""
     gradients, _ = _RULES.get(type(call.module), (_by_vjp, None))
     return gradients(call, names)
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (V, O, P) and (V, D, P) of the weight's gradient, or ``None``; see ``CallFactors``."""
+    """Return the factors (V, O, P) and (V, D, P) of the weight's gradient; ``None`` if the layer has none."""
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -124,7 +127,6 @@ def _by_itself(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def _merge_images(values: Tensor) -> Tensor:
-    """Merge images with positions, (V, B, N, T) -> (V, N, B T)."""
     return values.squeeze(1) if values.shape[1] == 1 else values.transpose(1, 2).flatten(2)
 
 
@@ -160,9 +162,9 @@ def pays(outputs: int, inputs: int, positions: int) -> bool:
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:
-    """Return the factors of ``value`` (V, O, D), by a random range finder (Halko, Martinsson, Tropp 2011, Alg. 4.1).
+    """Return the factors of ``value`` (V, O, D), using random projections (Halko, Martinsson, Tropp 2011, Alg. 4.1).
 
-    ``None`` if a victim's rank is above ``rank``, as after noise or pruning.
+    ``None`` if the rank of a victim's matrix is above ``rank``, as after noise or pruning.
     """
     columns = min(rank + _SPARE, *value.shape[1:])
     probe = torch.randn(value.shape[2], columns, generator=torch.Generator().manual_seed(0)).to(value)
@@ -183,7 +185,7 @@ class NotLayeredError(RuntimeError):
 
 
 class Layered(VictimGradients):
-    """Gradients of all victims by one forward and one backward pass over the stacked batches."""
+    """Method that computes all victims' gradients in one forward and one backward pass over the stacked batches."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -217,7 +219,7 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name; for the weights ``factored``, return factors (V, O, P) and (V, D, P) instead."""
+        """Return gradients by name; for weights in ``factored``, factors (V, O, P) and (V, D, P) if there are any."""
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
         for call in self.calls(inputs, labels, hidden):
@@ -247,7 +249,6 @@ class Layered(VictimGradients):
         return {call.names["weight"]: call for call in calls if times[call.names["weight"]] == 1}
 
     def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
-        """Raise ``NotLayeredError`` if a weight's factors do not give its gradient."""
         for call in self.calls(inputs, labels):
             factors = weight_factors(call) if "weight" in call.names else None
             if factors is None:
@@ -265,9 +266,10 @@ class Layered(VictimGradients):
         return self.passed(inputs, labels, hidden)[1]
 
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
-        """Return the sum of all victims' losses, and each layer's recorded call, both differentiable by ``inputs``.
+        """Return the sum of all victims' losses, detached, and the recorded call of each layer.
 
-        ``hidden`` (V, B, F) is an additional loss gradient by the inputs of the layer ``victim_model.hidden``.
+        The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of a
+        further, unknown loss with respect to the inputs of the layer ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()

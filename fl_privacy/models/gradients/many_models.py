@@ -68,7 +68,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Slopes(torch.autograd.Function):
-    """Convolution's backward pass, batched by ``vmap``; gradients that are not wanted are empty."""
+    """Convolution's backward pass, batched for ``vmap``; gradients that are not wanted are empty."""
 
     @staticmethod
     def forward(deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Return the models after one training step for each entry of ``order``, indices (M, B) into ``pool``.
+        """Return the models after one training step for each entry of ``order``: indices (M, B) into ``pool``.
 
         Each model's gradient is clipped to the l2 norm ``longest``.
         """
@@ -153,10 +153,7 @@ class ManyModels:
     @torch.no_grad()
     @victims.plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return ``measure`` of each model's logits and labels of N examples, (M, N).
-
-        Batch norm uses each model's running statistics.
-        """
+        """Return ``measure`` (logits, labels) -> (N,) of each model, in evaluation mode, on N ``examples``, (M, N)."""
         self.model.eval()
 
         def one(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -176,7 +173,7 @@ def models_at_once(model: nn.Module, batch_size: int) -> int:
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Return the indices (M, B) of each local step of M clients with ``subsets`` (M, N), in random orders."""
+    """Return the indices (M, B) of each local step of M clients, which pass over ``subsets`` (M, N) in random order."""
     clients, number = subsets.shape
     slices = choose_method.step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))

@@ -23,7 +23,7 @@ _ALWAYS, _GROWN_TRIM, _GROWN_MMAP, _USUAL_MAX = 2**31 - 1, 64 * 2**20, 32 * 2**2
 
 
 class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counter of the bytes of all operations' results."""
+    """Context that counts the bytes of the results of all operations within it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

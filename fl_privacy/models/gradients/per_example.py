@@ -39,7 +39,7 @@ class GradientSketch:
 
     @classmethod
     def of(cls, shapes: Tensors, rng: torch.Generator, size: int = SKETCH) -> "GradientSketch":
-        """Return a sketch for gradients with these ``shapes``; up to ``size`` elements are kept unchanged."""
+        """Draw a sketch for gradients with these ``shapes``; it is the identity for at most ``size`` elements."""
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
@@ -57,7 +57,7 @@ class GradientSketch:
         return found
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
-        """Map ``sketched`` (size,) back to gradients with the shapes of ``like``, by the transposed matrix."""
+        """Map ``sketched`` (size,) to gradients with the shapes of ``like``, using the sketch's transposed matrix."""
         parts = self._parts({name: value.unsqueeze(0) for name, value in like.items()})
         return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
 
@@ -68,7 +68,7 @@ class GradientSketch:
 
 @dataclass(frozen=True, eq=False)
 class GradientClassifier:
-    """Classifier of sketched gradients (B, F) by their direction, with logits (B, A).
+    """Classifier of sketched gradients (B, F) by their direction, with logits (B, A) for A classes.
 
     ``mean`` (F,) and ``basis`` (F, R) are the mean and the principal directions of the training inputs.
     """
@@ -138,7 +138,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Return the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``."""
+    """Return each example's loss gradients, (B, *shape) by name, differentiable with respect to ``batch.inputs``."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -160,9 +160,9 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Return the sum of examples' gradients, each clipped to the l2 norm ``clip_norm``, and the mean loss.
 
-    Parameters in ``held`` have no gradient. Norms come from inner products if these are faster (ghost clipping, Li et
-    al. 2022, Sec. 4). An example whose norm is not finite adds nothing; an empty batch gives 0. ``UserError`` if batch
-    norm in training mode mixes the examples, or no parameter is trained.
+    Parameters in ``held`` have no gradient. Norms may come from inner products (ghost clipping, Li et al. 2022, Sec.
+    4). An example whose norm is not finite adds nothing; an empty batch gives 0. ``UserError`` if batch norm in
+    training mode mixes the examples, or no parameter is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(
@@ -232,7 +232,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state``; ``None`` if it is wrong for this model, by a trial on random examples."""
+    """Return :class:`Layered` at ``state``; ``None`` if it can't be used, or a trial shows wrong gradients."""
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
@@ -301,7 +301,7 @@ _ROUNDING = 1e-6  # rounding of inner products in single precision, relative to 
 
 
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
-    """Return squared norms (B,) of the weight's gradients by inner products; ``None`` if these are slower."""
+    """Return the squared norms (B,) of the weight's gradients from inner products; ``None`` if this is slower."""
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
         return None
@@ -320,7 +320,7 @@ def _squares(gradient: Tensor) -> Tensor:
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """Return min(1, clip_norm / norm), (B,), from squared norms of each tensor; 0 for a norm that is not finite."""
+    """Return min(1, clip_norm / norm), (B,), 0 if the norm is not finite, from ``squares`` (B,) of each tensor."""
     norms = torch.stack(list(squares)).sum(0).sqrt()
     return torch.where(norms.isfinite(), (clip_norm / norms).clamp(max=1.0), 0)
 
@@ -338,7 +338,6 @@ _ELEMENTS = 1 << 25  # most elements of single examples' gradients at once (128 
 
 
 def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan) -> Iterator[Tensors]:
-    """Yield per-example gradients in chunks, with batch norm in evaluation mode."""
     plan, elements = replace(plan, batch_norm="eval", loss_scale=1.0), sum(p.numel() for p in state.parameters.values())
     for some in _chunks(batch, elements, most=_ELEMENTS):
         yield example_gradients(model, state, some, plan=plan)
@@ -351,7 +350,8 @@ def gradient_products(
 ) -> tuple[Tensor, Tensor]:
     """Return inner products (B, K) of each example's gradient with K ``directions``, and its squared norm (B,).
 
-    Both are over all parameters in ``directions``; missing ones count as zero. Batch norm is in evaluation mode.
+    The gradient has all parameters that are in any direction; a direction that lacks one is 0 there. Batch norm is in
+    evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}

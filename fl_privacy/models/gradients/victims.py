@@ -86,9 +86,9 @@ def batch_loss(
 def loss_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, create_graph: bool = False, **options: Unpack[LossOptions]
 ) -> GradientResult:
-    """Return the loss of ``batch``, its gradient by every parameter of ``state``, and the buffers after the pass.
+    """Return loss and buffers of a pass of ``batch``, and gradients with respect to all parameters of ``state``.
 
-    Unused parameters have zero gradients. ``create_graph`` allows differentiation by the inputs.
+    Unused parameters have zero gradients. ``create_graph`` allows differentiation with respect to the inputs.
     """
     leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in state.parameters.items()}
     with torch.enable_grad():
@@ -109,7 +109,7 @@ warnings.filterwarnings("ignore", message="There is a performance drop because w
 
 @dataclass(frozen=True, eq=False)
 class VictimModel:
-    """Model that was sent to all victims of a group, and their training."""
+    """Model that was sent to all victims of a group, and the plan and loss of their training."""
 
     model: nn.Module
     names: Sequence[str]  # parameters whose gradients are computed
@@ -121,7 +121,7 @@ class VictimModel:
 class VictimGradients(ABC):
     """Function from V victims' inputs (V, B, C, H, W) and labels (V, B) or (V, B, K) to gradients (V, *shape) by name.
 
-    It is differentiable by the inputs and by soft labels.
+    It is differentiable with respect to the inputs and soft labels.
     """
 
     @abstractmethod
@@ -136,7 +136,7 @@ class VictimGradients(ABC):
 
 
 class VictimLoss:
-    """Loss of one victim's batch as a function of parameters by their names in the model."""
+    """Loss of one victim's batch as a function of parameters, by their names in the model."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._model, self._names, _ = separated_copy(victim_model.model)
@@ -146,13 +146,13 @@ class VictimLoss:
         return {name: self._model.get_parameter(own) for name, own in self._names.items()}
 
     def __call__(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar loss; missing ``parameters`` take the sent values."""
+        """Return the scalar loss; parameters missing from ``parameters`` keep the values that were sent."""
         renamed = {self._names[name]: value for name, value in parameters.items()}
         return self._scale * self._of_outputs(functional_call(self._model, renamed, (inputs,)), labels)
 
 
 class Vectorized(VictimGradients):
-    """Gradients of all victims by ``vmap`` of one victim's loss."""
+    """Method that computes all victims' gradients with ``vmap`` of one victim's loss."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._loss = VictimLoss(victim_model)
@@ -164,7 +164,7 @@ class Vectorized(VictimGradients):
 
 
 class OneByOne(VictimGradients):
-    """Gradients of all victims by a loop over ``loss_gradients``."""
+    """Method that computes the gradients of one victim after another with :func:`loss_gradients`."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -181,7 +181,7 @@ class OneByOne(VictimGradients):
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Let attention use plain operations, which support double and forward differentiation and ``vmap``."""
+    """Let attention use plain operations within the context; they support ``vmap`` and repeated differentiation."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -205,10 +205,10 @@ def differentiable_twice() -> Iterator[None]:
 def frozen_copy(
     model: nn.Module, sent: ModelState, plan: LocalPlan, *, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """Return a frozen copy of ``model`` with the values ``sent``, for attacks.
+    """Return a frozen copy of ``model`` with the values ``sent``, through which an attack differentiates.
 
-    Batch norm and all other layers are in the plan's modes. Dropout is off, since its masks are secret; spectral norms
-    do not iterate; no layer works in place; hard sigmoids can be differentiated twice.
+    Layers are in the modes of the client's ``plan``, but dropout is off, since its masks are unknown, and spectral norm
+    runs no power iteration. No layer works in place; hard sigmoids have second derivatives.
     """
     copied = detached_copy(model).to(device=device, dtype=dtype).train(plan.mode == "train").requires_grad_(False)
     with torch.no_grad():

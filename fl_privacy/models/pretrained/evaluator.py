@@ -37,11 +37,10 @@ class EvaluationNetwork(nn.Module):
         self.multiply_adds += self.head.in_features
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return the log odds (N,) of the noise ratio of images (N, C, H, W) in [0, 1]."""
+        """Return the logits (N,) of the predicted share of noise in images (N, C, H, W) in [0, 1]."""
         return cast(Tensor, self.head(self.features(images).flatten(1)).squeeze(1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the predicted noise ratio (N,) in [0, 1] of images (N, C, H, W) in [0, 1]."""
         return torch.sigmoid(self.logits(images))
 
 
@@ -51,9 +50,9 @@ Progress = Callable[[int, int, float], None]  # (steps done, total steps, loss o
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorPlan:
-    """Training plan of an evaluation network by Adam; the defaults are Refiner's (appendix D).
+    """Plan for training an evaluation network with Adam; the defaults are Refiner's (Fan et al. 2025, App. D).
 
-    ``widths`` are the convolutions' filters. Each epoch shows each image at ``levels`` evenly spaced noise ratios.
+    Convolutions have ``widths`` filters. Each epoch shows each image at ``levels`` evenly spaced noise ratios.
     """
 
     widths: tuple[int, ...] = (128, 256, 512)
@@ -81,7 +80,7 @@ def fitted(
 ) -> N:
     """Return ``network`` after training on ``number`` examples; each epoch shows every batch at every noise level.
 
-    ``losses`` maps the indices (B,) of a batch to a function from the noise levels' indices (B,) to the loss.
+    ``losses`` maps indices (B,) of examples to a function from indices (B,) of noise levels to the loss.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
@@ -110,7 +109,7 @@ def train_evaluator(
 ) -> EvaluationNetwork:
     """Return an evaluation network trained to predict the noise ratio of images blended with uniform noise.
 
-    The loss is the binary cross entropy of Refiner's Eq. 5. ``UserError`` if the teacher is for other images.
+    The loss is Refiner's Eq. 5, a binary cross entropy. ``UserError`` if the teacher is for images of another shape.
 
     Args:
         images: public images (N, C, H, W) uint8.
@@ -144,7 +143,7 @@ def train_evaluator(
 
 
 def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPlan:
-    """Return ``plan`` with filters for a network of about a tenth of the operations of ``teacher``."""
+    """Return ``plan`` with fewer filters, so that the network needs about a tenth of the operations of ``teacher``."""
     return replace(plan, widths=tuple(max(1, round(_STUDENT * width)) for width in teacher.widths))
 
 
@@ -167,7 +166,7 @@ CHUNK = 512  # images judged at once
 
 @torch.no_grad()
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """Return the predicted noise ratio (R, N) of images (N, C, H, W) uint8 blended by each of ``ratios`` (R,)."""
+    """Return the predicted noise ratios (R, N) of images (N, C, H, W) uint8, blended with noise at ``ratios`` (R,)."""
     device, rows = next(network.parameters()).device, []
     rng = torch.Generator(device=device).manual_seed(seed)
     for ratio in ratios.tolist():
@@ -182,24 +181,21 @@ TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """Scaling of word embeddings to [0, 1], by the range of the embeddings ``table`` (n, d) of all tokens."""
+    """Scaling of word embeddings to [0, 1], using the range of each coordinate in the embedding ``table`` (n, d)."""
 
     table: Tensor
 
     def coordinates(self, embeddings: Tensor) -> Tensor:
-        """Scale embeddings (..., d) to coordinates (..., d) in [0, 1]."""
         return (embeddings - self._low) / self._side
 
     def embeddings(self, coordinates: Tensor) -> Tensor:
-        """Scale coordinates (..., d) in [0, 1] to embeddings (..., d)."""
         return self._low + self._side * coordinates
 
     def words(self, tokens: Tensor) -> Tensor:
-        """Return the coordinates (..., d) of tokens (...); padding takes those of token 0."""
+        """Return the scaled embeddings (..., d) of tokens (...); padding takes that of token 0."""
         return self.coordinates(self.table[tokens.clamp_min(0)])
 
     def random_words(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
-        """Return the coordinates (*shape, d) of uniformly drawn tokens."""
         drawn = torch.randint(len(self.table), tuple(shape), generator=rng, device=rng.device)
         return self.words(drawn.to(self.table.device))
 
@@ -213,7 +209,7 @@ class WordBox:
 
 
 class WordEvaluator(nn.Module):
-    """Refiner's evaluation network for texts: convolutions over words, then each word's probability to be random.
+    """Refiner's evaluation network for texts: convolutions over words, which predict whether each word is random.
 
     ``width`` is the length of a word embedding. The paper's DistilBERT is too large to run in each step.
     """
@@ -227,7 +223,7 @@ class WordEvaluator(nn.Module):
         self.head: nn.Linear = nn.Linear(self.widths[-1], 1)
 
     def word_logits(self, words: Tensor, there: Tensor) -> Tensor:
-        """Return the log odds (N, L) that words (N, L, d) are random; ``there`` (N, L) masks padding."""
+        """Return the logits (N, L) that words (N, L, d) are random; ``there`` (N, L) is false for padding."""
         kept = there.to(words.dtype).unsqueeze(1)
         states = (2 * words - 1).mT * kept
         for layer in self.layers:
@@ -235,7 +231,7 @@ class WordEvaluator(nn.Module):
         return cast(Tensor, self.head(states.mT).squeeze(-1))
 
     def forward(self, words: Tensor, there: Tensor) -> Tensor:
-        """Return the predicted share (N,), in [0, 1], of random words in each text (N, L, d)."""
+        """Return the predicted share (N,) of random words in texts (N, L, d); ``there`` (N, L) is false for padding."""
         kept = there.to(words.dtype)
         return (self.word_logits(words, there).sigmoid() * kept).sum(1) / kept.sum(1).clamp_min(1)
 
@@ -243,10 +239,10 @@ class WordEvaluator(nn.Module):
 def mix_with_random_words(
     box: WordBox, tokens: Tensor, ratios: Tensor, rng: torch.Generator, *, blended: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return coordinates (N, L, d) of texts in which words are random, and each word's randomness (N, L) in [0, 1].
+    """Replace a share ``ratios`` (N,) of the words of ``tokens`` (N, L) by random words, or blend all words with them.
 
-    In each text of ``tokens`` (N, L), padded with -1, a share ``ratios`` (N,) of words is replaced by random ones, or,
-    in the texts ``blended`` (N,), all words are blended with random ones by that share.
+    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and the share (N, L) of each that is random. ``tokens``
+    are padded with -1; ``blended`` (N,) marks texts whose words are all blended, by their ratio.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -263,10 +259,10 @@ def train_word_evaluator(
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total, loss: None,
 ) -> WordEvaluator:
-    """Return an evaluation network trained to predict which words of public ``tokens`` (N, L) are random.
+    """Return an evaluation network trained to predict which words of public texts ``tokens`` (N, L) are random.
 
-    In every other text words are replaced, as published; in the others all are blended. ``table`` (n, d) has the
-    tokens' embeddings; texts are padded with -1.
+    In half of the texts, random words replace some words, as published; in the others, they are blended with all words.
+    ``table`` (n, d) has the tokens' embeddings; texts are padded with -1.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))

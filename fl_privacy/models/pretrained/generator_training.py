@@ -19,12 +19,7 @@ TrainingProgress = Callable[[int, int, float, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorPlan:
-    """Training plan of a generator by Adam.
-
-    Attributes:
-        shift: largest random shift in pixels of real and generated images, against memorizing a few hundred images
-            (DiffAugment, Zhao et al. 2020).
-    """
+    """Plan for training a generator with Adam."""
 
     latent: int = 128
     width: int = 48  # filters of the generator's last but one layer, and of the discriminator's first
@@ -35,6 +30,7 @@ class GeneratorPlan:
     beta: float = 0.5  # decay of Adam's first moment, in [0, 1)
     average: float = 0.999  # decay of the running mean of the generator's values, which is the result; in [0, 1)
     flip: bool = False  # ``True`` mirrors each image with probability 1/2
+    # largest random shift in pixels of all images, against memorizing a few hundred (DiffAugment, Zhao et al. 2020)
     shift: int = 0
 
     def __post_init__(self) -> None:
@@ -45,7 +41,6 @@ class GeneratorPlan:
             checks.number(name, getattr(self, name), at_least=0, below=1, example=0.5)
 
     def shape(self, images: Tensor, num_classes: int) -> GeneratorShape:
-        """Return the shape of a generator for images (N, C, H, W); ``UserError`` if they are not square."""
         channels, height, width = images.shape[1:]
         if height != width:
             raise UserError(
@@ -149,7 +144,7 @@ class GeneratorTraining:
         return moved.permute(0, 3, 1, 2)
 
     def state(self) -> dict[str, Tensor]:
-        """Return all tensors from which another process continues the training bit for bit, by name."""
+        """Return by name all tensors with which another process can continue the training bit for bit."""
         found = {"done": torch.tensor(self.done)}
         for part, module in self._parts.items():
             found |= {f"{part}/{name}": value for name, value in module.state_dict().items()}
@@ -159,7 +154,6 @@ class GeneratorTraining:
         return {name: value.detach().cpu().contiguous() for name, value in found.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state`` of :meth:`state`; ``UserError`` if it belongs to another training."""
         try:
             for part, module in self._parts.items():
                 module.load_state_dict(_below(state, part))
