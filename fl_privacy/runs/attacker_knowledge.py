@@ -1,4 +1,4 @@
-"""Give attackers their knowledge of an update beyond the intercepted data."""
+"""Add to observations what the threat model lets attackers know beyond the intercepted data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +27,13 @@ class AttackerKnowledge:
     """Knowledge of the plain attacker and of the adaptive one, which attacks the same victims afterwards.
 
     Attributes:
-        labels: labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
-        public: images of the same domain with classes.
-        defense: public description, for the adaptive attacker.
-        defenses: client -> description of this client's defense, perhaps empty.
-        lengths: lengths of texts; ``None`` if not known.
-        remembers: ``True`` to give the last result on the same examples (attack.start=previous).
+        same_data: name of a victim's examples; see :func:`data_names`.
+        labels: returns the labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
+        public: labelled examples of the same domain.
+        defense: public description of the defense; ``None`` without an adaptive attacker.
+        defenses: client -> description of its defense, if it differs from ``defense``; may be empty.
+        lengths: returns the lengths of texts; ``None`` if not known.
+        remembers: ``True`` starts from the last result on the same examples (attack.start=previous).
     """
 
     same_data: Callable[[VictimId], str | None]
@@ -61,7 +62,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return earlier updates of the same examples as ``observations``, and store these for later."""
+        """Return earlier updates of the same examples as ``observations``; store ``observations`` for later calls."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -83,10 +84,11 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function from a victim to a name of its examples, ``None`` if they change between rounds.
+    """Return a function that names a victim's examples, the same in each round, or returns ``None`` if they change.
 
-    A probe has the same examples in every round, as has the update of a client that trains on all its data, unless the
-    defense or augmentation redraws images; mixtures share the mixed image.
+    They stay the same for a probe, and for a client that trains on all its data, unless augmentation or the defense
+    draws
+    new transforms. A defense that mixes images is no exception, since each mixture contains the same image.
     """
 
     def same_data(victim: VictimId) -> str | None:
@@ -105,7 +107,10 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Return the attacker's side information on ``clients``, if any; ``UserError`` if ``features_at`` is wrong."""
+    """Return a source of the features and private layers that the attacker knows; ``None`` if there are none.
+
+    ``UserError`` if ``threats.features_at`` is not a module of the model.
+    """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:
             raise UserError(
@@ -132,7 +137,10 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` examples, if any (``None``: ``MOST_PUBLIC``, spread); ``UserError`` if too few."""
+    """Return the attacker's public examples: the first ``count`` of ``unattacked``, or ``None`` if there are none.
+
+    Without ``count``, ``MOST_PUBLIC`` at equal distances are chosen. ``UserError`` if there are fewer than ``count``.
+    """
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

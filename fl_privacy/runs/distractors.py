@@ -74,7 +74,10 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Return images of ``shape`` (C, H, W) that packages ship: crops of photographs; for one channel, half digits."""
+    """Return images of ``shape`` (C, H, W) that installed packages ship, as distractors.
+
+    They are crops of photographs; for one channel, half are handwritten digits.
+    """
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made
@@ -160,12 +163,14 @@ def others_of_app(
     seed: int,
     nodes: int | None = None,
 ) -> Distractors:
-    """Return distractors from the app's data, and shipped images if those are few.
+    """Return distractors from the app's data, and images from installed packages if those are few.
 
-    A client's distractors omit only its own attacked images, so that other clients can't change them.
+    For a client's updates, only its own attacked images are left out, so that other clients don't change the result.
 
     Args:
-        data: app's data; the second half of a (train, test) pair or a data set of this package comes first.
+        data: data of the app; test examples, if there are any, are taken first.
+        attacked: all attacked uploads.
+        truth: looks up the originals of ``attacked``.
         shape: (C, H, W) of an image.
         number: number of distractors; 0 for none.
         nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` takes the partitions stated by clients.
@@ -262,7 +267,10 @@ def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: 
 def _drawn_at(
     known: KnownImages, place: int | None, most: int, seed: int, wanted: int
 ) -> tuple[list[_Drawn], list[_Drawn]]:
-    """Draw at most ``most`` images of a partition: those not trained on, and the others if ``wanted`` are more."""
+    """Draw at most ``most`` images of partition ``place`` that no client trains on, and as many training images.
+
+    The second list is empty if the first has ``wanted`` images.
+    """
     with streams_put_back():
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)

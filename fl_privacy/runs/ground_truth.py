@@ -31,7 +31,7 @@ _AT_ONCE = 256  # images converted to floats at a time
 
 @dataclass(frozen=True, eq=False)
 class SummedReplay:
-    """Replays of the uploads that are summed in one."""
+    """Replays of uploads whose mean the attacker observes as one upload."""
 
     each: Sequence[Replay]
 
@@ -48,7 +48,7 @@ class SummedReplay:
 
 
 def together(batches: Sequence[Batch]) -> Batch:
-    """Join batches into one, padded by :func:`as_wide`."""
+    """Join batches into one, padded with :func:`as_wide`."""
     alike = as_wide(batches)
     return Batch(torch.cat([batch.inputs for batch in alike]), torch.cat([batch.labels for batch in alike]))
 
@@ -68,8 +68,9 @@ def as_wide(batches: Sequence[Batch]) -> list[Batch]:
 class GroundTruth:
     """Looks up victims in the simulated clients' data, and replays their uploads; attackers see neither.
 
-    A probed batch has ``batch_size`` examples; ``states`` are the clients' at the upload. ``behind`` names the clients
-    of a training update that is a sum, as another site sees it.
+    ``batch_size``: examples of a probe. ``behind``: ids of the clients whose mean a victim's upload is. ``states``:
+    those
+    of the clients at the upload.
     """
 
     clients: Mapping[int, Client]
@@ -134,8 +135,8 @@ class SummedProbes:
     Attributes:
         clients: number of clients in the mean, with ``examples`` examples each.
         clip: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; ``None`` without.
-        own: sites that look, if no server does; each makes one more update.
-        server: rule of the server that makes the global model, for these sites.
+        own: attacking sites, each of which adds an update; empty if the server attacks.
+        server: how the server makes the global model that sites see.
     """
 
     clients: int
@@ -191,7 +192,7 @@ class SummedProbes:
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the observed mean update of ``clients`` clients, each with its part of the ``probe``."""
+        """Return the mean update that the attacker observes as victim ``probe``; ``client`` simulates all clients."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))

@@ -191,7 +191,6 @@ class InferenceJudge:
 
     @property
     def _columns(self) -> Tensor:
-        """Return the column (C,) of each example's client in answers with a column per client."""
         return torch.searchsorted(torch.tensor(sorted(self.setup.clients)), self.asked.clients)
 
     def findings(

@@ -67,7 +67,6 @@ class InferenceStage:
     def of(
         cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy = UNKNOWN, *, trains: bool = False
     ) -> "InferenceStage | None":
-        """Build the stage if inference is configured; ``UserError`` without enough examples or attributes."""
         built = build_inferences(setup.config.inference)
         inferences = {name: one for name, one in built.items() if one.about is not About.CANARIES}
         if not inferences:

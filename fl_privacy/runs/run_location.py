@@ -45,7 +45,6 @@ class Monitor:
         """Announce the next step."""
 
     def training(self, rounds: int) -> AbstractContextManager[None]:
-        """Enter the training of ``rounds`` rounds."""
         return nullcontext()
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
@@ -113,7 +112,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Open the folder, and write its page at the end; another process may have ``finished`` it meanwhile."""
+        """Open the run's folder, and write its page at the end; it is ``finished`` if another process ran it meanwhile."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

@@ -31,7 +31,10 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack, if any, with ``public`` and, if it needs some, ``attacked`` images."""
+    """Build a malicious server's attack with ``public`` images as its prior; ``None`` for an honest server.
+
+    If it needs images of members, it also gets some of ``attacked``.
+    """
     if "_target_" not in section:
         expect_named(section, "server")
         return None
@@ -82,7 +85,6 @@ def hand_over(
     crafted: dict[int, tuple[ModelState, ModelState]] = {}
 
     def tamper(state: ModelState, client: int) -> ModelState:
-        """Craft a model once for each model sent, and for each client if clients get different ones."""
         key = client if attack.level is ThreatLevel.INCONSISTENT else EVERYBODY
         if key not in crafted or crafted[key][0] is not state:
             crafted[key] = state, attack.craft(interceptor.model, state, client)

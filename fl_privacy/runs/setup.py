@@ -127,7 +127,9 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the clients behind the upload ``victim``; if a site attacks, all others in the round's mean."""
+        """Return the ids of the clients behind the upload ``victim``: one, or, if a site attacks, all others in the
+        mean.
+        """
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}

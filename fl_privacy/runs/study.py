@@ -132,7 +132,7 @@ def _evaluator_file(out: Path, study: Study, training: str) -> Path:
 
 
 class _Composed:
-    """Configurations of a study's jobs; shared parts are composed once, since Hydra is slow."""
+    """Composes the configurations of a study's jobs; shared parts are composed once, since Hydra is slow."""
 
     def __init__(self, study: Study) -> None:
         main = study.training(study.points[0], next(iter(study.trainings)))

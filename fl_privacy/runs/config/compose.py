@@ -28,7 +28,10 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Return the configuration of ``base`` with ``chosen`` options, and each group's option. Raises Hydra's errors."""
+    """Return the configuration ``base`` with the ``chosen`` options (``attack=idlg``), and the option of each group.
+
+    Hydra's errors are not converted.
+    """
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     if len(apart) == len(chosen):
@@ -144,7 +147,7 @@ def check_types(config: DictConfig) -> None:
 def _sections(
     config: DictConfig, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Any, Mapping[str, Any], Signature]]:
-    """Yield name, content, further settings and signature of each ``known`` section and each part of ``NESTED``."""
+    """Yield name, content, entry in ``known`` and target's signature of each section in ``known`` or ``NESTED``."""
     found: list[tuple[str, Any, Mapping[str, Any]]] = [(name, config.get(name), own) for name, own in known.items()]
     for name in NESTED:
         section = config.get(name)
@@ -234,7 +237,10 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the key with several values (``defense.rate`` for ``defense.rate=0,1``), if any; ``UserError`` for two."""
+    """Return the key with several values (``defense.rate`` for ``defense.rate=0,1``), or an empty string.
+
+    ``UserError`` if two keys have several values.
+    """
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
@@ -269,7 +275,6 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Override:
-    """Parse one override, cached since the parser takes milliseconds."""
     depth = deepest = 0  # parsing takes time quadratic in a list's length
     for letter in text[:LONGEST]:
         depth += (letter in "[{(") - (letter in "]})")

@@ -72,7 +72,10 @@ def expect_within(name: str, value: object, within: tuple[float, float] | None) 
 
 
 def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> T:
-    """Build ``kind`` from a section below the key ``above``; ``UserError`` for a missing, unknown or wrong setting."""
+    """Build the dataclass ``kind`` from a section; ``UserError`` for a missing, unknown or wrong setting.
+
+    ``above``: the section's dotted key with a final dot, for the error.
+    """
     declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     for key in map(str, section):

@@ -42,7 +42,11 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options: its ``runtime`` settings, their ranges ``within``, and the allowed ``names``."""
+    """Declare a group of options.
+
+    ``shown``: pages name the group. ``runtime``: its settings that change no result. ``within``: setting -> range.
+    ``names``: allowed values of the setting ``name``.
+    """
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 
@@ -272,7 +276,6 @@ class RunSettings:
 
     @property
     def compares(self) -> bool:
-        """Return ``True`` if the accuracy is compared with an undefended training."""
         return self.baseline and self.choices["defense"] != "none"
 
     @property
@@ -323,7 +326,7 @@ def sections() -> list[str]:
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
-    """Return dotted keys of all settings, and choices of groups, with this role."""
+    """Return the dotted keys of all settings whose role is ``role``, and ``choices.GROUP`` for such groups."""
     found: list[str] = []
     for key, declared in declared_settings():
         if "group" in declared.metadata and role is Role.RUNTIME:
@@ -345,7 +348,7 @@ def captured_keys() -> tuple[str, ...]:
 
 
 def captured_groups() -> tuple[str, ...]:
-    """Return the groups among the captured keys."""
+    """Return the groups whose option an attack on captured updates takes from the captured run."""
     return tuple(f.name for f in fields(RunSettings) if "group" in f.metadata and f.metadata["captured"])
 
 
@@ -394,7 +397,7 @@ State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One attack that is run against each defense; parts that all cells share are empty."""
+    """One attack of a study, which is run against each defense; a part that all attacks share is empty."""
 
     attack: str = ""
     uploads: str = ""  # name of the clients' kind of upload

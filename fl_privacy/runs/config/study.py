@@ -30,7 +30,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """One cell's attack: its overrides, and which training's model it attacks."""
+    """Overrides of one attack of a study, with the training whose model it attacks, and the model's state."""
 
     training: str
     state: State

@@ -45,7 +45,6 @@ class ClaimRecord:
 
     @property
     def tone(self) -> Literal["leak", "open"]:
-        """Return the color of the headline; no claim is green."""
         return "leak" if self.is_false else "open"
 
     @property

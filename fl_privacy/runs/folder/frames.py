@@ -37,7 +37,7 @@ def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -
 
 
 def write_csv(runs: Sequence[Path], file: Path) -> Path:
-    """Write the attacked examples of ``runs`` to ``file``, a row each, and return it."""
+    """Write a row for each attacked example of ``runs`` to ``file``, and return ``file``."""
     table = to_dataframe(runs).map(_inert).rename(columns=_inert)
     try:
         table.to_csv(file, index=False, errors=UNENCODABLE)

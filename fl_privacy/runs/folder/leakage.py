@@ -34,7 +34,7 @@ TRANSFORMED_METRIC = "transformed_psnr"  # nearness of guesses to a defense's su
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """The extent of leakage. Two are compared field by field, in order; the larger leaks more."""
+    """Extent of leakage; extents compare field by field, in order, and the larger one leaks more."""
 
     read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0
@@ -69,20 +69,23 @@ def _share(count: int, reading: LeakageResult, of_all: bool) -> float:
 
 
 def leaks_most(found: Sequence[LeakageResult]) -> LeakageResult | None:
-    """Return the result that leaks most among those with a scored example; ``None`` without any."""
+    """Return the result that leaks most among those with a scored example; ``None`` if there are none."""
     known = [(extent_of([reading], unknown_is_read=False), reading) for reading in found if reading.counts.judged]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | None:
-    """Return the first result with the worst mean of ``metric``; ``None`` without any."""
+    """Return the first result whose mean of ``metric`` leaks most; ``None`` if no result has that metric."""
     measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
     sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
     return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the result where most of a defense's substitute images were reconstructed; ``None`` if none was."""
+    """Return the largest count of reconstructed images that a defense had put in place of originals.
+
+    The count with the largest share is chosen; ``None`` if no such image was reconstructed.
+    """
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None

@@ -63,8 +63,6 @@ RowPair = Guessed[Pieces, RowGuess]
 
 
 class _Found(dict[tuple[str, int], Guessed[Original, Guess]]):
-    """Guesses by victim id and number of the example."""
-
     def add(self, id: str, number: int, pair: Guessed[Original, Guess], guess: Guess | None, attacker: str) -> None:
         known = self.setdefault((id, number), pair)
         is_adaptive = attacker == Attacker.ADAPTIVE

@@ -181,7 +181,6 @@ class RecordWriter:
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Sync and close the file, even if the disk is full."""
         if not self._file.closed:
             try:
                 os.fsync(self._file.fileno())
@@ -190,7 +189,10 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the records and a note if the last line is cut off; ``UserError`` for another damaged line."""
+    """Return the records, and a note if the file is missing or its last line is cut off.
+
+    ``UserError`` if another line is damaged.
+    """
     if not path.is_file():
         return [], [f"{path.name} is missing"]
     if path.stat().st_size > MOST_BYTES:
@@ -288,7 +290,10 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build a dataclass from JSON; ``parts`` build its fields by name. ``ValueError`` if a field is wrong."""
+    """Build the dataclass ``kind`` from the JSON object ``told``; ``ValueError`` if a field is missing or wrong.
+
+    ``where``: place of ``told`` in its file, for the error. ``parts``: field -> function that builds its value.
+    """
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]

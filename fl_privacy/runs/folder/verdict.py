@@ -153,7 +153,7 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BO
 
 
 def tone_of(found: Sequence[LeakageResult], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
-    """Return red if any result leaks above chance, else gray: no attack can show that data are safe."""
+    """Return ``LEAK`` if a result on clients' uploads is above chance, else ``OPEN``: no attack proves safety."""
     return LEAK if source is not AttackedUploads.SERVER and is_read(found) else OPEN
 
 

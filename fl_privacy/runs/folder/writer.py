@@ -127,7 +127,7 @@ class RunFolder:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=loss)
 
     def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
-        """Record how a defense changed an update; ``solving`` are figures on its first layer's equations."""
+        """Record how a defense changed an update, with figures ``solving`` of its first layer's linear equations."""
         figures = {**asdict(distortion), **solving}
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
@@ -146,7 +146,12 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record a call of the attack; ``uploads`` is an ``AttackedUploads``, ``batch_norm`` the clients' mode."""
+        """Record one call of the attack on ``victims`` uploads of a round.
+
+        ``batch_norm``: mode of the clients' batch norm. ``candidates_from``: name of the distractors. ``uploads``:
+        value of
+        :class:`AttackedUploads`.
+        """
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
         figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)
