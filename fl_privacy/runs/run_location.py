@@ -112,7 +112,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Open the run's folder, and write its page at the end; it is ``finished`` if another process ran it meanwhile."""
+        """Open the run's folder, and write its page at the end; it is ``finished`` if another process ran it."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

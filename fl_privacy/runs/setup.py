@@ -127,9 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients behind the upload ``victim``: one, or, if a site attacks, all others in the
-        mean.
-        """
+        """Return the ids of the clients behind the upload ``victim``: one, or, if a site attacks, all in its mean."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}

@@ -24,7 +24,7 @@ _WORDS: Mapping[str, Any] = shipped(__file__, "threat_model.yaml")
 
 
 def describe_threats(setup: Setup) -> list[str]:
-    """Describe attackers, observations, knowledge of the strongest attacker, and defense."""
+    """Return sentences on attackers, observations, knowledge of the strongest attacker, and defense."""
     model, plan, audit, server = setup.model, setup.plan, setup.audit, setup.server_attack
     knowledge, secure_aggregation = setup.assumed_knowledge(), setup.config.secure_aggregation["name"]
     parts = [(part.name, ", ".join(f"{k}={v}" for k, v in part.settings.items())) for part in setup.defense.parts]
@@ -202,7 +202,7 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if many victims are in them.
+    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if it saw many of the victims.
 
     Args:
         image: (C, H, W).

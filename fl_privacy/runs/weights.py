@@ -26,7 +26,10 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load values for ``like`` from a file or run, where module ``fresh`` may be missing; ``UserError`` if unfit."""
+    """Load values for the state ``like`` from a file or a run's folder; ``UserError`` if a name or shape differs.
+
+    ``fresh``: module that the file may lack; it keeps the values of ``like``.
+    """
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a file or a run's folder, but there is no {path}; name another.")

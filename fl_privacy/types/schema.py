@@ -115,7 +115,6 @@ class Schema:
 
     @cached_property
     def numbers(self) -> Tensor:
-        """Return booleans (C,), true for numeric columns."""
         return torch.tensor([column.is_number for column in self.columns])
 
     @cached_property
@@ -135,12 +134,10 @@ class Schema:
 
     @cached_property
     def shift(self) -> Tensor:
-        """Return the offset (F,) of each encoded value."""
         return torch.tensor([value for column in self.columns for value in column.shift])
 
     @cached_property
     def scale(self) -> Tensor:
-        """Return the divisor (F,) of each encoded value."""
         return torch.tensor([value for column in self.columns for value in column.scale])
 
     @cached_property

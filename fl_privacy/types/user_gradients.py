@@ -194,7 +194,7 @@ class _LinearCalls(TorchFunctionMode):
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
     """Return the number K of outputs, and the linear layers whose gradient's rank counts the examples.
 
-    They are called once, on one vector per example, and their features differ between images.
+    Such a layer is called once, on one vector per example, and its features differ between images.
     """
     copied = detached_copy(model).eval().requires_grad_(True)
     own = dict(copied.named_parameters())
@@ -245,7 +245,9 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Return random combinations of columns of ``values`` (M, N); of its rank up to ``_MOST`` (Halko et al. 2011)."""
+    """Return random combinations of the columns of ``values`` (M, N), with equal rank up to ``_MOST`` (Halko et al.
+    2011).
+    """
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values

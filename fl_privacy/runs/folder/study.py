@@ -170,7 +170,7 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Summarize the attackers up to ``threat`` on one kind of ``uploads`` or all; ``None`` if nothing was scored."""
+        """Summarize the attackers up to ``threat`` on one kind of ``uploads`` or all; ``None`` without scores."""
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,

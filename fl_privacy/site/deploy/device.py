@@ -27,7 +27,10 @@ _POWER = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class LimitedOutcome:
-    """Result of a command run within limits; ``peak`` is its largest memory in bytes, without mapped files."""
+    """Result of a command run within limits; ``peak`` is its largest memory in bytes, without mapped files.
+
+    ``complaint``: its standard error. ``held_by``: what enforced the limit.
+    """
 
     status: int
     out: str
@@ -128,11 +131,14 @@ def measure_nodes(
     """Measure a client's round of each run in ``runs``, add it to the run's records, and yield a line for the user.
 
     Each run is measured in its own process, with one thread. ``UserError`` if a folder holds no run, or a client
-    fails for another reason than its memory.
+    fails for
+    another reason than its memory.
 
     Args:
         runs: folders of finished runs or sweeps.
+        memory: limit in bytes.
         core: number of the core; ``None`` takes the first that this process may use.
+        repeats: largest number of rounds, whose medians are recorded.
         trust: import paths that settings may name in addition to registered ones.
     """
     if repeats < 1:

@@ -105,7 +105,7 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start a node by ``fl-privacy supernode``; ``superlink`` and ``authority`` replace the federation's own."""
+        """Start a node with ``fl-privacy supernode``; ``superlink`` and ``authority`` default to the federation's."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
         trusted = authority or (self.secured and self.secured.authority)
@@ -148,7 +148,6 @@ class LoopbackFederation:
         return self._processes[name].poll()
 
     def kill(self, name: str) -> None:
-        """Kill a process at once, without its children."""
         self._processes[name].kill()
         self._processes[name].wait()
 
@@ -225,7 +224,7 @@ UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try a deployment on loopback, and report each step by ``say``; return 0 if all steps succeed, else 1."""
+    """Try a deployment on loopback, and report each step with ``say``; return 0 if all steps succeed, else 1."""
     deployment = Deployment.read(folder)
     nodes = [deployment.node(number) for number in range(deployment.nodes)]
     if behind := [node for node in nodes if (node / "site.yaml").exists()]:

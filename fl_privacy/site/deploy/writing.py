@@ -28,7 +28,7 @@ _LONGEST_HOST = 253
 
 @dataclass(frozen=True)
 class Deployment:
-    """Settings of a folder of ``write_deployment``; nodes reach the SuperLink at ``host`` (name or address)."""
+    """Settings of a folder that :func:`write_deployment` wrote; nodes reach the SuperLink at ``host``."""
 
     folder: Path
     host: str

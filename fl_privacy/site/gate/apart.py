@@ -131,7 +131,6 @@ class Apart:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill the process with its children, and remove its folder; a second call does nothing."""
         self.end()
         _open.discard(self)
         process, pipes, folder = self._process, self._pipes, self._folder

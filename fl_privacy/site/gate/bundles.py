@@ -152,7 +152,7 @@ class Bundle:
 
 
 def read_bundle(content: bytes) -> Bundle:
-    """Return the bundle in ``content``, by its pyproject.toml; ``RefusedError`` if it is no Flower app."""
+    """Return the bundle in ``content``, as its pyproject.toml describes it; ``RefusedError`` if it is no Flower app."""
     if len(content) > LARGEST_BUNDLE:
         raise RefusedError("size", f"a bundle of {len(content)} bytes")
     try:

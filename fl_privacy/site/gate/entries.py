@@ -29,7 +29,7 @@ _OF_BUNDLES, _OF_A_LINE = ("fab", "approved_by", "left"), ("before", "clock", "b
 
 
 class ExhaustedError(UserError):
-    """Raised if the budget or the daily rounds are used up; nothing leaves."""
+    """Raised if the budget or the daily rounds are used up; no reply leaves the site."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Entry:
 
     @classmethod
     def read(cls, line: bytes) -> "Entry":
-        """Return the entry of a line that ``line`` wrote; ``ValueError`` or ``TypeError`` for any other line."""
+        """Parse the line of an entry; ``ValueError`` or ``TypeError`` for any other line."""
         found = json.loads(line)
         if not isinstance(found, dict):
             raise ValueError("no entry")

@@ -112,7 +112,6 @@ def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
 
 
 def _change(before: npt.NDArray[np.generic], after: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """Return the change in float64, clamped to finite values."""
     with np.errstate(over="ignore"):
         change = after.astype(np.float64) - before.astype(np.float64)
     return np.clip(change, -LARGEST, LARGEST, out=change)
