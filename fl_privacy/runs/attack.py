@@ -38,10 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack uploads as ``config`` says, without training, and return the run's folder.
-
-    ``UserError`` if ``config`` names no attack, or there are no uploads to attack.
-    """
+    """Attack uploads as ``config`` says, without training; return the run's folder. ``UserError`` without an attack."""
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -114,10 +111,7 @@ def attack_and_infer(
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
-    """Attack the updates of a third-party Flower app in the folder ``captures``, and return the run's folder.
-
-    ``UserError`` if ``config`` names no attack, or not the app's model.
-    """
+    """Attack the updates of a third-party Flower app in the folder ``captures``, and return the run's folder."""
     attack = attack_of_run(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
@@ -152,10 +146,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return the setup of the run in ``config.captured``, and the updates that it captured.
-
-    ``UserError`` if there are no updates, or one belongs to another run.
-    """
+    """Return the setup of the run in ``config.captured`` and its captured updates; ``UserError`` if there are none."""
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()
@@ -237,10 +228,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the run in ``config.captured``.
-
-    ``UserError`` if that folder has no configuration of a run, or the configuration was changed since.
-    """
+    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if that run was changed."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:

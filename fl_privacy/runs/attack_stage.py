@@ -38,7 +38,7 @@ PARTICIPANTS = 10  # participants among whom the images of a single client are d
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tracer:
-    """Measures how often the reconstruction nearest to an image comes from another owner.
+    """Measures how often the reconstruction nearest to an image comes from the update of another owner.
 
     Attributes:
         participants: number of owners among whom the images are divided in order, if all are of one client.
@@ -182,11 +182,9 @@ def update_distortion(
 ) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    Also return figures of the linear equations that determine the input, if the model's first layer is fully
-    connected and
-    the update is of one example: ``condition`` of all rows, and ``contraction``, ``error_bound`` and ``solvable`` (1
-    or 0)
-    of the row with the largest uploaded bias gradient. Otherwise the mapping is empty.
+    For one example and a fully connected first layer, also return figures of the linear equations for the input:
+    ``condition`` of all rows, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row with the
+    largest uploaded bias gradient. Otherwise the mapping is empty.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)

@@ -86,9 +86,8 @@ class AttackerKnowledge:
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
     """Return a function that names a victim's examples, the same in each round, or returns ``None`` if they change.
 
-    They stay the same for a probe, and for a client that trains on all its data, unless augmentation or the defense
-    draws
-    new transforms. A defense that mixes images is no exception, since each mixture contains the same image.
+    They change if a client trains on a part of its data, or augmentation or a defense redraws images. Mixed images
+    count as unchanged, since each mixture contains the same image.
     """
 
     def same_data(victim: VictimId) -> str | None:
@@ -107,10 +106,7 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Return a source of the features and private layers that the attacker knows; ``None`` if there are none.
-
-    ``UserError`` if ``threats.features_at`` is not a module of the model.
-    """
+    """Return the simulated source of features and private layers that the attacker knows; ``None`` if it knows none."""
     if (at := threats.features_at) is not None:
         if not threats.knows_features:
             raise UserError(

@@ -39,10 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a random mask (``examples``,) that is true for the ``number`` examples that no client gets.
-
-    ``UserError`` if none is left for clients.
-    """
+    """Return a random mask (``examples``,) of ``number`` that no client gets; ``UserError`` if no other is left."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -99,10 +96,7 @@ def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: 
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Return which uploads a run of ``rounds`` rounds intercepts.
-
-    ``UserError`` if rounds or clients of ``config.intercept`` do not exist, or a client has too few examples.
-    """
+    """Return which uploads of a run are intercepted; ``UserError`` if rounds, clients or examples do not exist."""
     inferences = build_inferences(config.inference)
     reads_images = "_target_" in config.attack or config.intercept.save
     if not reads_images and not inferences:
@@ -169,10 +163,7 @@ def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Mo
 
 
 def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
-    """Build the check that clients make of each received model; ``None`` for ``guard=off``.
-
-    It compares with the model of ``config``, on which clients and server agreed.
-    """
+    """Build the check that clients make of received models against that of ``config``; ``None`` for ``guard=off``."""
     if "_target_" not in config.guard:
         expect_named(config.guard, "guard")
         return None
@@ -235,11 +226,7 @@ _MOST_OF_PRIOR = 1000  # number of public images, from the first, whose pixels a
 def build_metrics(
     bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
 ) -> dict[str, MetricFunction]:
-    """Build the metrics that need a run's settings, by name.
-
-    ``evaluator``: file of a network that predicts noise; ``None`` omits its metric. ``public``: examples never
-    attacked.
-    """
+    """Build the metrics that need a run's settings, by name; ``public`` are examples that nobody attacks."""
     register_plugin_metrics()
     known = None
     if bpki.prior is not None:
@@ -253,10 +240,7 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a run's section ``attack``; ``None`` if it names none.
-
-    ``threads``: CPU threads of each process, if ``attack.shards`` divides the attack.
-    """
+    """Build the attack of a run's section ``attack``, if any, with ``threads`` CPU threads for each shard."""
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)

@@ -37,7 +37,7 @@ NOTES: Mapping[Unit, str] = {
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Sums each canary's scores over the rounds; a higher sum suggests that it took part."""
+    """Sums each canary's scores over the rounds; a high sum suggests that the canary took part."""
 
     setup: Setup
     canaries: Canaries
@@ -117,10 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return s random coordinates of an update (s,), and unit directions (m, s) of the m canaries.
-
-        The directions are orthonormal for canary examples if m <= s. ``like``: an update of the model.
-        """
+        """Return s coordinates (s,) of an update, and a random unit direction at these for each canary (m, s)."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]

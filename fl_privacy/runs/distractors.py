@@ -74,10 +74,7 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Return images of ``shape`` (C, H, W) that installed packages ship, as distractors.
-
-    They are crops of photographs; for one channel, half are handwritten digits.
-    """
+    """Return distractor images (C, H, W) from installed packages: crops of photographs; half digits for one channel."""
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made
@@ -169,8 +166,7 @@ def others_of_app(
 
     Args:
         data: data of the app; test examples, if there are any, are taken first.
-        attacked: all attacked uploads.
-        truth: looks up the originals of ``attacked``.
+        truth: looks up the originals of the ``attacked`` uploads.
         shape: (C, H, W) of an image.
         number: number of distractors; 0 for none.
         nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` takes the partitions stated by clients.
@@ -221,7 +217,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return ``images`` (C, H, W) in [0, 1] that are not ``attacked``, and shipped images if those are few."""
+    """Return ``images`` (C, H, W) in [0, 1] that are not ``attacked``; if few, also images from installed packages."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
@@ -267,10 +263,7 @@ def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: 
 def _drawn_at(
     known: KnownImages, place: int | None, most: int, seed: int, wanted: int
 ) -> tuple[list[_Drawn], list[_Drawn]]:
-    """Draw at most ``most`` images of partition ``place`` that no client trains on, and as many training images.
-
-    The second list is empty if the first has ``wanted`` images.
-    """
+    """Draw up to ``most`` images of a partition that no client trains on, and, if below ``wanted``, also others."""
     with streams_put_back():
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)

@@ -68,9 +68,8 @@ def as_wide(batches: Sequence[Batch]) -> list[Batch]:
 class GroundTruth:
     """Looks up victims in the simulated clients' data, and replays their uploads; attackers see neither.
 
-    ``batch_size``: examples of a probe. ``behind``: ids of the clients whose mean a victim's upload is. ``states``:
-    those
-    of the clients at the upload.
+    ``batch_size``: examples of a probe. ``behind``: ids of the clients whose mean is a victim's upload. ``states``:
+    states of the clients at the upload.
     """
 
     clients: Mapping[int, Client]
@@ -209,7 +208,7 @@ class SummedProbes:
         """Return the global model after rounds in which the attacking sites move it towards ``aim``.
 
         Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm at which the
-        server excludes an update, estimated from the sites' honest one. The other clients train meanwhile.
+        server excludes an update, estimated from a site's honest update. The other clients train meanwhile.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

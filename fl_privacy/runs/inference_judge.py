@@ -146,7 +146,7 @@ def expect_attributes(setup: Setup) -> None:
 def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
     """Build the attacker's simulated client, which defends public examples like the real clients.
 
-    Return ``None`` without a known defense that keeps examples, or without attributes of public examples.
+    ``None`` if the attacker knows no defense, the defense replaces examples, or public ones have no attributes.
     """
     config, defense = setup.config, setup.defense
     known = config.threat_model.knows_defense and defense.parts and not defense.examples

@@ -49,7 +49,7 @@ class PaperTable:
         return "short" if self.short else "full"
 
     def settings(self, changes: Sequence[str] = ()) -> RunSettings:
-        """Compose a run with the ``changes`` of a line; ``UserError`` if a setting is wrong."""
+        """Compose the settings of a run with the overrides ``changes``; ``UserError`` if a setting is wrong."""
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
@@ -83,10 +83,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table of the preset that ``overrides`` choose; ``None`` if there is none, or they change the preset.
-
-    ``UserError`` for a wrong ``paper=``.
-    """
+    """Return the table of the preset in ``overrides``, unless they change it; ``UserError`` for a wrong ``paper=``."""
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
     own = [text for key, text in given.items() if key not in (FORM, "experiment")]
@@ -140,7 +137,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return a figure's values for ``paper.json``: published, measured (mean over strengths), interval, number."""
+    """Return the figure ``of`` for ``paper.json``: published, measured (mean over strengths), interval ends, number."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])

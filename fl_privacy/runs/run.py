@@ -47,10 +47,7 @@ class Reader(Protocol):
 def run_experiment(
     config: RunSettings, backend: Backend, monitor: Monitor, *, clients: ClientLocation = SIMULATED_CLIENTS
 ) -> Path:
-    """Run ``config`` unless it has finished, and return its folder; ``UserError`` if parts do not fit.
-
-    ``UserError`` also if all clients of a round failed.
-    """
+    """Run ``config`` unless it has finished; return its folder. ``UserError`` if parts do not fit or clients fail."""
     if config.captured is not None:
         raise UserError(
             f"captured is expected with `fl-privacy attack`, but got {config.captured!r} with run, which captures its"

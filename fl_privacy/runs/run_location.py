@@ -97,7 +97,7 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Write a new page and return the folder if the run is finished; ``None`` if it is not or is overwritten."""
+        """If the run is finished, write its page anew and return its folder; ``None`` if not, or with ``overwrite``."""
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())

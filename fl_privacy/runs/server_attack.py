@@ -31,10 +31,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack with ``public`` images as its prior; ``None`` for an honest server.
-
-    If it needs images of members, it also gets some of ``attacked``.
-    """
+    """Build a malicious server's attack, if any, with ``public`` images and, if it needs them, ``attacked`` ones."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None

@@ -141,7 +141,7 @@ def _server(attack: ServerAttack | None) -> list[str]:
 
 
 def _attacked(audit: Audit, others: int = 0) -> list[str]:
-    """Describe the attacked uploads; another site attacks their means over ``others`` clients."""
+    """Describe the attacked uploads; another site sees only their means over ``others`` clients."""
     clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
         return [f"The attack targets the training updates of {clients}."]
@@ -184,7 +184,7 @@ def who_draws(clients: ClientLocation) -> str:
 
 
 def expect_readable_updates(aggregation: str, where: str) -> None:
-    """Raise ``UserError``, with the subject ``where``, if secure aggregation hides single updates."""
+    """Raise a ``UserError`` that begins with ``where`` if secure aggregation hides single updates."""
     if aggregation != "none":
         raise UserError(
             f"{where} needs every update and is expected with secure_aggregation=none, but got {aggregation};"

@@ -26,10 +26,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load values for the state ``like`` from a file or a run's folder; ``UserError`` if a name or shape differs.
-
-    ``fresh``: module that the file may lack; it keeps the values of ``like``.
-    """
+    """Load values for ``like`` from a file or a run's folder; module ``fresh`` may be missing there, nothing else."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a file or a run's folder, but there is no {path}; name another.")
@@ -56,7 +53,7 @@ def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> M
 
 
 class OpenSettingError(UserError):
-    """The configuration lacks a setting that all nodes must have in common."""
+    """Raised if the configuration lacks a setting that all nodes must have in common."""
 
 
 @lru_cache(maxsize=4)

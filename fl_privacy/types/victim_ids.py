@@ -64,7 +64,7 @@ class Certainty(StrEnum):
 
     Attributes:
         PROVEN: reconstruction equals the inputs of the model's first layer, up to rounding: it is the unique solution
-            of a system of equations, confirmed by the update. Those are the images after crops, mixup and dropout.
+            of a system of equations, confirmed by the update. Inputs are images after crops, mixup and dropout.
         CONSISTENT: reconstruction reproduces the observed update, up to rounding.
         APPROXIMATE: neither holds.
     """

@@ -69,10 +69,7 @@ def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
-    """Raise ``UserError`` if one of ``settings`` is no parameter of ``function``, or has the wrong type.
-
-    ``name``: section of the settings, for the error.
-    """
+    """Raise ``UserError`` if one of ``settings`` is no parameter of ``function``, or of a wrong type."""
     try:
         signature = Signature.of(function)
     except (TypeError, ValueError) as error:
@@ -109,7 +106,7 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def own_modules(target: str) -> Iterator[None]:
-    """Allow imports of ``target`` from the working directory, unless something installed has its name."""
+    """Allow imports of ``target`` from the working directory, unless an installed package has the same name."""
     here = str(Path.cwd())
     if find_spec(target.partition(".")[0]) is not None:
         yield
@@ -168,10 +165,7 @@ class Signature:
 
 @cache
 def signature_of(target: str, section: str) -> Signature:
-    """Return the signature of import path ``target``; ``UserError`` if it can't be imported.
-
-    ``section``: section of the settings, for the error.
-    """
+    """Return the signature of import path ``target`` in a ``section``; ``UserError`` if it can't be imported."""
     if not target.startswith("fl_privacy."):
         return _decoded(_asked(target, section))
     kept = _kept()

@@ -28,10 +28,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Return the configuration ``base`` with the ``chosen`` options (``attack=idlg``), and the option of each group.
-
-    Hydra's errors are not converted.
-    """
+    """Return ``base`` with the ``chosen`` options (``attack=idlg``), and each group's option. Raises Hydra's errors."""
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     if len(apart) == len(chosen):
@@ -237,10 +234,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the key with several values (``defense.rate`` for ``defense.rate=0,1``), or an empty string.
-
-    ``UserError`` if two keys have several values.
-    """
+    """Return the key with several values (``defense.rate`` of ``defense.rate=0,1``), if any; ``UserError`` for two."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")

@@ -72,10 +72,7 @@ def expect_within(name: str, value: object, within: tuple[float, float] | None) 
 
 
 def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> T:
-    """Build the dataclass ``kind`` from a section; ``UserError`` for a missing, unknown or wrong setting.
-
-    ``above``: the section's dotted key with a final dot, for the error.
-    """
+    """Build the dataclass ``kind`` from the section at key ``above``; ``UserError`` for a missing or wrong setting."""
     declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     for key in map(str, section):

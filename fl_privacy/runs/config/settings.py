@@ -42,11 +42,7 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options.
-
-    ``shown``: pages name the group. ``runtime``: its settings that change no result. ``within``: setting -> range.
-    ``names``: allowed values of the setting ``name``.
-    """
+    """Declare a group of options: its settings that change no result (``runtime``), ranges, and allowed ``names``."""
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 

@@ -158,7 +158,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """A track's kind of upload: its training, attacked model states, and malicious servers' overrides by name."""
+    """Kind of upload in a benchmark: its training, attacked model states, and malicious servers' overrides by name."""
 
     training: str
     states: tuple[State, ...]

@@ -106,10 +106,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` if ``overrides`` import code that ``trust`` does not name, or refer to other settings.
-
-    ``where``: source of the overrides, for the error.
-    """
+    """Raise ``UserError`` if ``overrides`` import code that ``trust`` does not name, or refer to other settings."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")

@@ -181,10 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least excess, over rounds, of the best attacker over a guess without the update.
-
-    ``None`` if it was not measured in one of the rounds.
-    """
+    """Return the least excess over rounds of the best attacker over a guess without the update, if measured."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -204,10 +201,7 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most, if none of its examples was reconstructed.
-
-    ``None`` if an undefended example was reconstructed, no candidate is undefended, or modalities differ.
-    """
+    """Return the undefended candidate that leaks most; ``None`` if undefended examples were reconstructed."""
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None
@@ -215,10 +209,7 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing.
-
-    ``None`` if all leak, or nothing was reconstructed even without a defense.
-    """
+    """Return the most accurate candidate that leaks nothing; ``None`` if all leak, or nothing leaks even undefended."""
     if not comparable(candidates) or unread_undefended(candidates):
         return None
     least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)

@@ -82,10 +82,7 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the largest count of reconstructed images that a defense had put in place of originals.
-
-    The count with the largest share is chosen; ``None`` if no such image was reconstructed.
-    """
+    """Return where most of a defense's substitutes for originals were reconstructed; ``None`` if none was."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
@@ -206,7 +203,7 @@ def described_facts(
 def _priors(
     attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...] | None:
-    """Return the priors that the attack uses; ``None`` for unrecorded settings or a user's own attack."""
+    """Return the names of priors that the attack uses; ``None`` for unrecorded settings or a user's own attack."""
     unrecorded = attack not in ("", "none", "auto") and not section.keys() - {"name"}
     if unrecorded or not str(section.get("_target_", "fl_privacy.")).startswith("fl_privacy."):
         return None

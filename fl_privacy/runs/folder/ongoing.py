@@ -63,7 +63,7 @@ LOCKS = ".locks"
 
 
 def hold(folder: Path) -> FileLock:
-    """Lock ``folder``, which may not exist yet; ``UserError`` if another process has locked it, or ``OSError``."""
+    """Lock ``folder``, which may not exist yet; ``UserError`` if another process holds it. May raise ``OSError``."""
     folder = folder.resolve()
     file = folder.parent / LOCKS / f"{folder.name}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)

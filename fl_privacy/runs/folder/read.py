@@ -38,7 +38,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """All records of a run."""
+    """Loaded content of a run's folder, without pictures."""
 
     path: Path
     identity: Identity

@@ -189,10 +189,7 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the records, and a note if the file is missing or its last line is cut off.
-
-    ``UserError`` if another line is damaged.
-    """
+    """Return the records, and a note on a missing file or a cut-off last line; ``UserError`` for other damage."""
     if not path.is_file():
         return [], [f"{path.name} is missing"]
     if path.stat().st_size > MOST_BYTES:
@@ -292,7 +289,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
     """Build the dataclass ``kind`` from the JSON object ``told``; ``ValueError`` if a field is missing or wrong.
 
-    ``where``: place of ``told`` in its file, for the error. ``parts``: field -> function that builds its value.
+    ``parts``: field -> function that builds it from its value and its place, for the error.
     """
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")

@@ -31,7 +31,7 @@ THREATS: tuple[Threat, ...] = get_args(Threat)
 
 @dataclass(frozen=True)
 class Versus:
-    """An attack and its attacker; ``worst`` is the one that leaks most."""
+    """An attack and its attacker; ``worst`` is the attacker that leaks most."""
 
     attack: str
     attacker: Attacker | Literal["worst"]
@@ -328,10 +328,7 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return figures of the rows that ``is_whole`` accepts, and names of the others.
-
-    There are no figures if the undefended row is not accepted.
-    """
+    """Return the figures of rows that ``is_whole`` accepts, if the undefended row is, and the names of the others."""
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)

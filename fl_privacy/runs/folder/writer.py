@@ -103,7 +103,7 @@ class RunFolder:
     def add_round(
         self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
     ) -> None:
-        """Record a finished round, tested or not; ``epsilon`` is the largest of a client so far, if guaranteed."""
+        """Record a finished round; ``epsilon`` is the largest epsilon of a client so far, if there is a guarantee."""
         self._append(
             kind="round",
             round=report.round,
@@ -146,12 +146,7 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record one call of the attack on ``victims`` uploads of a round.
-
-        ``batch_norm``: mode of the clients' batch norm. ``candidates_from``: name of the distractors. ``uploads``:
-        value of
-        :class:`AttackedUploads`.
-        """
+        """Record one call of the attack on ``victims`` uploads; ``batch_norm`` is the clients' mode of batch norm."""
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
         figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)

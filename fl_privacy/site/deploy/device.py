@@ -27,10 +27,7 @@ _POWER = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class LimitedOutcome:
-    """Result of a command run within limits; ``peak`` is its largest memory in bytes, without mapped files.
-
-    ``complaint``: its standard error. ``held_by``: what enforced the limit.
-    """
+    """Result of a command run within limits; ``peak`` is its largest memory in bytes, without mapped files."""
 
     status: int
     out: str
@@ -130,9 +127,8 @@ def measure_nodes(
 ) -> Iterator[str]:
     """Measure a client's round of each run in ``runs``, add it to the run's records, and yield a line for the user.
 
-    Each run is measured in its own process, with one thread. ``UserError`` if a folder holds no run, or a client
-    fails for
-    another reason than its memory.
+    Each run is measured in its own process, with one thread. ``UserError`` if a folder holds no run, or a client fails
+    for another reason than its memory.
 
     Args:
         runs: folders of finished runs or sweeps.

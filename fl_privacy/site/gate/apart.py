@@ -208,10 +208,7 @@ def close_all() -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with untrusted content; on an error, log it and leave the rest.
-
-    Nested folders are moved up first, since they may be too deep for recursion or path lengths.
-    """
+    """Remove a folder with untrusted content; on an error, log it and leave the rest."""
     prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
     try:
         pending = [folder]

@@ -5,9 +5,8 @@ Differential Privacy", Definition 1). On integers of l2 sensitivity D it makes a
 Theorem 14).
 
 Samples are proposed and rejected as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with
-s a power of two). Draw k >= 0 with probability proportional to exp(-k^2 / 2), a sign, and j uniform in 0..s-1. Accept
-y = +-(k s + j) with probability exp(-j (2 k s + j) / (2 s^2)), and reject "-0". Floating point decides a comparison
-only
+s a power of two). Draw k >= 0 with probability proportional to exp(-k^2 / 2), a sign, and j uniform in 0..s-1. Accept y
+= +-(k s + j) with probability exp(-j (2 k s + j) / (2 s^2)), and reject "-0". Floating point decides a comparison only
 if its error can't matter; otherwise integers of ``_PRECISION`` bits do. The number of rejections is independent of the
 accepted values, so that the sampling time reveals nothing of the noise (Jin et al. 2022).
 """
@@ -74,10 +73,7 @@ def _fill(found: Integers, random: Bytes) -> None:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Return the accepted values of ``trials`` proposals, 71 % on average.
-
-    A proposal takes 64 random bits: 16 for k, then the sign, j, and a uniform number that decides its acceptance.
-    """
+    """Return the accepted values of ``trials`` proposals of 64 random bits each, 71 % of them on average."""
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
     j = (words & np.uint64(SCALE - 1)).astype(np.int64)

@@ -41,7 +41,6 @@ class Records:
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def in_words(self) -> str:
-        """Return, as text, the number of array values and the names of all other values."""
         values = sum(math.prod(array.shape) for record in self.arrays.values() for array in record.values())
         names = [key for held in (self.metrics, self.config) for record in held.values() for key in record]
         return ", ".join([*([f"{values} values in arrays"] if values else []), *names])

@@ -17,7 +17,7 @@ def framed(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def own_pipes() -> tuple[int, int]:
-    """Return the pipes (input, output) to the parent, and replace standard input by nothing, output by standard error."""
+    """Return the pipes (input, output) to the parent; redirect standard output to standard error, and input to none."""
     inlet, outlet = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
