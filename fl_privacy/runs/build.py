@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a random mask (``examples``,) of ``number`` that no client gets; ``UserError`` if no other is left."""
+    """Return a random mask (``examples``,) of the ``number`` examples that no client gets; some are left for clients."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -60,7 +60,7 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")  # options that `
 
 
 def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
-    """Build the model of ``section`` with initial values of ``seed``, and check that it fits the data."""
+    """Build the model of ``section``, initialized from ``seed``, and check that it fits the data."""
     train = dataset.train
     model = _network(section, train.architecture, seed)
     return _CHECKS[train.modality](model, train) or model

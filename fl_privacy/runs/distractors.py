@@ -263,7 +263,6 @@ def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: 
 def _drawn_at(
     known: KnownImages, place: int | None, most: int, seed: int, wanted: int
 ) -> tuple[list[_Drawn], list[_Drawn]]:
-    """Draw up to ``most`` images of a partition that no client trains on, and, if below ``wanted``, also others."""
     with streams_put_back():
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)

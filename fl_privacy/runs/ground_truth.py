@@ -177,7 +177,6 @@ class SummedProbes:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Return the public description of the sum; empty if single clients are visible."""
         if self.clients == 1 and self.clip is None:
             return ()
         name = "another_site" if self.own else "secagg"
@@ -185,7 +184,7 @@ class SummedProbes:
 
     @property
     def rounding(self) -> float:
-        """Return the largest standard deviation that random rounding to levels gives a mean."""
+        """Return the largest standard deviation of the mean's error due to random rounding; 0 without SecAgg+."""
         return 0.0 if self.clip is None else float(self.clip / self.levels / self.clients**0.5)
 
     def mean_of_clients(

@@ -110,7 +110,6 @@ def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions
 
 
 def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
-    """Return, for each class in ``wanted`` (N,), the owner of a random member of this class, or of any class."""
     if not len(wanted):
         return wanted
     found = owners[torch.randint(len(owners), (len(wanted),), generator=rng)]

@@ -49,7 +49,6 @@ class PaperTable:
         return "short" if self.short else "full"
 
     def settings(self, changes: Sequence[str] = ()) -> RunSettings:
-        """Compose the settings of a run with the overrides ``changes``; ``UserError`` if a setting is wrong."""
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
@@ -137,7 +136,6 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return the figure ``of`` for ``paper.json``: published, measured (mean over strengths), interval ends, number."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])

@@ -69,7 +69,7 @@ class SearchSettings:
 
 
 class PolicyScorer:
-    """Scores policies on data and models prepared once; the file ``semi_trained`` is written if it is missing."""
+    """Scores policies on data and models prepared once; ``semi_trained``: file of a trained model, made if missing."""
 
     def __init__(
         self,

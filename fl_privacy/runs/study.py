@@ -386,7 +386,6 @@ def _batch_sizes(attacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 def _failures(plan: StudyPlan[Track]) -> dict[str, str]:
-    """Return reasons of honest servers' attacks that failed on all victims, by folder name."""
     attacks = [pair for planned in plan.points for pair in planned.attacks.items()]
     done = [job.folder for cell, job in attacks if not cell.server and job.finished]
     return {folder.name: next(iter(found.values())) for folder in done if (found := failed_attackers(folder))}

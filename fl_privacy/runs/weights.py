@@ -26,7 +26,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load values for ``like`` from a file or a run's folder; module ``fresh`` may be missing there, nothing else."""
+    """Load values for ``like`` from a file or a run's folder, in which only the module ``fresh`` may be missing."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a file or a run's folder, but there is no {path}; name another.")

@@ -290,7 +290,6 @@ class Observation:
 
     @property
     def precision(self) -> torch.dtype:
-        """Return float64 if the sent parameters and the upload are float64, else float32."""
         values = (*self.sent.parameters.values(), *self.upload.tensors.values())
         return torch.float64 if all(value.dtype == torch.float64 for value in values) else torch.float32
 

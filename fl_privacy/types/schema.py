@@ -104,7 +104,6 @@ class Schema:
 
     @cached_property
     def width(self) -> int:
-        """Return F, the number of encoded values of a row."""
         return sum(len(column.shift) for column in self.columns)
 
     @cached_property
@@ -123,7 +122,9 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of each categorical column's values, padded with the first, and their mask."""
+        """Return indices (G, L) of the encoded values of G categorical columns, padded with the first, and the mask of
+        real ones.
+        """
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -169,7 +170,6 @@ class Schema:
         return ((torch.cat(parts, -1) - self.shift.double()) / self.scale.double()).float()
 
     def raw(self, inputs: Tensor) -> Tensor:
-        """Undo shift and scale of encoded values (..., F)."""
         return inputs * self.scale.to(inputs) + self.shift.to(inputs)
 
     def cells(self, inputs: Tensor) -> Tensor:
@@ -211,8 +211,7 @@ class Schema:
     def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
         """Infer the schema of rows (N, F): neighboring columns of 0 and 1 that sum to 1 become one categorical column.
 
-        Raises:
-            UserError: ``inputs`` is no matrix of finite numbers with at least two rows.
+        ``UserError`` unless ``inputs`` are finite numbers of at least two rows.
         """
         if inputs.dim() != 2 or len(inputs) < 2 or not bool(torch.isfinite(inputs.double()).all()):
             raise UserError(

@@ -317,7 +317,6 @@ class _Evidence:
         return rank, room
 
     def _joined(self, name: str) -> Tensor:
-        """Return a layer's gradient (M, N + 1) with the bias as last column, or (M, N) without bias."""
         weight, bias = self.gradients[f"{name}.weight"], self.gradients.get(f"{name}.bias")
         joined = weight.float() if weight.dtype != torch.float64 else weight
         return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)

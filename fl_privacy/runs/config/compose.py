@@ -82,7 +82,9 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` in order; ``UserError`` if a key is missing or already there."""
+    """Apply overrides ``key=``, ``+key=``, ``++key=`` and ``~key`` in order; ``UserError`` if a key is missing or
+    exists.
+    """
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:
@@ -144,7 +146,6 @@ def check_types(config: DictConfig) -> None:
 def _sections(
     config: DictConfig, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Any, Mapping[str, Any], Signature]]:
-    """Yield name, content, entry in ``known`` and target's signature of each section in ``known`` or ``NESTED``."""
     found: list[tuple[str, Any, Mapping[str, Any]]] = [(name, config.get(name), own) for name, own in known.items()]
     for name in NESTED:
         section = config.get(name)
@@ -317,7 +318,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Return overrides, with ``++`` for settings that files leave out; ``UserError`` for unknown keys."""
+    """Return overrides, with ``++`` for settings that no file names; ``UserError`` for unknown keys."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

@@ -180,7 +180,6 @@ class Track(Study):
     sha256: str  # hash of everything that determines the figures, without the user's own defenses
 
     def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
-        """Return the track with the user's defense; ``source`` is its code's hash. ``UserError`` for a taken name."""
         family = points[0].family
         if family in {point.family for point in self.points}:
             raise UserError(f"A new name is expected for the entry, but the track already has {family}; rename it.")

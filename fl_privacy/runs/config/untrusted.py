@@ -91,7 +91,7 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
-    """Return the chosen options by group; ``UserError`` if that of one of ``parts`` is not registered or trusted."""
+    """Return each group's chosen option; ``UserError`` if that of one of ``parts`` is not registered or trusted."""
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
         option = choices.get(part)
@@ -181,7 +181,6 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 
 
 def _expect_small(path: Path, text: str) -> None:
-    """Raise ``UserError`` if the YAML ``text`` has aliases, too many values or too deep nesting."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
         if number == 2 and not isinstance(event, yaml.MappingStartEvent):

@@ -53,7 +53,6 @@ class ClaimRecord:
 
     @property
     def footnotes(self) -> list[str]:
-        """Return sentences on missing facts, and on what the claim does not cover."""
         return [*(f"Nobody states: {fact}." for fact in self.missing), *self.notes]
 
     @property

@@ -181,7 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least excess over rounds of the best attacker over a guess without the update, if measured."""
+    """Return the smallest excess of a round's best attacker over a guess without the update; ``None`` if unknown."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)

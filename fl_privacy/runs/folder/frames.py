@@ -47,7 +47,6 @@ def write_csv(runs: Sequence[Path], file: Path) -> Path:
 
 
 def _inert(value: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 

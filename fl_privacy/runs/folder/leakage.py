@@ -48,7 +48,10 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each field over ``found``; by default, unscored examples count as reconstructed."""
+    """Return the worst value of each field over ``found``; by default, unscored examples count as reconstructed.
+
+    ``told``: number of other questions, such as membership, that were answered above chance.
+    """
     if not found:
         return WORST if unknown_is_read else Extent(told=told)
     statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]
@@ -228,7 +231,6 @@ def _priors(
 
 
 def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
-    """Return the recorded origin of uploads; for older runs, infer it from threat model and victims' ids."""
     told = {str(record.get("uploads")) for record in records if record["kind"] == "attack"}
     recorded = [source for source in AttackedUploads if source in told]
     if len(recorded) == 1:

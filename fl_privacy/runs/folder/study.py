@@ -328,7 +328,10 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the figures of rows that ``is_whole`` accepts, if the undefended row is, and the names of the others."""
+    """Return the figures of the rows that ``is_whole`` accepts, and the names of the others.
+
+    There are no figures at all unless it accepts the undefended row.
+    """
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)

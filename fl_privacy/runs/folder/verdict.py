@@ -59,7 +59,7 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bound by differential privacy on the probability that an attacker identifies a ``unit``."""
+    """Bound by differential privacy on the probability that an attacker identifies an example or client (``unit``)."""
 
     epsilon: float
     delta: float
@@ -163,7 +163,6 @@ def is_read(found: Sequence[LeakageResult]) -> bool:
 
 
 def _bound(privacy: Spent | None, found: Sequence[LeakageResult], inferred: Sequence[Finding]) -> Bound | None:
-    """Return the bound by this run's guarantee, if its assumptions hold and no result contradicts it."""
     if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
         return None
     if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):

@@ -162,9 +162,7 @@ def _text(template: str, values: dict[str, object]) -> str:
 
 
 class _Template(Template):
-    """Template with ``@{name}`` instead of ``${name}``, which shell and compose files use."""
-
-    delimiter = "@"
+    delimiter = "@"  # ``${name}`` is of shell and compose files
 
 
 def _is_host(text: str) -> bool:

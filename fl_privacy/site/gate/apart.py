@@ -169,7 +169,6 @@ class Apart:
         return [self._bytes(size, deadline) for size in sizes]
 
     def status(self) -> str:
-        """Return a phrase with the exit status or the exceeded limit; empty if the process runs."""
         with suppress(subprocess.TimeoutExpired):
             if self._process is not None:
                 code = self._process.wait(10.0)

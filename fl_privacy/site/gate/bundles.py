@@ -359,8 +359,7 @@ class Approvals:
     def decide(self, run: str, says: str, token: str = "") -> None:
         """Write the site's decision on a run, in the name of this process's user.
 
-        Args:
-            says: decision ``yes`` or ``no`` on the waiting run of ``token``, or ``REVOKED``.
+        ``says``: ``yes`` or ``no`` to the waiting run of ``token``, or ``REVOKED``.
         """
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
@@ -392,7 +391,6 @@ class Approvals:
             ) from error
 
     def place(self, run: str, suffix: str) -> Path:
-        """Return the path of a run's file ``json``, ``decision`` or ``DIGEST.fab``."""
         if not _RUN.fullmatch(run):
             raise UserError(f"RUN is expected to be the number of a run, but got {run!r:.40}; try 1234.")
         return self.runs.folder / f"{run}.{suffix}"

@@ -202,7 +202,6 @@ class Limits:
     rounds_per_day: int | None = None
 
     def spent(self, account: Account) -> float:
-        """Return the epsilon spent by ``account``; infinite if weights left without noise."""
         return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)
 
     def expect_room(self, account: Account, rho: float | None, kind: str, when: float) -> None:

@@ -66,9 +66,8 @@ class Ledger:
     ) -> Account:
         """Write an entry before the app gets a message, and return the new total.
 
-        Raises:
-            ExhaustedError: the entry would exceed ``limits``.
-            LedgerError: the entry can't be written, or ledger or anchor can't be trusted.
+        ``ExhaustedError`` if the entry would exceed ``limits``; ``LedgerError`` if it can't be written, or ledger or
+        anchor can't be trusted.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
