@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a random mask (``examples``,) of the ``number`` examples that no client gets; some are left for clients."""
+    """Return a random mask (``examples``,) of ``number`` examples that no client gets; ``UserError`` if that is all."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"

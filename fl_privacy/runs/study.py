@@ -235,7 +235,7 @@ def _module_in(path: Path) -> ModuleType:
         raise UserError(f"--entry is expected to be a Python file, but there is no {path}; check the path.")
     name = path.stem
     if not name.isidentifier():
-        raise UserError(f"--entry is expected to be a file that can be imported, but {path.name} can't; rename it.")
+        raise UserError(f"--entry is expected to be a Python identifier with .py, but got {path.name}; rename it.")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     found = sys.modules.get(name) or find_spec(name)

@@ -52,8 +52,8 @@ class Column:
         sound = all(map(math.isfinite, (*self.shift, *self.scale, self.std))) and min(self.scale, default=0) > 0
         if not 0 <= self.decimals <= MOST_DECIMALS or self.std < 0 or not self.low <= self.high:
             raise UserError(
-                f"Column {self.name} is expected to have 0 to {MOST_DECIMALS} decimals, a deviation of at least 0 and"
-                f" low up to high, but has {self.decimals}, {self.std}, {self.low} and {self.high}; correct it."
+                f"Column {self.name} is expected to have 0 to {MOST_DECIMALS} decimals, std >= 0, low <= high, but got"
+                f" decimals={self.decimals}, std={self.std}, low={self.low}, high={self.high}; correct it."
             )
         if len(self.shift) != width or len(self.scale) != width or not sound:
             raise UserError(
@@ -122,8 +122,9 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of the encoded values of G categorical columns, padded with the first, and the mask of
-        real ones.
+        """Return indices (G, L) of each categorical column's encoded values, padded with the first, and a mask.
+
+        The mask (G, L) is false for padding.
         """
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]

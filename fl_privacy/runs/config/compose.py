@@ -82,9 +82,7 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply overrides ``key=``, ``+key=``, ``++key=`` and ``~key`` in order; ``UserError`` if a key is missing or
-    exists.
-    """
+    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` to ``config``; ``UserError`` if a key is missing or exists."""
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:

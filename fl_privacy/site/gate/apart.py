@@ -162,10 +162,10 @@ class Apart:
         """
         (number,) = struct.unpack(">Q", self._bytes(8, deadline))
         if not 0 < number <= MOST_PARTS:
-            raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read")
+            raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read; send fewer")
         sizes = struct.unpack(f">{number}Q", self._bytes(8 * number, deadline))
         if sum(sizes) > most:
-            raise RefusedError("size", f"the app replied {sum(sizes)} bytes, and at most {most} are read")
+            raise RefusedError("size", f"the app replied {sum(sizes)} bytes, and at most {most} are read; send fewer")
         return [self._bytes(size, deadline) for size in sizes]
 
     def status(self) -> str:
@@ -196,7 +196,7 @@ class Apart:
         poll.register(self._pipes[pipe], event)
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
-            raise RefusedError("time", "the app did not answer in time")
+            raise RefusedError("time", "the app did not answer in time; make it faster, or give it more time")
 
 
 @atexit.register

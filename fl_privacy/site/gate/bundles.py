@@ -154,7 +154,7 @@ class Bundle:
 def read_bundle(content: bytes) -> Bundle:
     """Return the bundle in ``content``, as its pyproject.toml describes it; ``RefusedError`` if it is no Flower app."""
     if len(content) > LARGEST_BUNDLE:
-        raise RefusedError("size", f"a bundle of {len(content)} bytes")
+        raise RefusedError("size", f"a bundle of {len(content)} bytes; shrink it to {LARGEST_BUNDLE}")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open("pyproject.toml") as file:
             text = file.read(LARGEST_PROJECT + 1)
@@ -177,7 +177,7 @@ def read_bundle(content: bytes) -> Bundle:
         if len(packages) > MOST_PACKAGES or sum(map(len, texts)) > MOST_LETTERS:
             raise ValueError(f"it asks for more than {MOST_PACKAGES} packages or in more than {MOST_LETTERS} letters")
     except Exception as error:  # a damaged archive: each compression has its own errors
-        raise RefusedError("bundle", f"the bundle: {type(error).__name__}: {error!s:.400}") from error
+        raise RefusedError("bundle", f"{type(error).__name__}: {error!s:.400}; build it with `flwr build`") from error
     return Bundle(
         content=content,
         digest=hashlib.sha256(content).hexdigest(),
@@ -236,7 +236,7 @@ def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
     Only wheels are installed, so that no code of a package runs. ``RefusedError`` on failure.
     """
     if odd := [text for text in unmet if text.startswith(_PYTHON) or "@" in text or unmet[text] == "no requirement"]:
-        raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]})")
+        raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]}), which no index gives; install or correct it")
     wanted = sorted(unmet)
     into = folder / hashlib.sha256(json.dumps([wanted, sys.version]).encode()).hexdigest()[:32]
     if into.is_dir():
@@ -315,26 +315,26 @@ class Approvals:
         if named and runs.approve != "each run":
             return named
         if runs.approve == "never" or (runs.approve == "each run" and runs.allow and not named):
-            raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list")
+            raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list, runs.allow; add it")
         told = json.dumps([run, bundle.digest, config], sort_keys=True, default=str)
         token = hashlib.sha256(told.encode()).hexdigest()
         if decision.get("token") == token:
             if decision.get("says") == "yes":
                 self.forget(run)  # it may have been held while the site decided
                 return str(decision.get("who", ""))[:64]
-            raise RefusedError("run", f"run {run} of {bundle.in_words()} was refused")
+            raise RefusedError("run", f"run {run} of {bundle.in_words()} was refused by the site; start another one")
         make_missing_private(runs.folder)
         with suppress(FileNotFoundError):  # also if the site decides just now
             if _own(self.place(run, "json")).get("token") == token:
                 return None
         if len(self.waiting()) >= MOST_WAITING:
-            raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do")
+            raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do; decide on one of them")
         unmet = unmet_packages(bundle, any_version=runs.versions == "any")
         about = {"run": run, "token": token, "name": bundle.name, "version": bundle.version, "fab": bundle.digest}
         more = {"config": config, "signers": signers, "unmet": unmet, "since": time.time()}
         text = json.dumps({**about, **more}, default=str)
         if len(text) > LARGEST_DECISION:
-            raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
+            raise RefusedError("size", f"run {run} has configuration and packages of {len(text)} bytes; shorten them")
         self.forget(run)
         write_private(self.place(run, f"{bundle.digest}.fab"), bundle.content)
         write_private(self.place(run, "json"), text)
@@ -353,7 +353,7 @@ class Approvals:
                 f"{place} is expected to hold a decision, but can't be read: {error}; --revoke the run."
             ) from error
         if found.get("says") == REVOKED:
-            raise RefusedError("run", f"run {run} was revoked")
+            raise RefusedError("run", f"run {run} was revoked by the site; start another one")
         return found
 
     def decide(self, run: str, says: str, token: str = "") -> None:
@@ -401,7 +401,7 @@ def _own(place: Path) -> dict[str, Any]:
     with os.fdopen(open_regular(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):
-            raise UserError(f"{place} is expected to be written by its owner alone, but others may; chmod go-w it.")
+            raise UserError(f"{place} is expected to be yours or root's, but others may write; chown or chmod go-w it.")
         found = json.loads(file.read(LARGEST_DECISION))
     if not isinstance(found, dict):
         raise ValueError("no mapping")

@@ -216,7 +216,7 @@ class Limits:
         if self.rounds_per_day is not None:
             recent = [one for one in account.recent if one[0] > when - DAY and one[1] == kind]
             if len(recent) >= self.rounds_per_day:
-                raise ExhaustedError(f"The {self.rounds_per_day} rounds of this day are used up; wait for a day.")
+                raise ExhaustedError(f"The {self.rounds_per_day} rounds of this day are used up; raise rounds_per_day.")
 
 
 def epsilon_of(rho: float, delta: float) -> float:

@@ -142,7 +142,7 @@ def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
     ``unix_sockets`` and ``internet`` allow sockets of these families. ``OSError`` if the kernel takes no filter.
     """
     if _MACHINE not in _AUDIT:
-        raise OSError(f"there is no filter of calls for {_MACHINE}")
+        raise OSError(f"{' or '.join(_AUDIT)} is expected, but this machine is {_MACHINE}; use one of these")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
     program = ctypes.create_string_buffer(struct.pack("HP", len(lines), ctypes.addressof(code)))
