@@ -322,12 +322,7 @@ class AttackStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WaitingAttack:
-    """Collects uploads during the training, and attacks them later.
-
-    Attributes:
-        of_training: ``True`` collects training updates, ``False`` probes.
-        during: ``True`` attacks at the end of each round, ``False`` after the last one.
-    """
+    """Collects training updates (``of_training``) or probes; attacks them after each round (``during``) or at the end."""
 
     stage: AttackStage
     waiting: ObservationBuffer

@@ -54,7 +54,7 @@ def together(batches: Sequence[Batch]) -> Batch:
 
 
 def as_wide(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the batches with texts padded to the longest: tokens by -1, next-token labels by -100."""
+    """Return the batches with texts padded to the longest: tokens with -1, next-token labels with -100."""
     width = max(batch.inputs.shape[-1] for batch in batches)
 
     def padded(values: torch.Tensor, none: int) -> torch.Tensor:
@@ -114,7 +114,7 @@ def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """Return the client's images nearest to those of ``batch``, of the same classes if it has some."""
+    """Return the client's nearest image for each of ``batch``, of the same class if it has some of that class."""
     labels = hard_labels(batch.labels)
     own = client.examples.labels[client.indices].to(labels.device)
     nearest = torch.empty_like(batch.inputs)

@@ -102,7 +102,7 @@ def _undefended_accuracy(place: RunLocation) -> float | None:
 
 
 def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[str], clients: ClientLocation) -> None:
-    """Record the threat model, the defense and its guarantee, before the training."""
+    """Record environment, threat model, defense and guarantee before the training; ``prior``: further sentences."""
     config, train = setup.config, setup.dataset.train
     start = ["The training starts at weights trained elsewhere."] if config.weights else []
     folder.write_environment(seed=config.seed)

@@ -108,7 +108,7 @@ def hand_over(
 def _decay(
     plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
 ) -> Mapping[int, Mapping[str, Tensor]]:
-    """Return each client's weight decay in the mean update, by client and parameter; empty for gradients."""
+    """Return each client's weight decay in the mean update, by client and parameter; empty without weight decay."""
     if not plan.weight_decay or plan.shares == "gradient":
         return {}
     total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()

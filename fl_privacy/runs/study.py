@@ -111,7 +111,7 @@ def plan_study(study: S) -> StudyPlan[S]:
 
 
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
-    """Write the folders that ``command`` will fill, for the live page; jobs that can't start have none."""
+    """Write the folders that ``command`` will fill, for the live page; a job that can't start is left out."""
     planned: dict[Path, list[str]] = {}
     for config in configs:
         with suppress(UserError):
@@ -256,7 +256,7 @@ def _module_called(name: str) -> ModuleType:
 
 
 def _function_in(module: ModuleType, name: str) -> str:
-    """Return ``name``, or the name of the one function of ``module`` annotated to return a ``Defense``."""
+    """Return ``name`` or, if empty, that of the one function of ``module`` annotated to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
             raise UserError(f"--entry is expected to name a function, but {module.__name__} has no {name}; define it.")

@@ -57,7 +57,6 @@ class UserUpload:
     Attributes:
         parameters, buffers: copies of the values sent, by name.
         tensors: gradients, or parameters after the local training.
-        num_examples: number of examples of the gradient or the training.
         notes: sentences on a batch size that was inferred or that contradicts the gradient's rank.
     """
 
@@ -269,7 +268,7 @@ class _Evidence:
     of_weights: bool = False
 
     def batch_size(self) -> int | None:
-        """Return the largest rank of a layer's gradient, or ``None`` if no layer is large enough or it was pruned.
+        """Return the largest rank of a layer's gradient as the number of examples; ``None`` if no layer shows it.
 
         A layer's gradient is a sum of one outer product for each example. Under cross entropy, the output layer's
         columns sum to 0, so its rank is at most K - 1.

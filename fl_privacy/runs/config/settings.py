@@ -28,7 +28,7 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting; ``meaning`` is for tables, and ``captured`` is ``True`` if captured updates fix its value."""
+    """Declare a setting with its range ``within``; ``captured``: ``True`` if captured updates fix its value."""
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 
@@ -393,7 +393,7 @@ State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One attack of a study, which is run against each defense; a part that all attacks share is empty."""
+    """One attack of a study, which is run against each defense; a field in which all attacks agree is empty."""
 
     attack: str = ""
     uploads: str = ""  # name of the clients' kind of upload

@@ -66,7 +66,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that captured updates fix, by key; ``UserError`` for names neither registered nor trusted."""
+    """Return the settings in ``path`` that captured updates fix; ``UserError`` for a name not registered or trusted."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -133,7 +133,7 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if ``section`` builds anything but its ``registered`` option and what ``trust`` names."""
+    """Raise ``UserError`` if ``section`` of group ``part`` builds anything but ``registered`` or names in ``trust``."""
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
@@ -156,7 +156,6 @@ def expect_registered(
 
 
 def _expect_trusted(key: str, target: object, trust: Collection[str], where: str) -> None:
-    """Raise ``UserError`` unless ``trust`` names the import path ``target`` or its defining module."""
     if key.rpartition(".")[2] != _TARGET or not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
         raise UserError(
             f"{where} is expected to hold settings of what is registered here, but has {key}={str(target)[:80]!r};"

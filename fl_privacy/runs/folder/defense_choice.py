@@ -109,7 +109,7 @@ class Candidate:
 
     @property
     def at_most(self) -> float:
-        """Return the upper 95 % bound of the reconstructed share."""
+        """Return the upper 95 % bound of the share of examples reconstructed."""
         return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
 
     @property

@@ -85,14 +85,17 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return where most of a defense's substitutes for originals were reconstructed; ``None`` if none was."""
+    """Return the count of reconstructed images that a defense put in place of originals, where its share is largest.
+
+    ``None`` if no such image was reconstructed.
+    """
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the attacked modality; without results, the one that ``loader`` loads, images by default."""
+    """Return the attacked modality; without results, that of the data's ``loader`` (a name), images by default."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
@@ -206,7 +209,7 @@ def described_facts(
 def _priors(
     attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...] | None:
-    """Return the names of priors that the attack uses; ``None`` for unrecorded settings or a user's own attack."""
+    """Return the names of the image priors that the attack uses; ``None`` if they are unknown."""
     unrecorded = attack not in ("", "none", "auto") and not section.keys() - {"name"}
     if unrecorded or not str(section.get("_target_", "fl_privacy.")).startswith("fl_privacy."):
         return None

@@ -287,10 +287,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build the dataclass ``kind`` from the JSON object ``told``; ``ValueError`` if a field is missing or wrong.
-
-    ``parts``: field -> function that builds it from its value and its place, for the error.
-    """
+    """Build the dataclass ``kind`` from JSON ``told``; ``parts`` build fields by name. ``ValueError`` if one is wrong."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ THREATS: tuple[Threat, ...] = get_args(Threat)
 
 @dataclass(frozen=True)
 class Versus:
-    """An attack and its attacker; ``worst`` is the attacker that leaks most."""
+    """An attack, and the attacker that runs it; ``worst`` is the attacker whose result leaks most."""
 
     attack: str
     attacker: Attacker | Literal["worst"]
@@ -39,7 +39,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Folders with results of a defense at one strength; unfinished jobs have none."""
+    """Folders of results of a defense at one strength; that of an unfinished job holds none."""
 
     own: bool = False  # ``True`` if the user entered it
     trainings: Mapping[str, Path]  # folder of each training by name, the main one first

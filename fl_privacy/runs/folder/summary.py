@@ -111,7 +111,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Durations in seconds; ``defense`` is summed over clients, ``total`` is wall time or ``None``."""
+    """Durations in seconds; ``defense`` is summed over clients, ``total`` is wall time, ``None`` if interrupted."""
 
     training: float
     defense: float | None

@@ -52,7 +52,6 @@ class LoopbackFederation:
     """Federation of processes on loopback, with their logs.
 
     Attributes:
-        folder: folder for state, logs and Flower's configuration.
         secured: files for TLS and node authentication; ``None`` uses neither.
         database: name of the SuperLink's database in ``folder``; ``None`` keeps it in memory.
     """
@@ -105,7 +104,7 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start a node with ``fl-privacy supernode``; ``superlink`` and ``authority`` default to the federation's."""
+        """Start a node with ``fl-privacy supernode`` and arguments ``extra``, by default for this federation."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
         trusted = authority or (self.secured and self.secured.authority)
@@ -152,7 +151,7 @@ class LoopbackFederation:
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()`` is true; ``UserError`` if the process ``name`` ends, or after ``seconds``."""
+        """Wait until ``ready()`` is true; ``UserError`` if ``name`` ends or does not do ``what`` in ``seconds``."""
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():

@@ -54,12 +54,13 @@ _open = set["Apart"]()
 class Apart:
     """Process that gives up its rights and then runs third-party code.
 
-    It has no terminal, none of this process's file descriptors and few environment variables. The caller must ``close``
-    it. ``OSError`` if no process, thread, folder or pipe is available.
+    It has no terminal and none of this process's file descriptors. The caller must ``close`` it. ``OSError`` if no
+    process, thread, folder or pipe is available.
 
     Args:
         module: module to run, which reports its ``Isolation`` in reply to the first message.
-        wishes: resources that the process may reach; ``temporary`` is replaced.
+        wishes: resources that the process may reach; a new folder replaces ``temporary``.
+        variables: environment variables in addition to some of this process (``GIVEN``).
     """
 
     def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:

@@ -190,7 +190,7 @@ def read_bundle(content: bytes) -> Bundle:
 
 
 def unmet_packages(bundle: Bundle, *, any_version: bool = False) -> dict[str, str]:
-    """Map each unmet requirement of ``bundle`` to a phrase on what is installed instead."""
+    """Map each unmet requirement of ``bundle`` to what is installed instead; ``any_version`` ignores versions."""
     found, seen = dict[str, str](), set[tuple[str, str]]()
     with suppress(InvalidSpecifier):
         if not SpecifierSet(bundle.python).contains(here := ".".join(map(str, sys.version_info[:3]))):
@@ -376,7 +376,6 @@ class Approvals:
             place.unlink(missing_ok=True)
 
     def waiting(self) -> list[Waiting]:
-        """Return the waiting runs by arrival; ``UserError`` if the folder is damaged."""
         found = list[Waiting]()
         try:
             for place in self.runs.folder.glob("*.json"):

@@ -47,7 +47,7 @@ class Moment:
     up: float = 0.0
 
     def since(self, earlier: "Moment") -> float | None:
-        """Return the seconds since ``earlier``, by uptime or a plausible step of the clock; ``None`` if unknown."""
+        """Return the seconds since ``earlier`` by uptime, or by the clock if that is plausible; ``None`` otherwise."""
         if self.boot and self.boot == earlier.boot:
             return max(0.0, self.up - earlier.up)
         passed = self.clock - earlier.clock
@@ -205,7 +205,6 @@ class Limits:
         return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)
 
     def expect_room(self, account: Account, rho: float | None, kind: str, when: float) -> None:
-        """Raise ``ExhaustedError`` if a reply that costs ``rho`` would exceed a limit."""
         if self.epsilon is not None:
             after = replace(account, rho=account.rho + (rho or 0.0), unbounded=account.unbounded + (rho is None))
             if self.spent(after) > self.epsilon:

@@ -22,7 +22,7 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class LedgerError(UserError):
-    """Raised if the ledger can't be trusted or written; nothing leaves."""
+    """Raised if the ledger can't be trusted or written; no reply leaves the site."""
 
 
 class Ledger:
@@ -64,7 +64,7 @@ class Ledger:
         fab: str = "",
         approved_by: str = "",
     ) -> Account:
-        """Write an entry before the app gets a message, and return the new total.
+        """Write an entry (see :class:`Entry`) before the app gets a message, and return the new total.
 
         ``ExhaustedError`` if the entry would exceed ``limits``; ``LedgerError`` if it can't be written, or ledger or
         anchor can't be trusted.
