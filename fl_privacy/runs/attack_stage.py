@@ -322,7 +322,7 @@ class AttackStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WaitingAttack:
-    """Collects training updates (``of_training``) or probes; attacks them after each round (``during``) or at the end."""
+    """Collects training updates (``of_training``) or probes; attacks them each round (``during``) or at the end."""
 
     stage: AttackStage
     waiting: ObservationBuffer

@@ -222,7 +222,7 @@ _MODELS = {"fl_privacy.data.load_table": "table_mlp", "fl_privacy.data.load_text
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return every combination of listed values (``seed=0,1 attack=dlg,idlg``), at most ``MOST_JOBS``."""
+    """Return every combination of listed values (``seed=0,1 attack=dlg,idlg``); ``UserError`` above ``MOST_JOBS``."""
     choices = [_values(o) if o.is_sweep_override() else [o.input_line or ""] for o in parse_overrides(overrides)]
     if (number := math.prod(map(len, choices))) > MOST_JOBS:
         raise UserError(

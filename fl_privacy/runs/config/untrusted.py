@@ -91,7 +91,7 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
-    """Return each group's chosen option; ``UserError`` if that of one of ``parts`` is not registered or trusted."""
+    """Return the option of each group in ``found``; ``UserError`` if one in ``parts`` is not registered or trusted."""
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
         option = choices.get(part)
