@@ -220,7 +220,7 @@ class AttackStage:
 
     attack: ReconstructionAttack
     seed: int
-    # CPU threads of attack and measurement, for the last bits; ``None``: one a part, and PyTorch's default otherwise
+    # CPU threads of attack and measurement, which decide last bits; ``None``: one for each part, else PyTorch's default
     threads: int | None
     knowledge: AttackerKnowledge
     judge: Judge

@@ -52,7 +52,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Return indices of every fourth public example, at most ``DEFENDERS``; clients prepare defenses with these."""
+    """Return indices of every fourth of ``unattacked``, at most ``DEFENDERS``, with which clients prepare defenses."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 

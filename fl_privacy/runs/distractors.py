@@ -74,7 +74,7 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Return distractor images (C, H, W) from installed packages: crops of photographs; half digits for one channel."""
+    """Return ``number`` distractors (C, H, W) from installed packages: photograph crops, for one channel also digits."""
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made
@@ -103,7 +103,7 @@ def at_most(number: int, shape: tuple[int, ...]) -> int:
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    """Return random crops (N, C, H, W) of photographs, between a tenth and the whole of the shorter side."""
+    """Return ``number`` random crops (N, C, H, W) of photographs, between a tenth and all of the shorter side."""
     pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
     if not pictures or shape[0] not in (1, 3):
         return torch.empty(0, *shape)
@@ -217,7 +217,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return ``images`` (C, H, W) in [0, 1] that are not ``attacked``; if few, also images from installed packages."""
+    """Return ``images`` (C, H, W) in [0, 1] that are not ``attacked``; if few, also images of installed packages."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)

@@ -313,7 +313,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of a trade-off's finished jobs; ``UserError`` for fewer than two trainings."""
+    """Build the table of the finished jobs of trade-off ``grid``; ``UserError`` for fewer than two trainings."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])

@@ -212,7 +212,7 @@ class Schema:
     def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
         """Infer the schema of rows (N, F): neighboring columns of 0 and 1 that sum to 1 become one categorical column.
 
-        ``UserError`` unless ``inputs`` are finite numbers of at least two rows.
+        ``names``: of the F columns. ``UserError`` unless ``inputs`` are finite numbers of at least two rows.
         """
         if inputs.dim() != 2 or len(inputs) < 2 or not bool(torch.isfinite(inputs.double()).all()):
             raise UserError(

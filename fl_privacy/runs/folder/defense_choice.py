@@ -81,10 +81,10 @@ class Candidate:
     exact: int
     identified: int  # examples of ``read`` identified among distractors
     images: int  # examples scored for that attack
-    unjudged: int  # unscored examples of the attack with most of them, failures included
+    unjudged: int  # largest number of unscored examples of one attack, failures included
     groups: int  # smallest number of independent uploads behind a count
     exposed: int = 0  # images recognizable as a defense's substitute
-    failures: int = 0  # images on which an attack failed, for the attack that failed most
+    failures: int = 0  # largest number of images on which one attack failed
     by: str = ""  # attacker that leaks most, in words; empty if only one attacked
     judged_by: str = IMAGE_METRIC
     # question -> measure of the strongest attack; ``None`` if the attack failed or only others were attacked

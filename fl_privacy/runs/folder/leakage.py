@@ -147,10 +147,10 @@ class AttackFacts:
     attack: str = ""  # name; empty if none or not known
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
     server: str = ""  # name of a malicious server's attack; empty for an honest server
-    sites: int = 0  # number of sites that look instead of the server; 0 for the server
+    sites: int = 0  # number of attacking sites; 0 if the server attacks
     summed: int = 1  # number of other sites whose mean they see; 0 if it differs between rounds
     knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
-    priors: tuple[str, ...] | None = ()  # what it uses of how examples usually look; ``None`` if not recorded
+    priors: tuple[str, ...] | None = ()  # names of the image priors that it uses; ``None`` if not recorded
     source: AttackedUploads = AttackedUploads.PROBES
     # fewest and most examples behind an attacked upload; ``None`` if nothing was attacked
     examples: tuple[int, int] | None = None

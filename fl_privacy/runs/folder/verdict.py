@@ -81,7 +81,7 @@ class Verdict:
     by_round: Mapping[int, LeakageResult] = field(default_factory=dict)  # result that leaks most in each attacked round
     readings: tuple[LeakageResult, ...] = ()
     told: tuple[str, ...] = ()  # other questions answered better than by chance
-    asked: tuple[Finding, ...] = ()  # what other questions were answered by, if with figures
+    asked: tuple[Finding, ...] = ()  # findings on other questions, if they have figures
     bound: Bound | None = None
     exposed: Recognized | None = None  # images that came out as a defense's substitutes; ``None`` if none did
     proven: int = 0  # most examples proven by one attacker

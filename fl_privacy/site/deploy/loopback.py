@@ -304,7 +304,7 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
-    """Train for two rounds with private layers on the packaged digits; ``UserError`` if that does not finish."""
+    """Train ``nodes`` nodes for two rounds with private layers on digits; ``UserError`` if that does not finish."""
     overrides = (
         f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
         f" baseline=false device=cpu out={federation.folder / 'runs'}"
