@@ -74,7 +74,7 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Return ``number`` distractors (C, H, W) from installed packages: photograph crops, for one channel also digits."""
+    """Return ``number`` distractors (C, H, W) from installed packages: photograph crops; digits too for one channel."""
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made

@@ -55,7 +55,7 @@ class Setup:
     server: Server  # server at the initial values, or at ``config.weights``
     audit: Audit
     unattacked: LabelledExamples  # examples without victims
-    # clients' private states when they are attacked
+    # private states of the clients when they are attacked
     states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     server_attack: ServerAttack | None = None
     # sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload

@@ -148,7 +148,7 @@ class AttackFacts:
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
     server: str = ""  # name of a malicious server's attack; empty for an honest server
     sites: int = 0  # number of attacking sites; 0 if the server attacks
-    summed: int = 1  # number of other sites whose mean they see; 0 if it differs between rounds
+    summed: int = 1  # number of other sites whose mean the attacking ones see; 0 if it varies
     knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
     priors: tuple[str, ...] | None = ()  # names of the image priors that it uses; ``None`` if not recorded
     source: AttackedUploads = AttackedUploads.PROBES

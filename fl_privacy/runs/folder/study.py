@@ -254,7 +254,7 @@ class MeasuredDefense:
     name: str
     overrides: tuple[str, ...]
     accuracy: float  # final accuracy in [0, 1]
-    by_threat: Mapping[Threat, Candidate]  # results by attackers, of measured threats only
+    by_threat: Mapping[Threat, Candidate]  # worst results; threats not measured are missing
     seconds: float  # defense time of one client in one round; NaN if not known
     upload_bytes: float  # size of one client's update; NaN if not known
     epsilon: float | None

@@ -83,7 +83,7 @@ class Verdict:
     told: tuple[str, ...] = ()  # other questions answered better than by chance
     asked: tuple[Finding, ...] = ()  # findings on other questions, if they have figures
     bound: Bound | None = None
-    exposed: Recognized | None = None  # images that came out as a defense's substitutes; ``None`` if none did
+    exposed: Recognized | None = None  # count of a defense's substitutes reconstructed; ``None`` if 0
     proven: int = 0  # most examples proven by one attacker
 
     @property
