@@ -39,7 +39,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Folders of results of a defense at one strength; that of an unfinished job holds none."""
+    """Folders of the results of a defense at one strength; unfinished jobs have no results."""
 
     own: bool = False  # ``True`` if the user entered it
     trainings: Mapping[str, Path]  # folder of each training by name, the main one first
@@ -170,7 +170,7 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Summarize the attackers up to ``threat`` on one kind of ``uploads`` or all; ``None`` without scores."""
+        """Return the figures of attacks up to ``threat`` on one kind of ``uploads`` or all, if anything was scored."""
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,
