@@ -48,10 +48,7 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each field over ``found``; by default, unscored examples count as reconstructed.
-
-    ``told``: number of other questions, such as membership, that were answered above chance.
-    """
+    """Return the worst value of each field over ``found``; by default, unscored examples count as reconstructed."""
     if not found:
         return WORST if unknown_is_read else Extent(told=told)
     statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]

@@ -287,7 +287,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build the dataclass ``kind`` from JSON ``told``; ``parts`` build fields by name. ``ValueError`` if any fails."""
+    """Build the dataclass ``kind`` from JSON; ``parts`` build its fields by name. ``ValueError`` if one is wrong."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ def _of_type(hint: Any, told: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], T], told: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
-    """Return ``make(entry, place)`` for each entry of the list ``told``; ``ValueError`` for fewer than ``at_least``."""
+    """Return ``make(entry, place)`` for each entry of a list; ``ValueError`` for fewer than ``at_least`` entries."""
     if not isinstance(told, list) or len(told) < at_least:
         raise ValueError(f"{where} is {beginning(told)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
