@@ -28,7 +28,7 @@ class Column:
 
     Attributes:
         categories: names of the categories, in the order of their encoded values; empty for a numeric column.
-        shift, scale: offset and divisor of each value: mean and standard deviation for numbers, 0 and 1 for categories.
+        shift, scale: offset and divisor of each value: its mean and standard deviation, or 0 and 1.
         low, high: least and largest number of the column.
         std: standard deviation for the tolerance of right numbers; 0 takes ``scale``.
     """
@@ -154,7 +154,7 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the mean encoded row (F,): shares of categories, and 0 for numbers, clamped to their bounds."""
+        """Return the usual values (F,): shares of categories (equal if not known); for numbers 0, clamped to bounds."""
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:

@@ -307,7 +307,7 @@ class RunSettings:
 
 
 def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
-    """Yield dotted key and declaration of every setting and group, groups first."""
+    """Yield dotted key and declaration of every setting and group, a group before its settings."""
     yield from _walk(RunSettings, "")
 
 
