@@ -58,7 +58,10 @@ class OpenSettingError(UserError):
 
 @lru_cache(maxsize=4)
 def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
-    """Build a client on a folder's images, every fifth for tests; ``UserError`` if a shared setting is missing."""
+    """Build a client on a folder's images, a fifth for tests if there is no test split.
+
+    ``UserError`` if a setting is missing that all nodes must have in common.
+    """
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(
