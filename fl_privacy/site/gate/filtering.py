@@ -119,7 +119,7 @@ def _released_arrays(
     if rule.record is not None and len(came) == 1 and sent.keys() == {rule.record}:
         sent = {next(iter(came)): sent[rule.record]}
     if sent.keys() != came.keys():
-        raise RefusedError("record", f"arrays in the records {sorted(sent)!r:.400} where {sorted(came)!r:.400} came in")
+        raise RefusedError("record", f"arrays in {sorted(sent)!r:.400}; return the records {sorted(came)!r:.400}")
     for name, record in sent.items():
         if record.keys() != came[name].keys():
             odd = sorted(record.keys() ^ came[name].keys())

@@ -132,7 +132,7 @@ class Rule:
         if (isinstance(value, bool) and flags) or (most is not None and len(value) <= most):
             return value
         if self.most_bytes or self.most_letters:
-            raise RefusedError("type" if most is None else "size", f"{where} is {_short(value)}")
+            raise RefusedError("size" if most else "type", f"{where} is {_short(value)}; send it {self.in_words()}")
         if isinstance(value, str | bytes):
             raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists it; use one_of")
         if isinstance(value, bool) or not isinstance(value, int | float):
