@@ -38,7 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Run the attack of ``config`` and return its folder; ``UserError`` if there is nothing to attack."""
+    """Attack uploads as ``config`` says, without training; return the run's folder. ``UserError`` without an attack."""
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -100,7 +100,7 @@ def attack_and_infer(
     folder: RunFolder,
     monitor: Monitor,
 ) -> None:
-    """Run ``attack`` and inference attacks on ``observations``, and record both."""
+    """Run ``attack`` (if any) and the inference attacks of ``setup`` on ``observations``; record both in ``folder``."""
     if attack is not None:
         trains = setup.config.intercept.uploads == "update"
         setup.stage(attack, folder, monitor).run(only(observations, lambda id: (id.probe is None) == trains))
@@ -111,7 +111,7 @@ def attack_and_infer(
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
-    """Attack captured updates of a third-party Flower app; ``UserError`` unless ``config`` names their model."""
+    """Attack the updates of a third-party Flower app in the folder ``captures``, and return the run's folder."""
     attack = attack_of_run(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
@@ -146,7 +146,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return the setup and captured updates of a run; ``UserError`` without updates, or for another run's."""
+    """Return the setup of the run in ``config.captured`` and its captured updates; ``UserError`` if there are none."""
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()
@@ -165,7 +165,10 @@ def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]
 
 
 def app_captures(captured: str) -> Path | None:
-    """Return the folder of an app's captured updates in or above ``captured``; ``None`` if there is none."""
+    """Return the folder of captured updates if ``captured`` belongs to an audit of a third-party app, else ``None``.
+
+    ``captured`` may be the audit's folder, the folder of updates in it, or a folder that holds a single audit.
+    """
     folder = Path(captured)
     within = [path.parent for path in sorted(folder.glob(f"audit-*/{RECORD}"))]
     for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):
@@ -177,7 +180,7 @@ def app_captures(captured: str) -> Path | None:
 
 
 def load_app(captures: Path, config: RunSettings) -> CapturedApp:
-    """Load an app's captures; ``UserError`` unless they belong to the model that ``config`` names."""
+    """Load a third-party app's updates from ``captures``; ``UserError`` unless they fit the model of ``config``."""
     expect_regular_files(captures)
     note = read_captured(captures.parent) or read_captured(captures) or Captured()
     if config.choices["model"] != "custom" and note.model:
@@ -203,7 +206,7 @@ def load_app(captures: Path, config: RunSettings) -> CapturedApp:
 
 
 def expect_of(setup: Setup, observation: Observation) -> None:
-    """Raise ``UserError`` unless the update is of the run of ``setup``."""
+    """Raise ``UserError`` if ``observation`` can't be an update of the run of ``setup``."""
     examples, batch_size = setup.dataset.train, setup.config.batch_size
     round, client, probe = observation.id.round, observation.id.client, observation.id.probe
     wrong = None
@@ -225,7 +228,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with the captured run's data, model and clients; ``UserError`` if it is invalid or changed."""
+    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if that run was changed."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
@@ -246,7 +249,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Raise ``UserError`` if the user set ``keys`` that the captured run fixes."""
+    """Raise ``UserError`` if the user gave one of ``keys`` another value than the captured run fixes."""
     if config.captured is None or app_captures(config.captured) is not None:
         return
     found = as_captured(config)

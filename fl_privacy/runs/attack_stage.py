@@ -38,10 +38,12 @@ PARTICIPANTS = 10  # participants among whom the images of a single client are d
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tracer:
-    """Measures how often the reconstruction nearest to an image comes from another owner.
+    """Measures how often the reconstruction nearest to an image comes from the update of another owner.
 
-    If all images are of one client, they are divided in order among ``participants``. The attacked images and random
-    others of the same clients are looked up, at most ``queries`` in all.
+    Attributes:
+        participants: number of owners among whom the images are divided in order, if all are of one client.
+        clients: id -> client; further images of the attacked clients are looked up, too.
+        queries: largest number of images to look up; ``None`` looks up the attacked images alone.
     """
 
     participants: int = PARTICIPANTS
@@ -144,7 +146,6 @@ class Judge:
         ]
 
     def pieces(self, tokens: Tensor) -> Sequence[str]:
-        """Return a text's tokens (L,) as strings; empty without a vocabulary."""
         return [] if self.vocabulary is None else self.vocabulary.pieces(tokens.tolist())
 
     def _judged(
@@ -181,9 +182,9 @@ def update_distortion(
 ) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    If the model's first layer is fully connected and the update is of one example, also return figures of the equations
-    for its input: ``condition`` of all rows, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
-    with the largest uploaded bias gradient.
+    For one example and a fully connected first layer, also return figures of the linear equations for the input:
+    ``condition`` of all rows, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row with the
+    largest uploaded bias gradient. Otherwise the mapping is empty.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
@@ -219,7 +220,7 @@ class AttackStage:
 
     attack: ReconstructionAttack
     seed: int
-    # CPU threads of attack and measurement, for the last bits; ``None``: one a part, and PyTorch's default otherwise
+    # CPU threads of attack and measurement, which decide last bits; ``None``: one for each part, else PyTorch's default
     threads: int | None
     knowledge: AttackerKnowledge
     judge: Judge
@@ -297,7 +298,7 @@ class AttackStage:
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Return a reconstruction or failure of each of ``asked``; if all fail together, try each client alone."""
+        """Attack the observations ``asked`` in one call; if it fails, attack those of each client separately."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)
@@ -348,7 +349,6 @@ def _in_words(round: int, start: int, number: int, total: int) -> str:
 
 
 def _expect_answers(found: object, asked: Sequence[Observation]) -> list[Reconstruction]:
-    """Return ``found`` if it answers ``asked``, else raise ``TypeError``; the attack may be third-party code."""
     if not isinstance(found, Sequence) or not all(isinstance(each, Reconstruction) for each in found):
         kinds = sorted({type(each).__name__ for each in found}) if isinstance(found, list | tuple) else []
         got = f"{type(found).__name__} of {', '.join(kinds)}" if kinds else type(found).__name__

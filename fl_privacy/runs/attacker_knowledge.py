@@ -1,4 +1,4 @@
-"""Give attackers their knowledge of an update beyond the intercepted data."""
+"""Add to observations what the threat model lets attackers know beyond the intercepted data."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +27,13 @@ class AttackerKnowledge:
     """Knowledge of the plain attacker and of the adaptive one, which attacks the same victims afterwards.
 
     Attributes:
-        labels: labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
-        public: images of the same domain with classes.
-        defense: public description, for the adaptive attacker.
-        defenses: client -> description of this client's defense, perhaps empty.
-        lengths: lengths of texts; ``None`` if not known.
-        remembers: ``True`` to give the last result on the same examples (attack.start=previous).
+        same_data: name of a victim's examples; see :func:`data_names`.
+        labels: returns the labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
+        public: labelled examples of the same domain.
+        defense: public description of the defense; ``None`` without an adaptive attacker.
+        defenses: client -> description of its defense, if it differs from ``defense``; may be empty.
+        lengths: returns the lengths of texts; ``None`` if not known.
+        remembers: ``True`` starts from the last result on the same examples (attack.start=previous).
     """
 
     same_data: Callable[[VictimId], str | None]
@@ -61,7 +62,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return earlier updates of the same examples as ``observations``, and store these for later."""
+        """Return earlier updates of the same examples as ``observations``; store ``observations`` for later calls."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -83,10 +84,10 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function from a victim to a name of its examples, ``None`` if they change between rounds.
+    """Return a function that names a victim's examples, the same in each round, or returns ``None`` if they change.
 
-    A probe has the same examples in every round, as has the update of a client that trains on all its data, unless the
-    defense or augmentation redraws images; mixtures share the mixed image.
+    They change if a client trains on a part of its data, or augmentation or a defense redraws images. Mixed images
+    count as unchanged, since each mixture contains the same image.
     """
 
     def same_data(victim: VictimId) -> str | None:
@@ -105,7 +106,7 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Return the attacker's side information on ``clients``, if any; ``UserError`` if ``features_at`` is wrong."""
+    """Return the simulated source of features and private layers that the attacker knows; ``None`` if it knows none."""
     if (at := threats.features_at) is not None:
         if not threats.knows_features:
             raise UserError(
@@ -132,7 +133,7 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` examples, if any (``None``: ``MOST_PUBLIC``, spread); ``UserError`` if too few."""
+    """Return the first ``count`` of ``unattacked`` (``None``: at most ``MOST_PUBLIC``, evenly spaced), if any."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a mask (``examples``,) of ``number`` that no client gets; ``UserError`` if none is left for clients."""
+    """Return a random mask (``examples``,) of ``number`` examples that no client gets; ``UserError`` if that is all."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -52,7 +52,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Return indices of every fourth public example; clients train defenses on these."""
+    """Return indices of every fourth of ``unattacked``, at most ``DEFENDERS``, with which clients prepare defenses."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
@@ -60,7 +60,7 @@ ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")  # options that `
 
 
 def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
-    """Build the model of ``section`` with initial values of ``seed``, and check that it fits the data."""
+    """Build the model of ``section``, initialized from ``seed``, and check that it fits the data."""
     train = dataset.train
     model = _network(section, train.architecture, seed)
     return _CHECKS[train.modality](model, train) or model
@@ -77,7 +77,7 @@ _CHECKS: Mapping[Modality, Callable[[nn.Module, Any], nn.Module | None]] = {
 def build_network_for(
     section: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
 ) -> nn.Module:
-    """Build the model for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
+    """Build the model of ``section`` for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
     channels, height, _ = input_shape
     facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
     model = _network(section, facts, seed, **more)
@@ -96,7 +96,7 @@ def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: 
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Return which uploads are intercepted; ``UserError`` if such rounds, clients or enough examples don't exist."""
+    """Return which uploads of a run are intercepted; ``UserError`` if rounds, clients or examples do not exist."""
     inferences = build_inferences(config.inference)
     reads_images = "_target_" in config.attack or config.intercept.save
     if not reads_images and not inferences:
@@ -163,7 +163,7 @@ def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Mo
 
 
 def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
-    """Build the guard of clients that agreed on the model of ``config``; ``None`` for ``guard=off``."""
+    """Build the check that clients make of received models against that of ``config``; ``None`` for ``guard=off``."""
     if "_target_" not in config.guard:
         expect_named(config.guard, "guard")
         return None
@@ -240,7 +240,7 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a run's section ``attack``, if any, with ``threads`` CPU threads a process."""
+    """Build the attack of a run's section ``attack``, if any, with ``threads`` CPU threads for each shard."""
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
@@ -279,7 +279,7 @@ def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPla
 def build_parts(
     section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
 ) -> list[torch.Tensor]:
-    """Return the int64 indices (N_i,) of each of ``number`` clients' ``examples``, no example twice."""
+    """Divide ``examples`` by the partition of ``section``; return indices (N_i,) of each of ``number`` clients."""
     partition, target = instantiate(section, "partition"), f"partition._target_={section.get('_target_')}"
     with blamed_on(target):
         parts: Any = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))

@@ -37,7 +37,7 @@ NOTES: Mapping[Unit, str] = {
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Sums each canary's scores over the rounds; a higher sum suggests that it took part."""
+    """Sums each canary's scores over the rounds; a high sum suggests that the canary took part."""
 
     setup: Setup
     canaries: Canaries
@@ -117,7 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return coordinates (s,) and the canaries' directions (m, s); orthonormal for examples if m <= s."""
+        """Return s coordinates (s,) of an update, and a random unit direction at these for each canary (m, s)."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
@@ -128,7 +128,7 @@ class CanaryStage:
         return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Return scores (m,) of clients that upload their canary or zeros, at the chosen coordinates only."""
+        """Return the score (m,) of each canary client, which uploads its direction if it takes part, else zeros."""
         places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
@@ -147,7 +147,7 @@ class CanaryStage:
         return scores
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """Return scores (m,) of canary gradients that are added to a client's local steps."""
+        """Return the score (m,) of each canary example; those that take part add their gradient to a client's steps."""
         client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
         places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)

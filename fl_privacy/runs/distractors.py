@@ -36,7 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Return up to ``number`` random public images as distractors, or up to 10,000 texts or rows."""
+    """Return up to ``number`` random images of the data set ``name`` as distractors, or up to 10,000 texts or rows."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -74,7 +74,7 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Return images of ``shape`` (C, H, W) that packages ship: crops of photographs; for one channel, half digits."""
+    """Return ``number`` distractors (C, H, W) from installed packages: photograph crops; digits too for one channel."""
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made
@@ -103,7 +103,7 @@ def at_most(number: int, shape: tuple[int, ...]) -> int:
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    """Return random crops (N, C, H, W) of photographs, between a tenth and the whole of the shorter side."""
+    """Return ``number`` random crops (N, C, H, W) of photographs, between a tenth and all of the shorter side."""
     pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
     if not pictures or shape[0] not in (1, 3):
         return torch.empty(0, *shape)
@@ -160,12 +160,13 @@ def others_of_app(
     seed: int,
     nodes: int | None = None,
 ) -> Distractors:
-    """Return distractors from the app's data, and shipped images if those are few.
+    """Return distractors from the app's data, and images from installed packages if those are few.
 
-    A client's distractors omit only its own attacked images, so that other clients can't change them.
+    For a client's updates, only its own attacked images are left out, so that other clients don't change the result.
 
     Args:
-        data: app's data; the second half of a (train, test) pair or a data set of this package comes first.
+        data: data of the app; test examples, if there are any, are taken first.
+        truth: looks up the originals of the ``attacked`` uploads.
         shape: (C, H, W) of an image.
         number: number of distractors; 0 for none.
         nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` takes the partitions stated by clients.
@@ -216,7 +217,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return ``images`` (C, H, W) in [0, 1] that are not ``attacked``, and shipped images if those are few."""
+    """Return ``images`` (C, H, W) in [0, 1] that are not ``attacked``; if few, also images of installed packages."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
@@ -262,7 +263,6 @@ def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: 
 def _drawn_at(
     known: KnownImages, place: int | None, most: int, seed: int, wanted: int
 ) -> tuple[list[_Drawn], list[_Drawn]]:
-    """Draw at most ``most`` images of a partition: those not trained on, and the others if ``wanted`` are more."""
     with streams_put_back():
         data = known.data if place is None or known.of_client is None else known.of_client(place)
         rng = derive_generator(seed, "candidates", place or 0)

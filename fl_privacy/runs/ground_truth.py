@@ -31,7 +31,7 @@ _AT_ONCE = 256  # images converted to floats at a time
 
 @dataclass(frozen=True, eq=False)
 class SummedReplay:
-    """Replays of the uploads that are summed in one."""
+    """Replays of uploads whose mean the attacker observes as one upload."""
 
     each: Sequence[Replay]
 
@@ -48,13 +48,13 @@ class SummedReplay:
 
 
 def together(batches: Sequence[Batch]) -> Batch:
-    """Join batches into one, padded by :func:`as_wide`."""
+    """Join batches into one, padded with :func:`as_wide`."""
     alike = as_wide(batches)
     return Batch(torch.cat([batch.inputs for batch in alike]), torch.cat([batch.labels for batch in alike]))
 
 
 def as_wide(batches: Sequence[Batch]) -> list[Batch]:
-    """Return the batches with texts padded to the longest: tokens by -1, next-token labels by -100."""
+    """Return the batches with texts padded to the longest: tokens with -1, next-token labels with -100."""
     width = max(batch.inputs.shape[-1] for batch in batches)
 
     def padded(values: torch.Tensor, none: int) -> torch.Tensor:
@@ -68,8 +68,8 @@ def as_wide(batches: Sequence[Batch]) -> list[Batch]:
 class GroundTruth:
     """Looks up victims in the simulated clients' data, and replays their uploads; attackers see neither.
 
-    A probed batch has ``batch_size`` examples; ``states`` are the clients' at the upload. ``behind`` names the clients
-    of a training update that is a sum, as another site sees it.
+    ``batch_size``: examples of a probe. ``behind``: ids of the clients whose mean is a victim's upload. ``states``:
+    states of the clients at the upload.
     """
 
     clients: Mapping[int, Client]
@@ -108,13 +108,13 @@ class GroundTruth:
 
 
 def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
-    """Return ``True`` if the model sees other images than the originals in a ``probe`` or an ``update``."""
+    """Return ``True`` if in ``uploads`` (``probe`` or ``update``) the model sees other images than the originals."""
     augmented = plan.augments if uploads == "update" else plan.augment_probes
     return bool(defense.examples or defense.data) or augmented
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """Return the client's images nearest to those of ``batch``, of the same classes if it has some."""
+    """Return the client's nearest image for each of ``batch``, of the same class if it has some of that class."""
     labels = hard_labels(batch.labels)
     own = client.examples.labels[client.indices].to(labels.device)
     nearest = torch.empty_like(batch.inputs)
@@ -134,8 +134,8 @@ class SummedProbes:
     Attributes:
         clients: number of clients in the mean, with ``examples`` examples each.
         clip: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; ``None`` without.
-        own: sites that look, if no server does; each makes one more update.
-        server: rule of the server that makes the global model, for these sites.
+        own: attacking sites, each of which adds an update; empty if the server attacks.
+        server: how the server makes the global model that sites see.
     """
 
     clients: int
@@ -177,7 +177,6 @@ class SummedProbes:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Return the public description of the sum; empty if single clients are visible."""
         if self.clients == 1 and self.clip is None:
             return ()
         name = "another_site" if self.own else "secagg"
@@ -185,13 +184,13 @@ class SummedProbes:
 
     @property
     def rounding(self) -> float:
-        """Return the largest standard deviation that random rounding to levels gives a mean."""
+        """Return the largest standard deviation of the mean's error due to random rounding; 0 without SecAgg+."""
         return 0.0 if self.clip is None else float(self.clip / self.levels / self.clients**0.5)
 
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the observed mean update of ``clients`` clients, each with its part of the ``probe``."""
+        """Return the mean update that the attacker observes as victim ``probe``; ``client`` simulates all clients."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
@@ -208,7 +207,7 @@ class SummedProbes:
         """Return the global model after rounds in which the attacking sites move it towards ``aim``.
 
         Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm at which the
-        server excludes an update, estimated from the sites' honest one. The other clients train meanwhile.
+        server excludes an update, estimated from a site's honest update. The other clients train meanwhile.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

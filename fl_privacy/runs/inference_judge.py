@@ -110,7 +110,6 @@ def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions
 
 
 def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
-    """Return, for each class in ``wanted`` (N,), the owner of a random member of this class, or of any class."""
     if not len(wanted):
         return wanted
     found = owners[torch.randint(len(owners), (len(wanted),), generator=rng)]
@@ -146,7 +145,7 @@ def expect_attributes(setup: Setup) -> None:
 def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
     """Build the attacker's simulated client, which defends public examples like the real clients.
 
-    Return ``None`` without a known defense that keeps examples, or without attributes of public examples.
+    ``None`` if the attacker knows no defense, the defense replaces examples, or public ones have no attributes.
     """
     config, defense = setup.config, setup.defense
     known = config.threat_model.knows_defense and defense.parts and not defense.examples
@@ -191,7 +190,6 @@ class InferenceJudge:
 
     @property
     def _columns(self) -> Tensor:
-        """Return the column (C,) of each example's client in answers with a column per client."""
         return torch.searchsorted(torch.tensor(sorted(self.setup.clients)), self.asked.clients)
 
     def findings(

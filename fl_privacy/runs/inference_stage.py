@@ -41,11 +41,11 @@ class InferenceStage:
     inferences: Mapping[str, Inference]
     asked: InferenceQuestions
     attributes: torch.Tensor  # (V,) attributes of the probed examples; empty if no attack asks about them
-    rehearsing: Client | None  # client of an attacker who knows the defense, for attributes
+    rehearsing: Client | None  # simulated client of an attacker that knows the defense
     folder: RunFolder
     monitor: Monitor
     privacy: Privacy
-    trains: bool  # ``True`` if the server of ``setup`` moves with the rounds
+    trains: bool  # ``True`` if the server of ``setup`` is trained in the rounds
     _watches: dict[str, Watch] = field(default_factory=dict, init=False)
     _failures: dict[str, str] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
@@ -67,7 +67,6 @@ class InferenceStage:
     def of(
         cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy = UNKNOWN, *, trains: bool = False
     ) -> "InferenceStage | None":
-        """Build the stage if inference is configured; ``UserError`` without enough examples or attributes."""
         built = build_inferences(setup.config.inference)
         inferences = {name: one for name, one in built.items() if one.about is not About.CANARIES}
         if not inferences:

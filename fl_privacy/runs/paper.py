@@ -49,11 +49,10 @@ class PaperTable:
         return "short" if self.short else "full"
 
     def settings(self, changes: Sequence[str] = ()) -> RunSettings:
-        """Compose a run with the ``changes`` of a line; ``UserError`` if a setting is wrong."""
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Return for each line and strength the runs to start: one, or a training and its attack."""
+        """Return, by line, the runs to start for each strength: one, or a training and the attack on it."""
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])
@@ -103,7 +102,7 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
 
 
 def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]) -> dict[str, Any]:
-    """Return the published figures of ``table`` next to those of the runs in ``folders``, strength by strength."""
+    """Return the content of ``paper.json``: published figures of ``table`` next to those of the runs in ``folders``."""
     ours, printed = table.settings().plain(), compose_run(merge_overrides(table.full, table.own)).plain()
     fitting = [of for of in table.published if all(select(ours, key) in value for key, value in of["when"].items())]
     published = (fitting or table.published)[0]
@@ -137,7 +136,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return a figure's values for ``paper.json``: published, measured (mean over strengths), interval, number."""
+    """Return the figure ``of`` for ``paper.json``: published, measured (mean over strengths), interval, number."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])
@@ -146,7 +145,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return the statistic ``of`` the training (the first of ``runs``) or the attack (the last)."""
+    """Return the statistic named ``of``: of the training (the first of ``runs``), or of the attack (the last)."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

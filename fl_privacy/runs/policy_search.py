@@ -69,7 +69,7 @@ class SearchSettings:
 
 
 class PolicyScorer:
-    """Scores policies on data and models prepared once; the file ``semi_trained`` is written if missing."""
+    """Scores policies on data and models prepared once; ``semi_trained``: file of a trained model, made if missing."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ def _selected_by(folder: Path) -> object:
 
 
 def _score_all(config: SearchSettings, plans: Plans, folder: Path, monitor: Monitor) -> list[Scored]:
-    """Return the scores without transformation and of all policies, reusing those in the folder."""
+    """Return the scores of unchanged images and of all policies; scores saved in ``folder`` are reused."""
     drawn = random_policies(config.policies, derive_generator(config.seed, "search", "policies"), table=config.table)
     singles = (Policy((index,), config.table) for index in range(len(TABLES[config.table])))  # explain the others
     wanted = list(dict.fromkeys([UNTRANSFORMED, *singles, *drawn]))

@@ -47,7 +47,7 @@ class Reader(Protocol):
 def run_experiment(
     config: RunSettings, backend: Backend, monitor: Monitor, *, clients: ClientLocation = SIMULATED_CLIENTS
 ) -> Path:
-    """Run ``config`` unless it has finished; ``UserError`` if parts do not fit, or all clients of a round failed."""
+    """Run ``config`` unless it has finished; return its folder. ``UserError`` if parts do not fit or clients fail."""
     if config.captured is not None:
         raise UserError(
             f"captured is expected with `fl-privacy attack`, but got {config.captured!r} with run, which captures its"
@@ -102,7 +102,7 @@ def _undefended_accuracy(place: RunLocation) -> float | None:
 
 
 def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[str], clients: ClientLocation) -> None:
-    """Record the threat model, the defense and its guarantee, before the training."""
+    """Record environment, threat model, defense and guarantee before the training; ``prior``: further sentences."""
     config, train = setup.config, setup.dataset.train
     start = ["The training starts at weights trained elsewhere."] if config.weights else []
     folder.write_environment(seed=config.seed)

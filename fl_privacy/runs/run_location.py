@@ -45,7 +45,6 @@ class Monitor:
         """Announce the next step."""
 
     def training(self, rounds: int) -> AbstractContextManager[None]:
-        """Enter the training of ``rounds`` rounds."""
         return nullcontext()
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
@@ -98,7 +97,7 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Write a new page and return the folder if the run is finished; ``None`` if it is not or is overwritten."""
+        """If the run is finished, write its page anew and return its folder; ``None`` if not, or with ``overwrite``."""
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())
@@ -113,7 +112,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Open the folder, and write its page at the end; another process may have ``finished`` it meanwhile."""
+        """Open the run's folder, and write its page at the end; it is ``finished`` if another process ran it."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

@@ -31,7 +31,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack, if any, with ``public`` and, if it needs some, ``attacked`` images."""
+    """Build a malicious server's attack, if any, with ``public`` images and, if it needs them, ``attacked`` ones."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None
@@ -82,7 +82,6 @@ def hand_over(
     crafted: dict[int, tuple[ModelState, ModelState]] = {}
 
     def tamper(state: ModelState, client: int) -> ModelState:
-        """Craft a model once for each model sent, and for each client if clients get different ones."""
         key = client if attack.level is ThreatLevel.INCONSISTENT else EVERYBODY
         if key not in crafted or crafted[key][0] is not state:
             crafted[key] = state, attack.craft(interceptor.model, state, client)
@@ -109,7 +108,7 @@ def hand_over(
 def _decay(
     plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
 ) -> Mapping[int, Mapping[str, Tensor]]:
-    """Return each client's weight decay in the mean update, by client and parameter; empty for gradients."""
+    """Return each client's weight decay in the mean update, by client and parameter; empty without weight decay."""
     if not plan.weight_decay or plan.shares == "gradient":
         return {}
     total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()

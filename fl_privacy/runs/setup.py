@@ -55,7 +55,7 @@ class Setup:
     server: Server  # server at the initial values, or at ``config.weights``
     audit: Audit
     unattacked: LabelledExamples  # examples without victims
-    # clients' private states when they are attacked
+    # private states of the clients when they are attacked
     states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     server_attack: ServerAttack | None = None
     # sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload
@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the clients behind the upload ``victim``; if a site attacks, all others in the round's mean."""
+        """Return the ids of the clients behind the upload ``victim``: one, or, if a site attacks, all in its mean."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}

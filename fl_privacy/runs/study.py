@@ -111,7 +111,7 @@ def plan_study(study: S) -> StudyPlan[S]:
 
 
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
-    """Write the folders that ``command`` will fill, for the live page; jobs that can't start have none."""
+    """Write the folders that ``command`` will fill, for the live page; a job that can't start is left out."""
     planned: dict[Path, list[str]] = {}
     for config in configs:
         with suppress(UserError):
@@ -132,7 +132,7 @@ def _evaluator_file(out: Path, study: Study, training: str) -> Path:
 
 
 class _Composed:
-    """Configurations of a study's jobs; shared parts are composed once, since Hydra is slow."""
+    """Composes the configurations of a study's jobs; shared parts are composed once, since Hydra is slow."""
 
     def __init__(self, study: Study) -> None:
         main = study.training(study.points[0], next(iter(study.trainings)))
@@ -235,7 +235,7 @@ def _module_in(path: Path) -> ModuleType:
         raise UserError(f"--entry is expected to be a Python file, but there is no {path}; check the path.")
     name = path.stem
     if not name.isidentifier():
-        raise UserError(f"--entry is expected to be a file that can be imported, but {path.name} can't; rename it.")
+        raise UserError(f"--entry is expected to be a Python identifier with .py, but got {path.name}; rename it.")
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     found = sys.modules.get(name) or find_spec(name)
@@ -256,7 +256,7 @@ def _module_called(name: str) -> ModuleType:
 
 
 def _function_in(module: ModuleType, name: str) -> str:
-    """Return ``name``, or the name of the one function of ``module`` annotated to return a ``Defense``."""
+    """Return ``name`` or, if empty, that of the one function of ``module`` annotated to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
             raise UserError(f"--entry is expected to name a function, but {module.__name__} has no {name}; define it.")
@@ -313,7 +313,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of a trade-off's finished jobs; ``UserError`` for fewer than two trainings."""
+    """Build the table of the finished jobs of trade-off ``grid``; ``UserError`` for fewer than two trainings."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])
@@ -386,7 +386,6 @@ def _batch_sizes(attacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 def _failures(plan: StudyPlan[Track]) -> dict[str, str]:
-    """Return reasons of honest servers' attacks that failed on all victims, by folder name."""
     attacks = [pair for planned in plan.points for pair in planned.attacks.items()]
     done = [job.folder for cell, job in attacks if not cell.server and job.finished]
     return {folder.name: next(iter(found.values())) for folder in done if (found := failed_attackers(folder))}

@@ -24,7 +24,7 @@ _WORDS: Mapping[str, Any] = shipped(__file__, "threat_model.yaml")
 
 
 def describe_threats(setup: Setup) -> list[str]:
-    """Describe attackers, observations, knowledge of the strongest attacker, and defense."""
+    """Return sentences on attackers, observations, knowledge of the strongest attacker, and defense."""
     model, plan, audit, server = setup.model, setup.plan, setup.audit, setup.server_attack
     knowledge, secure_aggregation = setup.assumed_knowledge(), setup.config.secure_aggregation["name"]
     parts = [(part.name, ", ".join(f"{k}={v}" for k, v in part.settings.items())) for part in setup.defense.parts]
@@ -141,7 +141,7 @@ def _server(attack: ServerAttack | None) -> list[str]:
 
 
 def _attacked(audit: Audit, others: int = 0) -> list[str]:
-    """Describe the attacked uploads; another site attacks their means over ``others`` clients."""
+    """Describe the attacked uploads; another site sees only their means over ``others`` clients."""
     clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
         return [f"The attack targets the training updates of {clients}."]
@@ -184,7 +184,7 @@ def who_draws(clients: ClientLocation) -> str:
 
 
 def expect_readable_updates(aggregation: str, where: str) -> None:
-    """Raise ``UserError``, with the subject ``where``, if secure aggregation hides single updates."""
+    """Raise a ``UserError`` that begins with ``where`` if secure aggregation hides single updates."""
     if aggregation != "none":
         raise UserError(
             f"{where} needs every update and is expected with secure_aggregation=none, but got {aggregation};"
@@ -202,7 +202,7 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if many victims are in them.
+    """Describe the training data of the generator of ``attack``, if any; ``UserError`` if it saw many of the victims.
 
     Args:
         image: (C, H, W).

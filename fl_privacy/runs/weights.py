@@ -26,7 +26,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load values for ``like`` from a file or run, where module ``fresh`` may be missing; ``UserError`` if unfit."""
+    """Load values for ``like`` from a file or a run's folder, in which only the module ``fresh`` may be missing."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a file or a run's folder, but there is no {path}; name another.")
@@ -53,12 +53,15 @@ def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> M
 
 
 class OpenSettingError(UserError):
-    """The configuration lacks a setting that all nodes must have in common."""
+    """Raised if the configuration lacks a setting that all nodes must have in common."""
 
 
 @lru_cache(maxsize=4)
 def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
-    """Build a client on a folder's images, every fifth for tests; ``UserError`` if a shared setting is missing."""
+    """Build a client on a folder's images, a fifth for tests if there is no test split.
+
+    ``UserError`` if a setting is missing that all nodes must have in common.
+    """
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(

@@ -248,8 +248,8 @@ class Observation:
         """Build an observation of a client's weights before and after local training, as in FedAvg.
 
         Args:
-            before: model as sent; if ``model`` is given, its ``state_dict()`` or that one's arrays in order.
-            after: model after the training, its ``state_dict()``, or that one's arrays in order.
+            before: model as sent; if ``model`` is given, also its ``state_dict()`` or the arrays of that in order.
+            after: model after the training, its ``state_dict()``, or the arrays of that in order.
             plan: client's plan, known to the server: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``.
             input_shape, number: see :meth:`of_gradients`.
             model: architecture, if ``before`` is no model.
@@ -290,7 +290,6 @@ class Observation:
 
     @property
     def precision(self) -> torch.dtype:
-        """Return float64 if the sent parameters and the upload are float64, else float32."""
         values = (*self.sent.parameters.values(), *self.upload.tensors.values())
         return torch.float64 if all(value.dtype == torch.float64 for value in values) else torch.float32
 

@@ -28,7 +28,7 @@ class Column:
 
     Attributes:
         categories: names of the categories, in the order of their encoded values; empty for a numeric column.
-        shift, scale: offset and divisor of each value: mean and standard deviation for numbers, 0 and 1 for categories.
+        shift, scale: offset and divisor of each value: its mean and standard deviation, or 0 and 1.
         low, high: least and largest number of the column.
         std: standard deviation for the tolerance of right numbers; 0 takes ``scale``.
     """
@@ -52,8 +52,8 @@ class Column:
         sound = all(map(math.isfinite, (*self.shift, *self.scale, self.std))) and min(self.scale, default=0) > 0
         if not 0 <= self.decimals <= MOST_DECIMALS or self.std < 0 or not self.low <= self.high:
             raise UserError(
-                f"Column {self.name} is expected to have 0 to {MOST_DECIMALS} decimals, a deviation of at least 0 and"
-                f" low up to high, but has {self.decimals}, {self.std}, {self.low} and {self.high}; correct it."
+                f"Column {self.name} is expected to have 0 to {MOST_DECIMALS} decimals, std >= 0, low <= high, but got"
+                f" decimals={self.decimals}, std={self.std}, low={self.low}, high={self.high}; correct it."
             )
         if len(self.shift) != width or len(self.scale) != width or not sound:
             raise UserError(
@@ -104,7 +104,6 @@ class Schema:
 
     @cached_property
     def width(self) -> int:
-        """Return F, the number of encoded values of a row."""
         return sum(len(column.shift) for column in self.columns)
 
     @cached_property
@@ -115,7 +114,6 @@ class Schema:
 
     @cached_property
     def numbers(self) -> Tensor:
-        """Return booleans (C,), true for numeric columns."""
         return torch.tensor([column.is_number for column in self.columns])
 
     @cached_property
@@ -124,7 +122,10 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of each categorical column's values, padded with the first, and their mask."""
+        """Return indices (G, L) of each categorical column's encoded values, padded with the first, and a mask.
+
+        The mask (G, L) is false for padding.
+        """
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -135,12 +136,10 @@ class Schema:
 
     @cached_property
     def shift(self) -> Tensor:
-        """Return the offset (F,) of each encoded value."""
         return torch.tensor([value for column in self.columns for value in column.shift])
 
     @cached_property
     def scale(self) -> Tensor:
-        """Return the divisor (F,) of each encoded value."""
         return torch.tensor([value for column in self.columns for value in column.scale])
 
     @cached_property
@@ -155,7 +154,7 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the mean encoded row (F,): shares of categories, and 0 for numbers, clamped to their bounds."""
+        """Return the usual values (F,): shares of categories (equal if not known); for numbers 0, clamped to bounds."""
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:
@@ -172,7 +171,6 @@ class Schema:
         return ((torch.cat(parts, -1) - self.shift.double()) / self.scale.double()).float()
 
     def raw(self, inputs: Tensor) -> Tensor:
-        """Undo shift and scale of encoded values (..., F)."""
         return inputs * self.scale.to(inputs) + self.shift.to(inputs)
 
     def cells(self, inputs: Tensor) -> Tensor:
@@ -214,8 +212,7 @@ class Schema:
     def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
         """Infer the schema of rows (N, F): neighboring columns of 0 and 1 that sum to 1 become one categorical column.
 
-        Raises:
-            UserError: ``inputs`` is no matrix of finite numbers with at least two rows.
+        ``names``: of the F columns. ``UserError`` unless ``inputs`` are finite numbers of at least two rows.
         """
         if inputs.dim() != 2 or len(inputs) < 2 or not bool(torch.isfinite(inputs.double()).all()):
             raise UserError(

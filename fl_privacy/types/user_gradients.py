@@ -57,7 +57,6 @@ class UserUpload:
     Attributes:
         parameters, buffers: copies of the values sent, by name.
         tensors: gradients, or parameters after the local training.
-        num_examples: number of examples of the gradient or the training.
         notes: sentences on a batch size that was inferred or that contradicts the gradient's rank.
     """
 
@@ -194,7 +193,7 @@ class _LinearCalls(TorchFunctionMode):
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
     """Return the number K of outputs, and the linear layers whose gradient's rank counts the examples.
 
-    They are called once, on one vector per example, and their features differ between images.
+    Such a layer is called once, on one vector per example, and its features differ between images.
     """
     copied = detached_copy(model).eval().requires_grad_(True)
     own = dict(copied.named_parameters())
@@ -245,7 +244,7 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Return random combinations of columns of ``values`` (M, N); of its rank up to ``_MOST`` (Halko et al. 2011)."""
+    """Return random combinations of columns of ``values`` (M, N), of equal rank up to ``_MOST`` (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
@@ -269,7 +268,7 @@ class _Evidence:
     of_weights: bool = False
 
     def batch_size(self) -> int | None:
-        """Return the largest rank of a layer's gradient, or ``None`` if no layer is large enough or it was pruned.
+        """Return the largest rank of a layer's gradient as the number of examples; ``None`` if no layer shows it.
 
         A layer's gradient is a sum of one outer product for each example. Under cross entropy, the output layer's
         columns sum to 0, so its rank is at most K - 1.
@@ -317,7 +316,6 @@ class _Evidence:
         return rank, room
 
     def _joined(self, name: str) -> Tensor:
-        """Return a layer's gradient (M, N + 1) with the bias as last column, or (M, N) without bias."""
         weight, bias = self.gradients[f"{name}.weight"], self.gradients.get(f"{name}.bias")
         joined = weight.float() if weight.dtype != torch.float64 else weight
         return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)

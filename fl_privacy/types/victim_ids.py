@@ -13,16 +13,14 @@ _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9
 class VictimId:
     """Name of an attacked update, of its random streams and of its files.
 
-    As text: ``round-3/client-2/victim-0`` for a probe, ``round-3/client-2`` for a training update.
+    As text: ``round-3/client-2/victim-0`` for a probe, ``round-3/client-2`` for a training update. ``ValueError`` if a
+    number is negative, or ``part`` is no word.
 
     Attributes:
         round: round from 1; 0 if no round was trained.
         client: partition number, from 0.
         probe: number of the client's probed batch, from 0; ``None`` for a training update.
         part: word that distinguishes several attacks on one update.
-
-    Raises:
-        ValueError: a number is negative, or ``part`` is no word.
     """
 
     round: int
@@ -64,9 +62,9 @@ class Certainty(StrEnum):
 
     Attributes:
         PROVEN: reconstruction equals the inputs of the model's first layer, up to rounding: it is the unique solution
-            of a system of equations, confirmed by the update. These inputs include mixup, dropout and crops.
+            of a system of equations, confirmed by the update. Inputs are images after crops, mixup and dropout.
         CONSISTENT: reconstruction reproduces the observed update, up to rounding.
-        APPROXIMATE: reconstruction is neither.
+        APPROXIMATE: neither holds.
     """
 
     PROVEN = "proven"

@@ -195,7 +195,7 @@ def test_a_ledger_that_was_put_back_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
-        (lambda folder: (folder / "ledger").unlink(), "but is missing; put it back"),
+        (lambda folder: (folder / "ledger").unlink(), "but is missing; restore its newest copy"),
         (lambda folder: (folder / "away" / "anchor").unlink(), "anchor .* is missing"),
         (lambda folder: (folder / "away" / "anchor").write_text("x"), "anchor .* can't be read"),
         (lambda folder: (folder / "ledger").open("ab").write(b'{"number":3'), "torn line"),

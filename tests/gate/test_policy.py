@@ -122,7 +122,7 @@ def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "site.yaml"
     place.write_text("version: 1")
     place.chmod(0o664)
-    with pytest.raises(UserError, match="others may; chmod"):
+    with pytest.raises(UserError, match="others may write; chown"):
         read_policy(place)
     place.chmod(0o644)
     assert read_policy(place).digest

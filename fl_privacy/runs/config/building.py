@@ -1,4 +1,4 @@
-"""Build targets by Hydra's instantiate, with one-line errors; signatures are cached, since PyTorch loads slowly."""
+"""Build targets with Hydra's instantiate and one-line errors; signatures are cached, since PyTorch loads slowly."""
 
 import hashlib
 import inspect
@@ -49,7 +49,7 @@ def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
 
 
 def instantiate_as(kind: type[T], section: Mapping[str, Any], name: str) -> T:
-    """Instantiate the section ``name``; ``UserError`` also if its target returns something else than ``kind``."""
+    """Call the ``_target_`` of the section ``name``; ``UserError`` unless it returns a ``kind``."""
     made = instantiate(section, name)
     if not isinstance(made, kind):
         raise UserError(
@@ -69,7 +69,7 @@ def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
-    """Raise ``UserError`` for settings without a parameter of ``function``, or of another type."""
+    """Raise ``UserError`` if one of ``settings`` is no parameter of ``function``, or of a wrong type."""
     try:
         signature = Signature.of(function)
     except (TypeError, ValueError) as error:
@@ -106,7 +106,7 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def own_modules(target: str) -> Iterator[None]:
-    """Allow imports of ``target`` from the working directory, unless something installed has its name."""
+    """Allow imports of ``target`` from the working directory, unless an installed package has the same name."""
     here = str(Path.cwd())
     if find_spec(target.partition(".")[0]) is not None:
         yield
@@ -165,7 +165,7 @@ class Signature:
 
 @cache
 def signature_of(target: str, section: str) -> Signature:
-    """Return the signature of import path ``target``, named by ``section``; ``UserError`` if it can't be imported."""
+    """Return the signature of import path ``target`` in a ``section``; ``UserError`` if it can't be imported."""
     if not target.startswith("fl_privacy."):
         return _decoded(_asked(target, section))
     kept = _kept()

@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Return the configuration of ``base`` with ``chosen`` options, and each group's option. Raises Hydra's errors."""
+    """Return ``base`` with the ``chosen`` options (``attack=idlg``), and each group's option. Raises Hydra's errors."""
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     if len(apart) == len(chosen):
@@ -82,7 +82,7 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` in order; ``UserError`` if a key is missing or already there."""
+    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` to ``config``; ``UserError`` if a key is missing or exists."""
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:
@@ -144,7 +144,6 @@ def check_types(config: DictConfig) -> None:
 def _sections(
     config: DictConfig, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[str, Any, Mapping[str, Any], Signature]]:
-    """Yield name, content, further settings and signature of each ``known`` section and each part of ``NESTED``."""
     found: list[tuple[str, Any, Mapping[str, Any]]] = [(name, config.get(name), own) for name, own in known.items()]
     for name in NESTED:
         section = config.get(name)
@@ -223,7 +222,7 @@ _MODELS = {"fl_privacy.data.load_table": "table_mlp", "fl_privacy.data.load_text
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return every combination of listed values (``seed=0,1 attack=dlg,idlg``), at most ``MOST_JOBS``."""
+    """Return every combination of listed values (``seed=0,1 attack=dlg,idlg``); ``UserError`` above ``MOST_JOBS``."""
     choices = [_values(o) if o.is_sweep_override() else [o.input_line or ""] for o in parse_overrides(overrides)]
     if (number := math.prod(map(len, choices))) > MOST_JOBS:
         raise UserError(
@@ -234,7 +233,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the key with several values (``defense.rate`` for ``defense.rate=0,1``), if any; ``UserError`` for two."""
+    """Return the key with several values (``defense.rate`` of ``defense.rate=0,1``), if any; ``UserError`` for two."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
@@ -269,7 +268,6 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
 
 @lru_cache(maxsize=1024)
 def _parsed(text: str) -> Override:
-    """Parse one override, cached since the parser takes milliseconds."""
     depth = deepest = 0  # parsing takes time quadratic in a list's length
     for letter in text[:LONGEST]:
         depth += (letter in "[{(") - (letter in "]})")
@@ -318,7 +316,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Return overrides, with ``++`` for settings that files leave out; ``UserError`` for unknown keys."""
+    """Return overrides, with ``++`` for settings that no file names; ``UserError`` for unknown keys."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

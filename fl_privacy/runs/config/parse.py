@@ -22,7 +22,7 @@ LATER: Mapping[str, Any] = shipped(__file__, "later.json")
 
 
 class Options(Mapping[str, Any]):
-    """Read-only plain settings of a chosen option."""
+    """Read-only plain settings of a chosen option, such as ``attack=auto``."""
 
     def __init__(self, settings: Mapping[Any, Any]) -> None:
         self._settings = {str(key): deepcopy(value) for key, value in settings.items()}
@@ -72,7 +72,7 @@ def expect_within(name: str, value: object, within: tuple[float, float] | None) 
 
 
 def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> T:
-    """Build ``kind`` from a section below the key ``above``; ``UserError`` for a missing, unknown or wrong setting."""
+    """Build the dataclass ``kind`` from the section at key ``above``; ``UserError`` for a missing or wrong setting."""
     declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     for key in map(str, section):
@@ -111,7 +111,7 @@ PLUGINS = "fl_privacy.plugins"  # entry points of packages whose folder ``conf``
 
 
 def options(group: str) -> dict[str, Path]:
-    """Return the sorted options of ``group`` with their files; the package's win over a plugin's."""
+    """Return the sorted options of ``group`` with their files; a plugin's option does not replace the package's."""
     found = {path.stem: path for folder in reversed(config_folders()) for path in (folder / group).glob("*.yaml")}
     return dict(sorted(found.items()))
 

@@ -28,7 +28,7 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting; ``meaning`` is for tables, and ``captured`` is ``True`` if captured updates fix its value."""
+    """Declare a setting with its range ``within``; ``captured``: ``True`` if captured updates fix its value."""
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 
@@ -42,7 +42,7 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options: its ``runtime`` settings, their ranges ``within``, and the allowed ``names``."""
+    """Declare a group of options: its settings that change no result (``runtime``), ranges, and allowed ``names``."""
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 
@@ -272,7 +272,6 @@ class RunSettings:
 
     @property
     def compares(self) -> bool:
-        """Return ``True`` if the accuracy is compared with an undefended training."""
         return self.baseline and self.choices["defense"] != "none"
 
     @property
@@ -308,7 +307,7 @@ class RunSettings:
 
 
 def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
-    """Yield dotted key and declaration of every setting and group, groups first."""
+    """Yield dotted key and declaration of every setting and group, a group before its settings."""
     yield from _walk(RunSettings, "")
 
 
@@ -323,7 +322,7 @@ def sections() -> list[str]:
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
-    """Return dotted keys of all settings, and choices of groups, with this role."""
+    """Return the dotted keys of all settings whose role is ``role``, and ``choices.GROUP`` for such groups."""
     found: list[str] = []
     for key, declared in declared_settings():
         if "group" in declared.metadata and role is Role.RUNTIME:
@@ -345,7 +344,7 @@ def captured_keys() -> tuple[str, ...]:
 
 
 def captured_groups() -> tuple[str, ...]:
-    """Return the groups among the captured keys."""
+    """Return the groups whose option an attack on captured updates takes from the captured run."""
     return tuple(f.name for f in fields(RunSettings) if "group" in f.metadata and f.metadata["captured"])
 
 
@@ -394,7 +393,7 @@ State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One attack that is run against each defense; parts that all cells share are empty."""
+    """One attack of a study, which is run against each defense; a field in which all attacks agree is empty."""
 
     attack: str = ""
     uploads: str = ""  # name of the clients' kind of upload

@@ -30,7 +30,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """One cell's attack: its overrides, and which training's model it attacks."""
+    """Overrides of one attack of a study, with the training whose model it attacks, and the model's state."""
 
     training: str
     state: State
@@ -158,7 +158,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """A track's kind of upload: its training, attacked model states, and malicious servers' overrides by name."""
+    """Kind of upload in a benchmark: its training, attacked model states, and malicious servers' overrides by name."""
 
     training: str
     states: tuple[State, ...]
@@ -180,7 +180,6 @@ class Track(Study):
     sha256: str  # hash of everything that determines the figures, without the user's own defenses
 
     def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
-        """Return the track with the user's defense; ``source`` is its code's hash. ``UserError`` for a taken name."""
         family = points[0].family
         if family in {point.family for point in self.points}:
             raise UserError(f"A new name is expected for the entry, but the track already has {family}; rename it.")

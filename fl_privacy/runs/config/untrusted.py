@@ -1,4 +1,4 @@
-"""Load configurations of untrusted sources; only plain values of registered options are accepted.
+"""Load configurations from untrusted sources; only plain values of registered options are accepted.
 
 Import paths come from ``conf`` of this package or a plugin; others need ``trust=`` on the command line.
 """
@@ -28,8 +28,6 @@ _IMPORT_PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+", re.ASCII)
 
 
 class _Loader(PlainLoader):
-    """Reads dates as text."""
-
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
         letter: [(tag, form) for tag, form in resolvers if tag != "tag:yaml.org,2002:timestamp"]
         for letter, resolvers in PlainLoader.yaml_implicit_resolvers.items()
@@ -68,7 +66,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings that captured updates fix, by key; ``UserError`` for names neither registered nor trusted."""
+    """Return the settings in ``path`` that captured updates fix; ``UserError`` for a name not registered or trusted."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -86,14 +84,14 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings of the run that wrote ``path``; ``UserError`` unless registered or trusted."""
+    """Return all settings of the run that wrote ``path``; ``UserError`` for a name not registered or trusted."""
     found = read_settings(path)
     _choices(path, found, [part for part in groups() if isinstance(found.get(part), dict)], trust)
     return found
 
 
 def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
-    """Return the chosen option of each group; ``UserError`` unless those of ``parts`` are registered or trusted."""
+    """Return the option of each group in ``found``; ``UserError`` if one in ``parts`` is not registered or trusted."""
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
         option = choices.get(part)
@@ -108,7 +106,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` if overrides of ``where`` import or refer to anything but names in ``trust``."""
+    """Raise ``UserError`` if ``overrides`` import code that ``trust`` does not name, or refer to other settings."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")
@@ -135,7 +133,7 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if a ``section`` builds anything else than its ``registered`` option."""
+    """Raise ``UserError`` if ``section`` of group ``part`` builds anything but ``registered`` or names in ``trust``."""
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
@@ -158,7 +156,6 @@ def expect_registered(
 
 
 def _expect_trusted(key: str, target: object, trust: Collection[str], where: str) -> None:
-    """Refuse ``target`` unless ``trust`` names it or its defining module."""
     if key.rpartition(".")[2] != _TARGET or not isinstance(target, str) or not _IMPORT_PATH.fullmatch(target):
         raise UserError(
             f"{where} is expected to hold settings of what is registered here, but has {key}={str(target)[:80]!r};"
@@ -183,7 +180,6 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
 
 
 def _expect_small(path: Path, text: str) -> None:
-    """Raise ``UserError`` for aliases, or for too many or too deep values, before anything is built."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
         if number == 2 and not isinstance(event, yaml.MappingStartEvent):

@@ -45,7 +45,6 @@ class ClaimRecord:
 
     @property
     def tone(self) -> Literal["leak", "open"]:
-        """Return the color of the headline; no claim is green."""
         return "leak" if self.is_false else "open"
 
     @property
@@ -54,7 +53,6 @@ class ClaimRecord:
 
     @property
     def footnotes(self) -> list[str]:
-        """Return sentences on missing facts, and on what the claim does not cover."""
         return [*(f"Nobody states: {fact}." for fact in self.missing), *self.notes]
 
     @property

@@ -1,4 +1,4 @@
-"""Choose a defense among candidates: the most accurate one behind which no attack tried reconstructed anything."""
+"""Choose the most accurate of several defenses behind which no attack reconstructed anything."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -69,7 +69,7 @@ ROUNDING = 1e-9  # tolerance of accuracies: a loss of exactly the bound is withi
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A defense at one strength; each figure is that of its worst attack."""
+    """A defense at one strength; each figure of leakage is the worst over all attacks."""
 
     name: str
     accuracy: float  # final accuracy in [0, 1]
@@ -81,10 +81,10 @@ class Candidate:
     exact: int
     identified: int  # examples of ``read`` identified among distractors
     images: int  # examples scored for that attack
-    unjudged: int  # unscored examples of the attack with most of them, failures included
+    unjudged: int  # largest number of unscored examples of one attack, failures included
     groups: int  # smallest number of independent uploads behind a count
     exposed: int = 0  # images recognizable as a defense's substitute
-    failures: int = 0  # images on which an attack failed, for the attack that failed most
+    failures: int = 0  # largest number of images on which one attack failed
     by: str = ""  # attacker that leaks most, in words; empty if only one attacked
     judged_by: str = IMAGE_METRIC
     # question -> measure of the strongest attack; ``None`` if the attack failed or only others were attacked
@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def tells(self) -> list[str]:
-        """Return the questions whose upper bound is too high, or that were not measured."""
+        """Return the questions (membership, attribute) whose upper bound is too high, or that were not measured."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
@@ -109,7 +109,7 @@ class Candidate:
 
     @property
     def at_most(self) -> float:
-        """Return the upper 95 % bound of the reconstructed share."""
+        """Return the upper 95 % bound of the share of examples reconstructed."""
         return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
 
     @property
@@ -147,7 +147,10 @@ def candidate_of(
     asked: Collection[str] = (),
     undefended: bool = False,
 ) -> Candidate | None:
-    """Build the candidate of one training, ``pmm`` in percent; ``None`` without accuracy or scored examples."""
+    """Build the candidate of one training; ``None`` without accuracy or scored examples.
+
+    ``pmm``: percent of the undefended accuracy. ``findings``: results of inference attacks. ``asked``: their questions.
+    """
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
     if accuracy is None or worst is None or most is None:
@@ -178,7 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least excess of a round's best attacker over a guess without the update; ``None`` if unknown."""
+    """Return the smallest excess of a round's best attacker over a guess without the update; ``None`` if unknown."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -206,7 +209,7 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing; ``None`` if all leak, or nothing leaked undefended."""
+    """Return the most accurate candidate that leaks nothing; ``None`` if all leak, or nothing leaks even undefended."""
     if not comparable(candidates) or unread_undefended(candidates):
         return None
     least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)

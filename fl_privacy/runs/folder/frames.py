@@ -24,8 +24,8 @@ Tabled = VictimScore | Run | Path | str  # result of ``evaluate`` or ``read_run`
 def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:
     """Return a table of scores, runs or their folders (one or several), with a row for each attacked example.
 
-    ``to_dataframe(evaluate(found, truth)).to_csv("leaks.csv")`` saves one. With a ``kind``, such as ``round``, each row
-    is such a record of a run, see :mod:`fl_privacy.types.schema`. ``UserError`` without records or for another type.
+    With a ``kind``, such as ``round``, each row is such a record of a run, see ``RECORDS`` in
+    :mod:`fl_privacy.runs.folder.records`. ``UserError`` without records or for another type.
     """
     import pandas as pd  # noqa: PLC0415  (not needed by the core)
 
@@ -37,7 +37,7 @@ def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -
 
 
 def write_csv(runs: Sequence[Path], file: Path) -> Path:
-    """Write the attacked examples of ``runs`` to ``file``, a row each, and return it."""
+    """Write a row for each attacked example of ``runs`` to ``file``, and return ``file``."""
     table = to_dataframe(runs).map(_inert).rename(columns=_inert)
     try:
         table.to_csv(file, index=False, errors=UNENCODABLE)
@@ -47,7 +47,6 @@ def write_csv(runs: Sequence[Path], file: Path) -> Path:
 
 
 def _inert(value: Any) -> Any:
-    """Put an apostrophe before text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 

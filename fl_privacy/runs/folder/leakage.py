@@ -34,7 +34,7 @@ TRANSFORMED_METRIC = "transformed_psnr"  # nearness of guesses to a defense's su
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """The extent of leakage. Two are compared field by field, in order; the larger leaks more."""
+    """Extent of leakage; extents compare field by field, in order, and the larger one leaks more."""
 
     read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0
@@ -69,27 +69,30 @@ def _share(count: int, reading: LeakageResult, of_all: bool) -> float:
 
 
 def leaks_most(found: Sequence[LeakageResult]) -> LeakageResult | None:
-    """Return the result that leaks most among those with a scored example; ``None`` without any."""
+    """Return the result that leaks most among those with a scored example; ``None`` if there are none."""
     known = [(extent_of([reading], unknown_is_read=False), reading) for reading in found if reading.counts.judged]
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | None:
-    """Return the first result with the worst mean of ``metric``; ``None`` without any."""
+    """Return the first result whose mean of ``metric`` leaks most; ``None`` if no result has that metric."""
     measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
     sign = 1 if metric not in METRICS or METRICS[metric].leaks == "high" else -1
     return max(measured, key=lambda pair: sign * pair[1])[0] if measured else None
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the result where most of a defense's substitute images were reconstructed; ``None`` if none was."""
+    """Return the count of reconstructed images that a defense put in place of originals, where its share is largest.
+
+    ``None`` if no such image was reconstructed.
+    """
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the attacked modality; without results, the one that ``loader`` loads, images by default."""
+    """Return the attacked modality; without results, that of the data's ``loader`` (a name), images by default."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
@@ -141,10 +144,10 @@ class AttackFacts:
     attack: str = ""  # name; empty if none or not known
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
     server: str = ""  # name of a malicious server's attack; empty for an honest server
-    sites: int = 0  # number of sites that look instead of the server; 0 for the server
-    summed: int = 1  # number of other sites whose mean they see; 0 if it differs between rounds
+    sites: int = 0  # number of attacking sites; 0 if the server attacks
+    summed: int = 1  # number of other sites whose mean the attacking ones see; 0 if it varies
     knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
-    priors: tuple[str, ...] | None = ()  # what it uses of how examples usually look; ``None`` if not recorded
+    priors: tuple[str, ...] | None = ()  # names of the image priors that it uses; ``None`` if not recorded
     source: AttackedUploads = AttackedUploads.PROBES
     # fewest and most examples behind an attacked upload; ``None`` if nothing was attacked
     examples: tuple[int, int] | None = None
@@ -203,7 +206,7 @@ def described_facts(
 def _priors(
     attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...] | None:
-    """Return the priors that the attack uses; ``None`` for unrecorded settings or a user's own attack."""
+    """Return the names of the image priors that the attack uses; ``None`` if they are unknown."""
     unrecorded = attack not in ("", "none", "auto") and not section.keys() - {"name"}
     if unrecorded or not str(section.get("_target_", "fl_privacy.")).startswith("fl_privacy."):
         return None
@@ -228,7 +231,6 @@ def _priors(
 
 
 def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
-    """Return the recorded origin of uploads; for older runs, infer it from threat model and victims' ids."""
     told = {str(record.get("uploads")) for record in records if record["kind"] == "attack"}
     recorded = [source for source in AttackedUploads if source in told]
     if len(recorded) == 1:

@@ -63,7 +63,7 @@ LOCKS = ".locks"
 
 
 def hold(folder: Path) -> FileLock:
-    """Lock ``folder``, which may not exist yet; ``UserError`` if another process has locked it, or ``OSError``."""
+    """Lock ``folder``, which may not exist yet; ``UserError`` if another process holds it. May raise ``OSError``."""
     folder = folder.resolve()
     file = folder.parent / LOCKS / f"{folder.name}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class Teller:
         return tell
 
     def picture(self, frames: Sequence[Snapshot], pieces: Callable[[Tensor], Sequence[str]]) -> None:
-        """Save current guesses, readable only by the folder's owner; ``pieces`` gives a text's tokens (L,)."""
+        """Save current guesses, readable only by the folder's owner; ``pieces`` converts token ids (L,) to strings."""
         now = time.monotonic()
         if not frames or now - self._pictured < TELL_EVERY:
             return
@@ -141,7 +141,7 @@ class Teller:
 
 
 def read_ongoing(folder: Path) -> Ongoing | None:
-    """Return the current work in the untrusted ``folder``; ``None`` without any."""
+    """Return the progress saved in the untrusted ``folder``; ``None`` if there is none, or it is malformed."""
     content = _read(folder / PROGRESS)
     kinds = {"what": str, "share": float, "seconds": float}
     if not isinstance(content, dict) or not all(fits(content.get(name), kind) for name, kind in kinds.items()):
@@ -169,7 +169,7 @@ def read_texts(folder: Path) -> list[Pieces]:
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Add a sweep's folders ``jobs`` to the plan in ``out``, which keeps unfinished ones; may raise ``OSError``."""
+    """Add the folders ``jobs`` to the plan in ``out``, and remove finished ones; may raise ``OSError``."""
     file = out / LOCKS / f"{PLAN}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file, timeout=10):  # another sweep may start now

@@ -63,8 +63,6 @@ RowPair = Guessed[Pieces, RowGuess]
 
 
 class _Found(dict[tuple[str, int], Guessed[Original, Guess]]):
-    """Guesses by victim id and number of the example."""
-
     def add(self, id: str, number: int, pair: Guessed[Original, Guess], guess: Guess | None, attacker: str) -> None:
         known = self.setdefault((id, number), pair)
         is_adaptive = attacker == Attacker.ADAPTIVE
@@ -256,7 +254,7 @@ class TextFilm(Film):
 
 
 def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]) -> Film | None:
-    """Return the frames of the attack behind ``found``; ``None`` if it was not filmed."""
+    """Return the frames of the attack behind ``found``, if filmed; ``pieces`` converts token ids (L,) to strings."""
     image = next((image.image for image in score.images if image.guess == 0), None)
     if not found.film or found.batch is None or image is None:
         return None

@@ -38,7 +38,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """All records of a run."""
+    """Loaded content of a run's folder, without pictures."""
 
     path: Path
     identity: Identity
@@ -223,7 +223,7 @@ PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures
 
 
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
-    """Copy a run without captured updates and final weights; paths in it are cut to their last part.
+    """Copy a run without captured updates and final weights; absolute paths in its settings are cut to their last part.
 
     A copy ``with_originals`` has images and is readable only by its owner. ``UserError`` if ``run.json`` is damaged or
     a file is a link, ``OSError`` if something can't be read or written.

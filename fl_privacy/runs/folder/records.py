@@ -181,7 +181,6 @@ class RecordWriter:
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Sync and close the file, even if the disk is full."""
         if not self._file.closed:
             try:
                 os.fsync(self._file.fileno())
@@ -190,7 +189,7 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the records and a note if the last line is cut off; ``UserError`` for another damaged line."""
+    """Return the records, and a note on a missing file or a cut-off last line; ``UserError`` for other damage."""
     if not path.is_file():
         return [], [f"{path.name} is missing"]
     if path.stat().st_size > MOST_BYTES:
@@ -288,7 +287,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build a dataclass from JSON; ``parts`` build its fields by name. ``ValueError`` if a field is wrong."""
+    """Build the dataclass ``kind`` from JSON; ``parts`` build its fields by name. ``ValueError`` if one is wrong."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -311,7 +310,7 @@ def _of_type(hint: Any, told: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], T], told: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
-    """Build an object from each entry of a list; ``ValueError`` for fewer than ``at_least`` entries."""
+    """Return ``make(entry, place)`` for each entry of a list; ``ValueError`` for fewer than ``at_least`` entries."""
     if not isinstance(told, list) or len(told) < at_least:
         raise ValueError(f"{where} is {beginning(told)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))

@@ -31,7 +31,7 @@ THREATS: tuple[Threat, ...] = get_args(Threat)
 
 @dataclass(frozen=True)
 class Versus:
-    """An attack and its attacker; ``worst`` is the one that leaks most."""
+    """An attack, and the attacker that runs it; ``worst`` is the attacker whose result leaks most."""
 
     attack: str
     attacker: Attacker | Literal["worst"]
@@ -39,7 +39,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Folders with results of a defense at one strength; unfinished jobs have none."""
+    """Folders of the results of a defense at one strength; unfinished jobs have no results."""
 
     own: bool = False  # ``True`` if the user entered it
     trainings: Mapping[str, Path]  # folder of each training by name, the main one first
@@ -91,7 +91,6 @@ class StudyRow:
 
     @property
     def pmm(self) -> float | None:
-        """Return the accuracy in percent of the undefended accuracy; ``None`` if a training did not finish."""
         undefended = self.undefended.get(next(iter(self.entry.trainings)))
         return pmm(self.accuracy, undefended) if self.accuracy is not None and undefended else None
 
@@ -164,7 +163,6 @@ class StudyRow:
         ]
 
     def knows_defense(self, cell: AttackCell) -> bool:
-        """Return ``True`` if an attacker of ``cell`` knew the defense, or nothing was defended."""
         defends = any(o.startswith("defense=") and o != "defense=none" for o in self.entry.overrides)
         known = any(reading.attacker is Attacker.ADAPTIVE for reading in self.readings.get(cell, ()))
         return known or self.entry.undefended or not defends
@@ -172,7 +170,7 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the worst result of attackers up to ``threat``, on one kind of ``uploads`` or all, if any."""
+        """Return the figures of attacks up to ``threat`` on one kind of ``uploads`` or all, if anything was scored."""
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,
@@ -188,7 +186,7 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List cells of ``threat`` that lack a finished attack, or one that knew the defense."""
+        """List the attacks up to ``threat`` that did not finish, or were not run with knowledge of the defense."""
 
         def known(cell: AttackCell) -> bool:
             found = self.readings.get(cell, ())
@@ -217,7 +215,7 @@ def threats_of(cells: Iterable[AttackCell]) -> tuple[Threat, ...]:
 
 
 def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
-    """Load the results of each of ``entries`` as a row, without unfinished jobs."""
+    """Load a row for each of ``entries``, from the jobs that finished."""
     trained = [
         {name: s for name, path in entry.trainings.items() if (s := read_summary(path)) is not None}
         for entry in entries
@@ -256,7 +254,7 @@ class MeasuredDefense:
     name: str
     overrides: tuple[str, ...]
     accuracy: float  # final accuracy in [0, 1]
-    by_threat: Mapping[Threat, Candidate]  # results by attackers, of measured threats only
+    by_threat: Mapping[Threat, Candidate]  # worst results; threats not measured are missing
     seconds: float  # defense time of one client in one round; NaN if not known
     upload_bytes: float  # size of one client's update; NaN if not known
     epsilon: float | None
@@ -330,7 +328,10 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the figures of whole rows, and the names of the others; no figures without the undefended row."""
+    """Return the figures of the rows that ``is_whole`` accepts, and the names of the others.
+
+    There are no figures at all unless it accepts the undefended row.
+    """
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)

@@ -19,7 +19,7 @@ from fl_privacy.types.victim_ids import Attacker, VictimId
 
 @dataclass(frozen=True, kw_only=True)
 class Recognized:
-    """Number of ``n`` images beyond a paper's threshold, see ``measure.Threshold``; no verdict depends on it."""
+    """Number of images (``recognizable`` of ``n``) beyond a paper's threshold; see ``measure.Threshold``."""
 
     metric: str
     value: float
@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Tracing distance of a round's attacks; ``chance`` is that of random guesses among ``participants``."""
+    """Share of images that tracing assigns to a wrong client; ``chance`` is that of guessing among ``participants``."""
 
     attacked: float
     queries: int
@@ -106,13 +106,12 @@ class Spent:
 
     @property
     def promises_little(self) -> bool:
-        """Return ``True`` if epsilon is too large to count as protection."""
         return self.epsilon is not None and promises_little(epsilon=self.epsilon, delta=self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Durations in seconds; ``defense`` is summed over clients, ``total`` is wall time or ``None``."""
+    """Durations in seconds; ``defense`` is summed over clients, ``total`` is wall time, ``None`` if interrupted."""
 
     training: float
     defense: float | None
@@ -181,7 +180,7 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> Summary:
-    """Summarize ``records``; PMM needs the accuracy of the same training without defense."""
+    """Summarize the records of a run; PMM is ``None`` without ``undefended_accuracy``, that of the same training."""
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
     tested = [

@@ -59,7 +59,7 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bound by differential privacy on the probability that an attacker identifies a ``unit``."""
+    """Bound by differential privacy on the probability that an attacker identifies an example or client (``unit``)."""
 
     epsilon: float
     delta: float
@@ -81,9 +81,9 @@ class Verdict:
     by_round: Mapping[int, LeakageResult] = field(default_factory=dict)  # result that leaks most in each attacked round
     readings: tuple[LeakageResult, ...] = ()
     told: tuple[str, ...] = ()  # other questions answered better than by chance
-    asked: tuple[Finding, ...] = ()  # what other questions were answered by, if with figures
+    asked: tuple[Finding, ...] = ()  # findings on other questions, if they have figures
     bound: Bound | None = None
-    exposed: Recognized | None = None  # images that came out as a defense's substitutes; ``None`` if none did
+    exposed: Recognized | None = None  # count of a defense's substitutes reconstructed; ``None`` if 0
     proven: int = 0  # most examples proven by one attacker
 
     @property
@@ -153,7 +153,7 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BO
 
 
 def tone_of(found: Sequence[LeakageResult], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
-    """Return red if any result leaks above chance, else gray: no attack can show that data are safe."""
+    """Return ``LEAK`` if a result on clients' uploads is above chance, else ``OPEN``: no attack proves safety."""
     return LEAK if source is not AttackedUploads.SERVER and is_read(found) else OPEN
 
 
@@ -163,7 +163,6 @@ def is_read(found: Sequence[LeakageResult]) -> bool:
 
 
 def _bound(privacy: Spent | None, found: Sequence[LeakageResult], inferred: Sequence[Finding]) -> Bound | None:
-    """Return the bound by this run's guarantee, if its assumptions hold and no result contradicts it."""
     if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
         return None
     if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):

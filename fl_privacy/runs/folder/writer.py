@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """Writes a run's records one by one, so that none is lost if the process dies; ``finished`` runs are closed."""
+    """Writes a run's records one by one, so that none is lost if the process dies; a ``finished`` run takes no more."""
 
     def __init__(self, path: Path, identity: Identity, *, lock: FileLock | None) -> None:
         self.path: Path = path
@@ -103,7 +103,7 @@ class RunFolder:
     def add_round(
         self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
     ) -> None:
-        """Record a finished round, tested or not; ``epsilon`` is the largest of a client so far, if guaranteed."""
+        """Record a finished round; ``epsilon`` is the largest epsilon of a client so far, if there is a guarantee."""
         self._append(
             kind="round",
             round=report.round,
@@ -127,7 +127,6 @@ class RunFolder:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=loss)
 
     def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
-        """Record how a defense changed an update; ``solving`` are figures on its first layer's equations."""
         figures = {**asdict(distortion), **solving}
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
@@ -146,7 +145,6 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record a call of the attack; ``uploads`` is an ``AttackedUploads``, ``batch_norm`` the clients' mode."""
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
         figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)

@@ -127,12 +127,14 @@ def measure_nodes(
 ) -> Iterator[str]:
     """Measure a client's round of each run in ``runs``, add it to the run's records, and yield a line for the user.
 
-    Each run is measured in its own process, with one thread. ``UserError`` if a folder holds no run, or a client
-    fails for another reason than its memory.
+    Each run is measured in its own process, with one thread. ``UserError`` if a folder holds no run, or a client fails
+    for another reason than its memory.
 
     Args:
         runs: folders of finished runs or sweeps.
+        memory: limit in bytes.
         core: number of the core; ``None`` takes the first that this process may use.
+        repeats: largest number of rounds, whose medians are recorded.
         trust: import paths that settings may name in addition to registered ones.
     """
     if repeats < 1:

@@ -52,7 +52,6 @@ class LoopbackFederation:
     """Federation of processes on loopback, with their logs.
 
     Attributes:
-        folder: folder for state, logs and Flower's configuration.
         secured: files for TLS and node authentication; ``None`` uses neither.
         database: name of the SuperLink's database in ``folder``; ``None`` keeps it in memory.
     """
@@ -105,7 +104,7 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start a node by ``fl-privacy supernode``; ``superlink`` and ``authority`` replace the federation's own."""
+        """Start a node with ``fl-privacy supernode`` and arguments ``extra``, by default for this federation."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
         trusted = authority or (self.secured and self.secured.authority)
@@ -148,12 +147,11 @@ class LoopbackFederation:
         return self._processes[name].poll()
 
     def kill(self, name: str) -> None:
-        """Kill a process at once, without its children."""
         self._processes[name].kill()
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()`` is true; ``UserError`` if the process ``name`` ends, or after ``seconds``."""
+        """Wait until ``ready()`` is true; ``UserError`` if ``name`` ends or does not do ``what`` in ``seconds``."""
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():
@@ -225,7 +223,7 @@ UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try a deployment on loopback, and report each step by ``say``; return 0 if all steps succeed, else 1."""
+    """Try a deployment on loopback, and report each step with ``say``; return 0 if all steps succeed, else 1."""
     deployment = Deployment.read(folder)
     nodes = [deployment.node(number) for number in range(deployment.nodes)]
     if behind := [node for node in nodes if (node / "site.yaml").exists()]:
@@ -306,7 +304,7 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
-    """Train for two rounds with private layers on the packaged digits; ``UserError`` if that does not finish."""
+    """Train ``nodes`` nodes for two rounds with private layers on digits; ``UserError`` if that does not finish."""
     overrides = (
         f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
         f" baseline=false device=cpu out={federation.folder / 'runs'}"

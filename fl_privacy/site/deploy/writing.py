@@ -28,7 +28,7 @@ _LONGEST_HOST = 253
 
 @dataclass(frozen=True)
 class Deployment:
-    """Settings of a folder of ``write_deployment``; nodes reach the SuperLink at ``host`` (name or address)."""
+    """Settings of a folder that :func:`write_deployment` wrote; nodes reach the SuperLink at ``host``."""
 
     folder: Path
     host: str
@@ -162,9 +162,7 @@ def _text(template: str, values: dict[str, object]) -> str:
 
 
 class _Template(Template):
-    """Template with ``@{name}`` instead of ``${name}``, which shell and compose files use."""
-
-    delimiter = "@"
+    delimiter = "@"  # ``${name}`` is of shell and compose files
 
 
 def _is_host(text: str) -> bool:

@@ -54,12 +54,13 @@ _open = set["Apart"]()
 class Apart:
     """Process that gives up its rights and then runs third-party code.
 
-    It has no terminal, none of this process's file descriptors and few environment variables. The caller must ``close``
-    it. ``OSError`` if no process, thread, folder or pipe is available.
+    It has no terminal and none of this process's file descriptors. The caller must ``close`` it. ``OSError`` if no
+    process, thread, folder or pipe is available.
 
     Args:
         module: module to run, which reports its ``Isolation`` in reply to the first message.
-        wishes: resources that the process may reach; ``temporary`` is replaced.
+        wishes: resources that the process may reach; a new folder replaces ``temporary``.
+        variables: environment variables in addition to some of this process (``GIVEN``).
     """
 
     def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:
@@ -131,7 +132,6 @@ class Apart:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill the process with its children, and remove its folder; a second call does nothing."""
         self.end()
         _open.discard(self)
         process, pipes, folder = self._process, self._pipes, self._folder
@@ -163,14 +163,13 @@ class Apart:
         """
         (number,) = struct.unpack(">Q", self._bytes(8, deadline))
         if not 0 < number <= MOST_PARTS:
-            raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read")
+            raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read; send fewer")
         sizes = struct.unpack(f">{number}Q", self._bytes(8 * number, deadline))
         if sum(sizes) > most:
-            raise RefusedError("size", f"the app replied {sum(sizes)} bytes, and at most {most} are read")
+            raise RefusedError("size", f"the app replied {sum(sizes)} bytes, and at most {most} are read; send fewer")
         return [self._bytes(size, deadline) for size in sizes]
 
     def status(self) -> str:
-        """Return a phrase with the exit status or the exceeded limit; empty if the process runs."""
         with suppress(subprocess.TimeoutExpired):
             if self._process is not None:
                 code = self._process.wait(10.0)
@@ -198,7 +197,7 @@ class Apart:
         poll.register(self._pipes[pipe], event)
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
-            raise RefusedError("time", "the app did not answer in time")
+            raise RefusedError("time", "the app did not answer in time; make it faster, or give it more time")
 
 
 @atexit.register
@@ -209,10 +208,7 @@ def close_all() -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with untrusted content; on an error, log it and leave the rest.
-
-    Nested folders are moved up first, since they may be too deep for recursion or path lengths.
-    """
+    """Remove a folder with untrusted content; on an error, log it and leave the rest."""
     prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
     try:
         pending = [folder]

@@ -85,7 +85,7 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Return the rules in a policy's section ``runs``, with paths relative to ``folder``; ``UserError`` if wrong."""
+    """Return the section ``runs`` of a policy; paths are relative to ``folder``. ``UserError`` if a value is wrong."""
     told = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
     if ledger is None:
         raise UserError("runs is expected with a budget, whose ledger names each bundle, but got none; add budget.")
@@ -152,9 +152,9 @@ class Bundle:
 
 
 def read_bundle(content: bytes) -> Bundle:
-    """Return the bundle in ``content``, by its pyproject.toml; ``RefusedError`` if it is no Flower app."""
+    """Return the bundle in ``content``, as its pyproject.toml describes it; ``RefusedError`` if it is no Flower app."""
     if len(content) > LARGEST_BUNDLE:
-        raise RefusedError("size", f"a bundle of {len(content)} bytes")
+        raise RefusedError("size", f"a bundle of {len(content)} bytes; shrink it to {LARGEST_BUNDLE}")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open("pyproject.toml") as file:
             text = file.read(LARGEST_PROJECT + 1)
@@ -177,7 +177,7 @@ def read_bundle(content: bytes) -> Bundle:
         if len(packages) > MOST_PACKAGES or sum(map(len, texts)) > MOST_LETTERS:
             raise ValueError(f"it asks for more than {MOST_PACKAGES} packages or in more than {MOST_LETTERS} letters")
     except Exception as error:  # a damaged archive: each compression has its own errors
-        raise RefusedError("bundle", f"the bundle: {type(error).__name__}: {error!s:.400}") from error
+        raise RefusedError("bundle", f"{type(error).__name__}: {error!s:.400}; build it with `flwr build`") from error
     return Bundle(
         content=content,
         digest=hashlib.sha256(content).hexdigest(),
@@ -190,7 +190,7 @@ def read_bundle(content: bytes) -> Bundle:
 
 
 def unmet_packages(bundle: Bundle, *, any_version: bool = False) -> dict[str, str]:
-    """Map each unmet requirement of ``bundle`` to a phrase on what is installed instead."""
+    """Map each unmet requirement of ``bundle`` to what is installed instead; ``any_version`` ignores versions."""
     found, seen = dict[str, str](), set[tuple[str, str]]()
     with suppress(InvalidSpecifier):
         if not SpecifierSet(bundle.python).contains(here := ".".join(map(str, sys.version_info[:3]))):
@@ -236,7 +236,7 @@ def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
     Only wheels are installed, so that no code of a package runs. ``RefusedError`` on failure.
     """
     if odd := [text for text in unmet if text.startswith(_PYTHON) or "@" in text or unmet[text] == "no requirement"]:
-        raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]})")
+        raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]}), which no index gives; install or correct it")
     wanted = sorted(unmet)
     into = folder / hashlib.sha256(json.dumps([wanted, sys.version]).encode()).hexdigest()[:32]
     if into.is_dir():
@@ -315,26 +315,26 @@ class Approvals:
         if named and runs.approve != "each run":
             return named
         if runs.approve == "never" or (runs.approve == "each run" and runs.allow and not named):
-            raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list")
+            raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list, runs.allow; add it")
         told = json.dumps([run, bundle.digest, config], sort_keys=True, default=str)
         token = hashlib.sha256(told.encode()).hexdigest()
         if decision.get("token") == token:
             if decision.get("says") == "yes":
                 self.forget(run)  # it may have been held while the site decided
                 return str(decision.get("who", ""))[:64]
-            raise RefusedError("run", f"run {run} of {bundle.in_words()} was refused")
+            raise RefusedError("run", f"run {run} of {bundle.in_words()} was refused by the site; start another one")
         make_missing_private(runs.folder)
         with suppress(FileNotFoundError):  # also if the site decides just now
             if _own(self.place(run, "json")).get("token") == token:
                 return None
         if len(self.waiting()) >= MOST_WAITING:
-            raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do")
+            raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do; decide on one of them")
         unmet = unmet_packages(bundle, any_version=runs.versions == "any")
         about = {"run": run, "token": token, "name": bundle.name, "version": bundle.version, "fab": bundle.digest}
         more = {"config": config, "signers": signers, "unmet": unmet, "since": time.time()}
         text = json.dumps({**about, **more}, default=str)
         if len(text) > LARGEST_DECISION:
-            raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
+            raise RefusedError("size", f"run {run} has configuration and packages of {len(text)} bytes; shorten them")
         self.forget(run)
         write_private(self.place(run, f"{bundle.digest}.fab"), bundle.content)
         write_private(self.place(run, "json"), text)
@@ -353,14 +353,13 @@ class Approvals:
                 f"{place} is expected to hold a decision, but can't be read: {error}; --revoke the run."
             ) from error
         if found.get("says") == REVOKED:
-            raise RefusedError("run", f"run {run} was revoked")
+            raise RefusedError("run", f"run {run} was revoked by the site; start another one")
         return found
 
     def decide(self, run: str, says: str, token: str = "") -> None:
         """Write the site's decision on a run, in the name of this process's user.
 
-        Args:
-            says: decision ``yes`` or ``no`` on the waiting run of ``token``, or ``REVOKED``.
+        ``says``: ``yes`` or ``no`` to the waiting run of ``token``, or ``REVOKED``.
         """
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
@@ -377,7 +376,6 @@ class Approvals:
             place.unlink(missing_ok=True)
 
     def waiting(self) -> list[Waiting]:
-        """Return the waiting runs by arrival; ``UserError`` if the folder is damaged."""
         found = list[Waiting]()
         try:
             for place in self.runs.folder.glob("*.json"):
@@ -392,7 +390,6 @@ class Approvals:
             ) from error
 
     def place(self, run: str, suffix: str) -> Path:
-        """Return the path of a run's file ``json``, ``decision`` or ``DIGEST.fab``."""
         if not _RUN.fullmatch(run):
             raise UserError(f"RUN is expected to be the number of a run, but got {run!r:.40}; try 1234.")
         return self.runs.folder / f"{run}.{suffix}"
@@ -403,7 +400,7 @@ def _own(place: Path) -> dict[str, Any]:
     with os.fdopen(open_regular(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):
-            raise UserError(f"{place} is expected to be written by its owner alone, but others may; chmod go-w it.")
+            raise UserError(f"{place} is expected to be yours or root's, but others may write; chown or chmod go-w it.")
         found = json.loads(file.read(LARGEST_DECISION))
     if not isinstance(found, dict):
         raise ValueError("no mapping")

@@ -4,11 +4,11 @@ P(y) is proportional to exp(-y^2 / (2 s^2)) over the integers (Canonne, Kamath, 
 Differential Privacy", Definition 1). On integers of l2 sensitivity D it makes a release D^2 / (2 s^2)-zCDP (their
 Theorem 14).
 
-Sampling is by rejection as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with s a power
-of two): k >= 0 with probability proportional to exp(-k^2 / 2), a sign, j uniform in 0..s-1; y = +-(k s + j) is kept
-with probability exp(-j (2 k s + j) / (2 s^2)), and "-0" is not. Floating point decides a comparison only if its error
-can't matter; otherwise integers of ``_PRECISION`` bits do. The number of rejections is independent of the accepted
-values, so that the sampling time reveals nothing of the noise (Jin et al. 2022).
+Samples are proposed and rejected as in Karney 2016 ("Sampling Exactly from the Normal Distribution", Algorithm D, with
+s a power of two). Draw k >= 0 with probability proportional to exp(-k^2 / 2), a sign, and j uniform in 0..s-1. Accept y
+= +-(k s + j) with probability exp(-j (2 k s + j) / (2 s^2)), and reject "-0". Floating point decides a comparison only
+if its error can't matter; otherwise integers of ``_PRECISION`` bits do. The number of rejections is independent of the
+accepted values, so that the sampling time reveals nothing of the noise (Jin et al. 2022).
 """
 
 import os
@@ -73,10 +73,7 @@ def _fill(found: Integers, random: Bytes) -> None:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Return the accepted values of ``trials`` proposals, 71 % on average.
-
-    A proposal takes 64 random bits: 16 for k, then the sign, j, and a uniform number that decides its acceptance.
-    """
+    """Return the accepted values of ``trials`` proposals of 64 random bits each, 71 % of them on average."""
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
     j = (words & np.uint64(SCALE - 1)).astype(np.int64)
@@ -110,13 +107,16 @@ def _more_bits(number: int, random: Bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _cumulative() -> tuple[int, ...]:
-    """Return 2^256 P(K <= k) for k = 0, 1, ...; the last value is 2^256."""
+    """Return 2^256 P(K <= k) of the whole part K for k = 0, 1, ...; the last value is 2^256."""
     sums = list(accumulate(exp_of_minus(k * k, 2) for k in range(_LARGEST_K)))
     return tuple((one << _PRECISION) // sums[-1] for one in sums)
 
 
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
-    """Return booleans that are true with probability exp(-exponent / (2 s^2)), by ``bits`` ``uniform`` bits each."""
+    """Return booleans that are true with probability exp(-exponent / (2 s^2)) for each of ``exponents``.
+
+    ``uniform``: a random number of ``bits`` bits for each; more bits are drawn if it does not decide.
+    """
     half = 2.0 ** -(bits + 1)
     away = np.exp(exponents * (-0.5 / SCALE**2))
     away -= uniform * (2 * half) + half  # from the middle of the uniform number's interval

@@ -29,7 +29,7 @@ _OF_BUNDLES, _OF_A_LINE = ("fab", "approved_by", "left"), ("before", "clock", "b
 
 
 class ExhaustedError(UserError):
-    """Raised if the budget or the daily rounds are used up; nothing leaves."""
+    """Raised if the budget or the daily rounds are used up; no reply leaves the site."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Moment:
     up: float = 0.0
 
     def since(self, earlier: "Moment") -> float | None:
-        """Return the seconds since ``earlier``, by uptime or a plausible step of the clock; ``None`` if unknown."""
+        """Return the seconds since ``earlier`` by uptime, or by the clock if that is plausible; ``None`` otherwise."""
         if self.boot and self.boot == earlier.boot:
             return max(0.0, self.up - earlier.up)
         passed = self.clock - earlier.clock
@@ -114,7 +114,7 @@ class Entry:
 
     @classmethod
     def read(cls, line: bytes) -> "Entry":
-        """Return the entry of a line that ``line`` wrote; ``ValueError`` or ``TypeError`` for any other line."""
+        """Parse the line of an entry; ``ValueError`` or ``TypeError`` for any other line."""
         found = json.loads(line)
         if not isinstance(found, dict):
             raise ValueError("no entry")
@@ -176,7 +176,7 @@ class Account:
         return self.recent.append((entry.when, "train" if entry.kind == "mended" else entry.kind))
 
     def _settle(self, entry: Entry) -> None:
-        """Close an entry with its outcome; weights without noise that did not leave cost nothing."""
+        """Close an entry with its outcome; weights without noise cost nothing if they did not leave."""
         asked = self.open.pop(entry.number, None)
         given_back = asked is not None and asked.rho is None and entry.rho == 0.0
         changed = {name: getattr(entry, name) for name in ("when", "outcome", "left", *_OF_A_LINE)}
@@ -202,11 +202,9 @@ class Limits:
     rounds_per_day: int | None = None
 
     def spent(self, account: Account) -> float:
-        """Return the epsilon spent by ``account``; infinite if weights left without noise."""
         return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)
 
     def expect_room(self, account: Account, rho: float | None, kind: str, when: float) -> None:
-        """Raise ``ExhaustedError`` if a reply that costs ``rho`` would exceed a limit."""
         if self.epsilon is not None:
             after = replace(account, rho=account.rho + (rho or 0.0), unbounded=account.unbounded + (rho is None))
             if self.spent(after) > self.epsilon:
@@ -217,7 +215,7 @@ class Limits:
         if self.rounds_per_day is not None:
             recent = [one for one in account.recent if one[0] > when - DAY and one[1] == kind]
             if len(recent) >= self.rounds_per_day:
-                raise ExhaustedError(f"The {self.rounds_per_day} rounds of this day are used up; wait for a day.")
+                raise ExhaustedError(f"The {self.rounds_per_day} rounds of this day are used up; raise rounds_per_day.")
 
 
 def epsilon_of(rho: float, delta: float) -> float:

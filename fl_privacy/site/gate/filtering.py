@@ -41,7 +41,6 @@ class Records:
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def in_words(self) -> str:
-        """Return, as text, the number of array values and the names of all other values."""
         values = sum(math.prod(array.shape) for record in self.arrays.values() for array in record.values())
         names = [key for held in (self.metrics, self.config) for record in held.values() for key in record]
         return ", ".join([*([f"{values} values in arrays"] if values else []), *names])
@@ -57,16 +56,16 @@ class Records:
 def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
     """Return the content of a message that the app may get; ``RefusedError`` if the policy does not allow all of it."""
     if policy.reply(kind) is None:
-        raise RefusedError("kind", f"a message of kind {kind!r:.400}")
+        raise RefusedError("kind", f"a message of kind {kind!r:.400}, which sends does not name; add it there")
     if content.size > policy.receives.most_bytes:
-        raise RefusedError("size", f"a message of {content.size} bytes")
+        raise RefusedError("size", f"a message of {content.size} bytes; send less, or raise receives.max_mib")
     for name, record in content.arrays.items():
         if name not in policy.receives.arrays:
-            raise RefusedError("record", f"arrays in the record {name!r:.400}")
+            raise RefusedError("record", f"arrays in the record {name!r:.400}; add it to receives.records.arrays")
         for key, array in record.items():
             _expect_finite(f"{name}/{key}", array_values(f"{name}/{key}", array))
     if found := [name for name, record in content.metrics.items() if record]:
-        raise RefusedError("record", f"metrics in the record {found[0]!r:.400}")
+        raise RefusedError("record", f"metrics in the record {found[0]!r:.400}; send them as config")
     config = policy.receives.config
     if other := config.rules.get("*"):
         named = {key: other for record in content.config.values() for key in record}
@@ -82,7 +81,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
     """
     reply = policy.reply(kind)
     if reply is None:
-        raise RefusedError("kind", f"a reply to a message of kind {kind!r:.400}")
+        raise RefusedError("kind", f"a reply to a message of kind {kind!r:.400}; add it to sends")
     values = {
         "metrics": _kept("metrics", reply.metrics, replied.metrics, drops=policy.drops),
         "config": _kept("config", reply.config, replied.config, drops=policy.drops),
@@ -91,10 +90,10 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
         return Records(arrays=_released_lists(reply.arrays, replied), **values)
     if not any(replied.arrays.values()):
         if reply.arrays is not None and any(received.arrays.values()):
-            raise RefusedError("arrays", "the reply has no arrays")
+            raise RefusedError("arrays", "the reply has no arrays; return those that came in")
         return Records(arrays={}, **values)
     if reply.arrays is None:
-        raise RefusedError("record", f"arrays in the record {next(iter(replied.arrays))!r:.400}")
+        raise RefusedError("record", f"arrays in the record {next(iter(replied.arrays))!r:.400}; allow arrays in sends")
     return Records(arrays=_released_arrays(policy, reply.arrays, received, replied), **values)
 
 
@@ -120,11 +119,11 @@ def _released_arrays(
     if rule.record is not None and len(came) == 1 and sent.keys() == {rule.record}:
         sent = {next(iter(came)): sent[rule.record]}
     if sent.keys() != came.keys():
-        raise RefusedError("record", f"arrays in the records {sorted(sent)!r:.400} where {sorted(came)!r:.400} came in")
+        raise RefusedError("record", f"arrays in {sorted(sent)!r:.400}; return the records {sorted(came)!r:.400}")
     for name, record in sent.items():
         if record.keys() != came[name].keys():
             odd = sorted(record.keys() ^ came[name].keys())
-            raise RefusedError("arrays", f"{name} has other arrays than came in, such as {odd[:2]!r:.400}")
+            raise RefusedError("arrays", f"{name} has other arrays than came in ({odd[:2]!r:.400}); return the same")
     placed = {(name, key): sent[name][key] for name, record in came.items() for key in record}
     before = {place: array_values("/".join(place), received.arrays[place[0]][place[1]]) for place in placed}
     after = {place: _checked(place, before[place], array, rule) for place, array in placed.items()}
@@ -154,16 +153,16 @@ def _released_lists(rule: Arrays, replied: Records) -> dict[str, dict[str, RawAr
     found, lists = dict[str, dict[str, RawArray]](), rule.lists or {}
     for name, record in replied.arrays.items():
         if name != rule.record:
-            raise RefusedError("record", f"arrays in the record {name!r:.400}")
+            raise RefusedError("record", f"arrays in the record {name!r:.400}; send them in {rule.record}")
         if record and record.keys() != lists.keys():
-            raise RefusedError("key", f"{name} has other arrays than the policy: {sorted(record)[:4]!r:.400}")
+            raise RefusedError("key", f"{name} has {sorted(record)[:4]!r:.400}; send {sorted(lists)[:4]}")
         found[name] = {}
         for key, most in lists.items() if record else ():
             where, array = f"{name}/{key}", record[key]
             if array.dtype not in rule.dtypes:
-                raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}")
+                raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; send {' or '.join(rule.dtypes)}")
             if not array.shape or array.shape[0] > most[0] or tuple(array.shape[1:]) != most[1:]:
-                raise RefusedError("size", f"{where} is of shape {array.shape!r:.400}; {most} is the most")
+                raise RefusedError("size", f"{where} is of shape {array.shape!r:.400}; {most} is the most: send fewer")
             _expect_finite(where, values := array_values(where, array))
             found[name][key] = raw_array(values)
     return found
@@ -175,9 +174,9 @@ def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, 
     if not is_float and rule.counters == "received":
         return before
     if array.dtype != str(before.dtype) or (is_float and array.dtype not in rule.dtypes):
-        raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; {before.dtype} came in")
+        raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; {before.dtype} came in: return or allow that")
     if tuple(array.shape) != before.shape:
-        raise RefusedError("shape", f"{where} is of shape {array.shape!r:.400} where {before.shape} came in")
+        raise RefusedError("shape", f"{where} is of shape {array.shape!r:.400}; return the {before.shape} that came in")
     return array_values(where, array)
 
 
@@ -188,10 +187,10 @@ def _kept(
     for name, record in held.items():
         if name not in values.records or (record and not values.rules):
             if not drops and record:
-                raise RefusedError("record", f"{where} in the record {name!r:.400}")
+                raise RefusedError("record", f"{where} in the record {name!r:.400}; allow it, or leave it out")
             continue
         if not drops and (odd := [key for key in record if key not in values.rules]):
-            raise RefusedError("key", f"{where} in the record {name!r:.400} has {odd[0]!r:.400}")
+            raise RefusedError("key", f"{where} in the record {name!r:.400} has {odd[0]!r:.400}; allow or omit it")
         found[name] = {}
         for key, rule in values.rules.items():
             if rule.value is None and key in record:
@@ -204,15 +203,15 @@ def _kept(
 
 def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        raise RefusedError("finite", f"{where} has values that are not finite")
+        raise RefusedError("finite", f"{where} has values that are not finite; send finite ones")
 
 
 def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
     """Return the values of ``array``; ``RefusedError`` unless its bytes fit its type and shape exactly."""
     if array.stype != NUMPY:
-        raise RefusedError("bytes", f"{where} is of the format {array.stype!r:.40}")
+        raise RefusedError("bytes", f"{where} is of the format {array.stype!r:.40}; send it as {NUMPY}")
     if array.dtype not in (*DTYPES, *COUNTERS):
-        raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}")
+        raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; send one of {(*DTYPES, *COUNTERS)}")
     shape = tuple(array.shape)
     dtype, size = np.dtype(array.dtype), math.prod(shape)
     try:
@@ -224,8 +223,8 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
                     break  # a byte holds 8 bits, but true or false is one
                 return values.reshape(shape, order="F" if fortran else "C")
     except (ValueError, OverflowError) as error:  # negative, or more dimensions than NumPy or its header has
-        raise RefusedError("shape", f"{where} claims the shape {shape!r:.400}: {error}") from error
-    raise RefusedError("bytes", f"{where} claims {array.dtype} of shape {shape!r:.400}, its bytes are something else")
+        raise RefusedError("shape", f"{where} claims the shape {shape!r:.400}: {error}; serialize it anew") from error
+    raise RefusedError("bytes", f"{where} claims {array.dtype} {shape!r:.400}; its bytes are something else: send that")
 
 
 def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:

@@ -73,7 +73,6 @@ class Isolation:
 
     @property
     def is_enough(self) -> bool:
-        """Return ``True`` if the process reaches neither the network nor files of others."""
         return bool(self.network and self.files)
 
     @property

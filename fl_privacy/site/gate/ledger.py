@@ -22,15 +22,15 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class LedgerError(UserError):
-    """Raised if the ledger can't be trusted or written; nothing leaves."""
+    """Raised if the ledger can't be trusted or written; no reply leaves the site."""
 
 
 class Ledger:
     """Ledger file, which several processes may share.
 
     File and anchor are synced after each line. The anchor, a file in another folder, has number and digest of the last
-    entry, so that an old ledger is noticed unless an old anchor is restored, too. ``LedgerError`` if one contains the
-    other.
+    entry, so that an old ledger is noticed unless an old anchor is restored, too. ``LedgerError`` if the path of one
+    contains the other.
 
     Args:
         path: ledger's file, made for its owner only if neither it nor the anchor exists.
@@ -64,11 +64,10 @@ class Ledger:
         fab: str = "",
         approved_by: str = "",
     ) -> Account:
-        """Write an entry before the app gets a message, and return the new total.
+        """Write an entry (see :class:`Entry`) before the app gets a message, and return the new total.
 
-        Raises:
-            ExhaustedError: the entry would exceed ``limits``.
-            LedgerError: the entry can't be written, or ledger or anchor can't be trusted.
+        ``ExhaustedError`` if the entry would exceed ``limits``; ``LedgerError`` if it can't be written, or ledger or
+        anchor can't be trusted.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -162,7 +161,7 @@ class Ledger:
                 os.ftruncate(descriptor, account.size)
                 os.fsync(descriptor)
             said = error.strerror or error
-            raise LedgerError(f"The ledger {self.path} can't be written: {said}; make room for it.") from error
+            raise LedgerError(f"The ledger {self.path} can't be written: {said}; check space and rights.") from error
         self._known = after
         return after
 
@@ -191,7 +190,7 @@ class Ledger:
             return _regular(self.path, flags)
         if begun:
             raise LedgerError(
-                f"The ledger {self.path} is expected with its anchor {self.anchor}, but is missing; put it back."
+                f"{self.path} is expected with its anchor {self.anchor}, but is missing; restore its newest copy."
             )
         for folder in (self.path.parent, self.anchor.parent):
             make_missing_private(folder)
@@ -202,7 +201,7 @@ class Ledger:
     def _read(self, descriptor: int, size: int | None = None) -> Account:
         size = os.fstat(descriptor).st_size if size is None else size
         if size > LARGEST_LEDGER:
-            raise LedgerError(f"{self.path} is expected to have at most 1024 MiB, but is larger; put the ledger back.")
+            raise LedgerError(f"{self.path} is expected to have at most 1024 MiB, but is larger; begin a new one.")
         entries, digest = self._anchored(size)
         known = self._known
         tail = os.pread(descriptor, min(known.size, LARGEST_LINE), max(0, known.size - LARGEST_LINE))
@@ -219,21 +218,21 @@ class Ledger:
                 entry = Entry.read(line)
             except (ValueError, TypeError, RecursionError) as error:
                 after = f"after {account.entries}"
-                raise LedgerError(f"{self.path} has a line that is no entry, {after}; put the ledger back.") from error
+                raise LedgerError(f"{self.path} has a line that is no entry, {after}; restore a sound copy.") from error
             try:
                 account.add(entry, line)
             except ValueError as error:
                 wrong = f"entry {entry.number} does not follow"
-                raise LedgerError(f"The ledger {self.path} was changed: {wrong}; put it back.") from error
+                raise LedgerError(f"The ledger {self.path} was changed: {wrong}; restore its newest copy.") from error
             seen = account.asked if account.entries == entries else seen
         if seen not in {None, digest}:
             raise LedgerError(
-                f"The ledger {self.path} does not fit its anchor {self.anchor}: its past was changed; put it back."
+                f"The ledger {self.path} does not fit its anchor {self.anchor}: its past was changed; restore both."
             )
         if account.entries < (most := max(entries, known.entries)):
             raise LedgerError(
                 f"The ledger {self.path} is older than it was: it has {account.entries} entries of the {most}"
-                f" that {self.anchor} knows of; put the newest one back."
+                f" that {self.anchor} knows of; restore its newest copy."
             )
         self._known = account
         return account
@@ -249,11 +248,11 @@ class Ledger:
         except FileNotFoundError:
             if size:
                 lost = f"The anchor {self.anchor} of the ledger {self.path} is missing"
-                raise LedgerError(f"{lost}; put it back.") from None
+                raise LedgerError(f"{lost}; restore its newest copy.") from None
             self._drop_anchor(Account())  # the ledger is new, or the process that began it was killed
             return 0, BEGINNING
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise LedgerError(f"The anchor {self.anchor} of the ledger can't be read; put it back.") from error
+            raise LedgerError(f"The anchor {self.anchor} can't be read; restore its newest copy.") from error
         return entries, digest
 
 

@@ -109,7 +109,10 @@ def landlock_abi() -> int:
 
 
 def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> None:
-    """Deny other files, TCP and signals, as far as Landlock's version ``abi`` can; ``OSError`` if it fails."""
+    """Allow only files below ``reads`` and ``writes``; deny TCP and signals as far as Landlock ``abi`` can.
+
+    ``OSError`` if it fails.
+    """
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     told = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
@@ -134,9 +137,12 @@ def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> Non
 
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
-    """Refuse system calls by seccomp: ``DENIED``, shared memory, and sockets; ``OSError`` if that fails."""
+    """Install a seccomp filter that refuses the calls ``DENIED``, shared memory and sockets.
+
+    ``unix_sockets`` and ``internet`` allow sockets of these families. ``OSError`` if the kernel takes no filter.
+    """
     if _MACHINE not in _AUDIT:
-        raise OSError(f"there is no filter of calls for {_MACHINE}")
+        raise OSError(f"{' or '.join(_AUDIT)} is expected, but this machine is {_MACHINE}; use one of these")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
     program = ctypes.create_string_buffer(struct.pack("HP", len(lines), ctypes.addressof(code)))

@@ -73,7 +73,7 @@ def listed(where: str, given: object) -> Sequence[Any]:
 
 
 def names(where: str, given: object, *, star: bool = False) -> tuple[str, ...]:
-    """Return the names of a list, or those mapped to true; ``UserError`` for anything else."""
+    """Return the names in a list, or the keys mapped to true; ``UserError`` otherwise. ``star`` allows a name ``*``."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             checks.one_of(f"{where}.{key}", value, (True, False))

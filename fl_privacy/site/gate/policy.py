@@ -204,7 +204,7 @@ def read_policy(path: str | Path) -> SitePolicy:
             if status.st_size > LARGEST_POLICY:
                 raise UserError(f"{place} is expected to be a file of at most 1 MiB, but is larger; shorten it.")
             if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):
-                raise UserError(f"{place} is expected to be written by its owner alone, but others may; chmod go-w it.")
+                raise UserError(f"{place} is expected to be yours or root's, but others may write; chown or chmod it.")
             return parse_policy(file.read(), str(place), place.absolute().parent)
     except OSError as error:
         raise UserError(

@@ -64,11 +64,9 @@ def noised(
 ) -> list[npt.NDArray[np.generic]]:
     """Return ``received`` plus the clipped and noised change to ``replied``, in the types of ``received``.
 
-    The change is scaled in float64 and rounded to whole steps, whose sum of squares is checked in integers; noise is
-    added in integers. The result depends only on these integers and ``received``.
-
-    All arrays are finite; ``replied`` has the shapes of ``received``. ``draw`` maps a number to that many values of
-    noise; only tests replace it.
+    Change and noise are whole steps of a grid, added as integers; the result depends only on their sum and
+    ``received``. All arrays are finite; ``replied`` has the shapes of ``received``. ``draw`` maps a number to that many
+    values of noise; only tests replace it.
     """
     flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
     pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
@@ -112,7 +110,6 @@ def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
 
 
 def _change(before: npt.NDArray[np.generic], after: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """Return the change in float64, clamped to finite values."""
     with np.errstate(over="ignore"):
         change = after.astype(np.float64) - before.astype(np.float64)
     return np.clip(change, -LARGEST, LARGEST, out=change)

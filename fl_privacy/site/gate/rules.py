@@ -114,38 +114,39 @@ class Rule:
             return self._one(where, value)
         if not isinstance(value, list | tuple) or not (0 if self.shorter else self.length) <= len(value) <= self.length:
             most = "at most " * self.shorter
-            raise RefusedError("type", f"{where} is {_short(value)}, and a list of {most}{self.length} is expected")
+            raise RefusedError("type", f"{where} is {_short(value)}; send a list of {most}{self.length}")
         found = [self._one(where, each) for each in value]
         wholes = [one for one in found if type(one) is int]
         if wholes and min(wholes) < 0 and max(wholes) >= 1 << 63:
-            raise RefusedError("range", f"{where} has numbers below 0 and above 2^63 - 1, which no message holds")
+            raise RefusedError("range", f"{where} is below 0 and above 2^63 - 1, and no message holds both; split it")
         return found
 
     def _one(self, where: str, value: Any) -> int | float | str | bytes:
         if self.one_of is not None:
             if same := [one for one in self.one_of if type(one) is type(value) and one == value]:
                 return same[0]  # the policy's own: 0.0 equals -0.0
-            raise RefusedError("text" if isinstance(value, str | bytes) else "range", f"{where} is {_short(value)}")
+            reason = "text" if isinstance(value, str | bytes) else "range"
+            raise RefusedError(reason, f"{where} is {_short(value)}; send one of {_short(self.one_of)}")
         flags = self.exact and not self.integer and self.at_least is None and self.at_most is None
         most = self.most_bytes if type(value) is bytes else self.most_letters if type(value) is str else None
         if (isinstance(value, bool) and flags) or (most is not None and len(value) <= most):
             return value
         if self.most_bytes or self.most_letters:
-            raise RefusedError("type" if most is None else "size", f"{where} is {_short(value)}")
+            raise RefusedError("size" if most else "type", f"{where} is {_short(value)}; send it {self.in_words()}")
         if isinstance(value, str | bytes):
-            raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists what it may be")
+            raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists it; use one_of")
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RefusedError("type", f"{where} is a {type(value).__name__}, and one number is expected")
+            raise RefusedError("type", f"{where} is a {type(value).__name__}, and one number is expected; send that")
         whole = isinstance(value, int)
         if not whole and not math.isfinite(value):
-            raise RefusedError("finite", f"{where} is {value}")
+            raise RefusedError("finite", f"{where} is {value}, and a finite number is expected; send that")
         if self.integer and not whole and value != int(value):
-            raise RefusedError("type", f"{where} is {value}, and a whole number is expected")
+            raise RefusedError("type", f"{where} is {value}, and a whole number is expected; round it")
         low, high = self.bounds
         most = (1 << (63 if value < 1 << 63 else 64)) - 1  # of Flower's sint64, or of its uint64
         low, high = (max(low, -(1 << 63)), min(high, most)) if whole or self.integer else (low, high)
         if not low <= value <= high:
-            raise RefusedError("range", f"{where} is {_short(value)}, and {low:g} to {high:g} is expected")
+            raise RefusedError("range", f"{where} is {_short(value)}, and {low:g} to {high:g} is expected; clamp it")
         if not self.exact:
             if self.round_to is not None:
                 value = round(value / self.round_to) * self.round_to

@@ -34,7 +34,7 @@ def rules_in_words(policy: SitePolicy) -> list[str]:
 
 
 def warnings_of(policy: SitePolicy) -> list[str]:
-    """Return a sentence on each gap of ``policy``."""
+    """Return a sentence on each way in which ``policy`` lets data out."""
     found = []
     if policy.noising is None and any(reply.arrays for reply in policy.sends.values()):
         found.append(
