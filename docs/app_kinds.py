@@ -19,7 +19,7 @@ BEGIN, END = "<!-- apps: made by docs/app_kinds.py -->\n", "<!-- /apps -->\n"
 RECONSTRUCTED = ("The server reconstructed", "The server read")
 """First words of a headline on reconstructed examples, of this version and of older ones."""
 
-CHANCE = {"classes": 0.0, "words": 0.0, "members": 0.5, "participants": 0.5, "continued": 0.0}
+CHANCE = {"labels": 0.5, "classes": 0.0, "words": 0.0, "members": 0.5, "participants": 0.5, "continued": 0.0}
 """What is asked of whole trainings -> what guessing gives."""
 
 KINDS: Mapping[str, tuple[str, ...]] = {

@@ -10,7 +10,7 @@ from fl_privacy.measure.roc import Estimate
 from fl_privacy.measure.rule import above_chance
 
 Kind = Literal["image", "row", "node", "text", "other"]
-QuestionName = Literal["examples", "classes", "words", "members", "participants", "continued"]
+QuestionName = Literal["examples", "labels", "classes", "words", "members", "participants", "continued"]
 
 
 @dataclass(frozen=True, kw_only=True)

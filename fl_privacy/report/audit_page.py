@@ -314,9 +314,10 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
 
 
 def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
-    """Return a sentence on what the server learns, which begins with ``server``, and one on what everybody learns."""
+    """Return a sentence on each observer that learns something; ``server`` begins the one on the server."""
     sentences = []
-    for who, subject in {"server": server, "outsider": "Everybody who gets the final model learns"}.items():
+    learn = {"outsider": "Everybody who gets the final model learns", "another_site": "A client learns"}
+    for who, subject in {"server": server, **learn}.items():
         parts = []
         for one in (one for one in answers if one.observer == who):
             assert one.estimate is not None and isinstance(one.control, Estimate)

@@ -1,10 +1,12 @@
 """Graphs in PyTorch Geometric's form, and the labels of vertical learning: what audits find."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from fl_privacy.auditing.instrument.program import connections_of, graph_entries
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
 from fl_privacy.auditing.scenario_graphs import nodes_of, score_nodes
 from fl_privacy.auditing.scenario_problem import StepProblem, gradient_plan, read_problem
+from fl_privacy.auditing.vertical import SplitTraining, clusters_of, labels_right
 from fl_privacy.types import Observation, Reconstruction
 from tests.flower.untouched_apps import BEGUN, HEAD, audited, rung
 
@@ -78,6 +81,59 @@ GRAPHS = (
 """
 )
 """A network on molecules of nine atoms of five kinds, in batches of four graphs."""
+
+VERTICAL_CLIENT = (
+    HEAD
+    + """
+def Net():
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 4))
+def begun(context):
+    torch.manual_seed(0)
+    net, own = Net(), int(context.node_config["partition-id"])
+    if "net" in context.state:
+        net.load_state_dict(context.state["net"].to_torch_state_dict())
+    return net, torch.rand(120, 3, generator=torch.Generator().manual_seed(own))
+@app.query()
+def embed(msg, context):
+    net, x = begun(context)
+    own = int(context.node_config["partition-id"])
+    return Message(RecordDict({"a": ArrayRecord({"e": Array(net(x).detach().numpy())}), "p": ConfigRecord({"p": own})}),
+                   reply_to=msg)
+@app.train()
+def learn(msg, context):
+    net, x = begun(context)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(x).backward(torch.from_numpy(msg.content["g"]["g"].numpy().copy()))
+    optimizer.step()
+    context.state["net"] = ArrayRecord(net.state_dict())
+    return Message(RecordDict(), reply_to=msg)
+"""
+)
+
+VERTICAL_SERVER = """
+import torch
+from torch import nn
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+@app.main()
+def main(grid, context):
+    torch.manual_seed(1)
+    head = nn.Linear(8, 1)
+    y = torch.randint(0, 2, (120, 1), generator=torch.Generator().manual_seed(5)).float()
+    nodes = list(grid.get_node_ids())
+    for _ in range(3):
+        replies = grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes])
+        place = dict((reply.metadata.src_node_id, reply.content["p"]["p"]) for reply in replies)
+        held = dict((place[r.metadata.src_node_id], torch.tensor(r.content["a"]["e"].numpy())) for r in replies)
+        both = torch.cat([held[0], held[1]], 1).requires_grad_()
+        nn.BCEWithLogitsLoss()(head(both), y).backward()
+        parts = both.grad.split(4, 1)
+        gradients = dict((node, ArrayRecord(dict(g=Array(parts[k].numpy())))) for node, k in place.items())
+        sent = dict((node, RecordDict(dict(g=record))) for node, record in gradients.items())
+        grid.send_and_receive([Message(content, node, "train") for node, content in sent.items()])
+"""
+"""A server that holds the labels of 120 examples, and sends gradients of embeddings to its clients."""
 
 
 def _library() -> dict[str, object]:
@@ -159,6 +215,44 @@ def test_an_app_of_graphs_is_attacked_to_its_page(tmp_path: Path) -> None:
     assert "The server reconstructed 36 of 36 nodes" in record["headline"]
 
 
+def test_directions_of_two_classes_form_two_groups() -> None:
+    rng = np.random.default_rng(0)
+    labels, direction = rng.integers(0, 2, 200), rng.standard_normal(8)
+    vectors = (labels - rng.uniform(0.2, 0.8, 200))[:, None] * direction + 0.02 * rng.standard_normal((200, 8))
+    assert labels_right(clusters_of(vectors, 2), labels) == 200
+    assert labels_right(clusters_of(rng.standard_normal((200, 8)), 2), labels) < 130
+
+
+def _split(labels: torch.Tensor, vectors: np.ndarray, *, trained: bool = True, client: bool = False) -> SplitTraining:
+    """Send ``vectors`` after a loss of ``labels`` by the server, ``trained`` or not, and maybe one by a ``client``."""
+    split, outputs = SplitTraining(), torch.full((len(labels),), 0.5, requires_grad=trained)
+    with split.looking():
+        torch.nn.functional.binary_cross_entropy(input=outputs, target=labels)
+        if client:
+            with split.looking(client=True):
+                torch.nn.functional.cross_entropy(torch.rand(16, 2), torch.zeros(16).long())
+    split.note(7, {"g/g": vectors}, {})
+    split.note(7, {"g/g": vectors[:30]}, {})  # of no vector an example
+    return split
+
+
+def test_vectors_that_say_nothing_of_labels_are_not_above_chance() -> None:
+    rng = np.random.default_rng(0)
+    labels = torch.from_numpy(rng.integers(0, 2, 200)).float()
+    (found,) = _split(labels, rng.standard_normal((200, 8))).answers()
+    assert found.question == "labels" and not found.above_chance
+
+
+def test_labels_are_inferred_only_if_the_server_alone_trains_on_them() -> None:
+    """An evaluation by the server, or clients with a loss of their own, are no vertical learning."""
+    labels = torch.arange(200).remainder(2).float()
+    vectors = (labels.numpy() - 0.5)[:, None] * np.ones((200, 8))
+    (found,) = _split(labels, vectors).answers()
+    assert found.estimate is not None and found.estimate.value == 1.0 and found.above_chance
+    assert not list(_split(labels, vectors, trained=False).answers())
+    assert not list(_split(labels, vectors, client=True).answers())
+
+
 def test_integers_of_two_examples_are_no_connections() -> None:
     pairs = torch.tensor([[0, 1, 1], [1, 0, 1]])
     for rows, number in ((2, -1), (3, 1)):
@@ -167,3 +261,26 @@ def test_integers_of_two_examples_are_no_connections() -> None:
         )
         model: Any = SimpleNamespace(variables=(0,), program=program)
         assert connections_of(model) == number
+
+
+@pytest.mark.long
+def test_a_client_of_a_vertical_app_infers_the_server_s_labels(tmp_path: Path) -> None:
+    """The sign of a gradient is that of its label; embeddings of drawn labels say nothing."""
+    record = audited(tmp_path, "app_vertical", VERTICAL_CLIENT, VERTICAL_SERVER, rounds=3)
+    (received,) = (each for each in record["survivors"] if each["name"] == "labels")
+    assert received["found"]["value"] == 1.0 and received["control"]["value"] < 0.7
+    (note,) = received["notes"]
+    assert "Clients can infer 120 of 120 labels from what the server sends" in note
+    sent = re.search(r"What clients send, such as embeddings, groups (\d+) of 120", note)
+    assert sent is not None and int(sent[1]) < 84
+    assert record["tone"] == "leak" and "a client learns which class each example" in record["headline"].lower()
+
+
+@pytest.mark.long
+def test_a_server_that_evaluates_predictions_is_no_vertical_learning(tmp_path: Path) -> None:
+    """Clients upload and get a vector for each example; the server only evaluates on the labels."""
+    server = VERTICAL_SERVER.replace("head(both), y).backward()", "head(both).detach(), y)")
+    server = server.replace("both.grad.split(4, 1)", "((y - 0.5) * torch.ones(1, 8)).split(4, 1)")
+    record = audited(tmp_path, "app_predictions", VERTICAL_CLIENT, server, rounds=3)
+    assert not [each for each in record["survivors"] if each["name"] == "labels"]
+    assert "class" not in record["headline"]

@@ -243,8 +243,8 @@ class AppAudit(AuditSession):
             grid.on_answer, self.grid, self.data = self.refresh, grid, there.data
             context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
             self.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
-            held = rounds_held(asked.rounds)
-            with held as taken, grid.joining(), figures_noted(self.figures), watched_opacus() as opacus:
+            held, joined = rounds_held(asked.rounds), grid.joining()
+            with held as taken, joined, grid.split.looking(), figures_noted(self.figures), watched_opacus() as opacus:
                 ended = attempt(lambda: started.server(grid, context), placed=True)
             self.chose_none = grid.chose_none and not grid.inventory.messages
             grid.on_answer, self.figures = None, grid.evaluation() | self.figures
@@ -312,8 +312,8 @@ class AppAudit(AuditSession):
         self._add(scenarios.attack_all(), further)
         self.tell("Attacking what is not trained by steps")
         self._add(self.grid.fitted.attack_all(clients=asked.clients, seed=seed, seconds=asked.seconds), further)
-        questions = scenarios.aggregate(list(self.grid.traces.values()))
-        self._add(questions, "Further questions are asked of the training's own uploads.")
+        questions, going_on = scenarios.aggregate(list(self.grid.traces.values())), "Further questions are asked."
+        self._add((*self.grid.split.answers(), *questions), going_on)
 
     def _add(self, answers: Iterable[Answer], going_on: str) -> None:
         for answer in answers:

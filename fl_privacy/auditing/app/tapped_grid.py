@@ -28,6 +28,7 @@ from fl_privacy.auditing.instrument.packed import unpacked
 from fl_privacy.auditing.instrument.watch import MOST_EVALUATED, OnlyExamples, TrainingWatch, Watched, replaced
 from fl_privacy.auditing.scenario_problem import WatchedReply
 from fl_privacy.auditing.scenarios import AskedClient
+from fl_privacy.auditing.vertical import SplitTraining
 from fl_privacy.errors import in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
@@ -85,6 +86,7 @@ class TappedGrid(LocalGrid):
     ) -> None:
         super().__init__(clients, client_app)
         self._defense = defense
+        self.split = SplitTraining()
         self._config, self._node_config, self._made, self._tables = config, node_config, time.time(), tables
         for partition, context in enumerate(self.contexts.values()):
             configure(context, partition, config, self._node_config)
@@ -213,7 +215,7 @@ class TappedGrid(LocalGrid):
         watch, columns, fitted = TrainingWatch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
         app = self.client_app
         assert app is not None
-        with watch.looking() as seen, columns.looking(), fitted.looking():
+        with watch.looking() as seen, columns.looking(), fitted.looking(), self.split.looking(client=True):
             reply = attempt(lambda: app(message, context), placed=True)
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         reply, known = self._defended(message, reply, _flat(down), seen, context)
@@ -280,6 +282,8 @@ class TappedGrid(LocalGrid):
         same = [key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape]
         known = {key.partition("/")[2] for key in (*pairs.parameters, *pairs.packed, *same)}
         odd = [key for _, key in up.arrays if key not in known]
+        if not pairs.parameters:
+            self.split.note(down.node, sent, uploaded)
         self._trace(down, sent, uploaded, pairs, loaded.labels)
         trained = bool(pairs.parameters) or down.kind.partition(".")[0] == "query"  # whose answers are no parameters
         leaks = findings_of(up, loaded, odd, trained=trained)
