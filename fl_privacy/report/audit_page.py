@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fl_privacy.files import shipped
 from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
@@ -114,7 +115,7 @@ class AuditRecord:
             return "The audit asked clients for such uploads; in training, a client with little data may send them"
         if observers := {one.observer for one in self.aggregate if one.leaks}:
             if "server" not in observers:
-                return "Only the final model is needed"
+                return OTHERS[max(observers)]["needs"]
             return "The training's own uploads, with all their examples and steps, are enough for this"
         attacked = any(step.counts for step in self.steps)
         return "Only the attacks of this page were tried; others may reconstruct more" if attacked else ""
@@ -169,8 +170,10 @@ class AuditRecord:
             return f"Repeat this audit with --with-defense '{defense}' to compare both{cost} (docs/defend.md)"
         if self.tone == LEAK or self._unjudged:
             look = "Look at the reconstructions, or give the site's own examples by --data to get figures and a control"
+            observers = {one.observer for one in self.answers if one.leaks}
             hide = "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
-            return hide if self.tone == LEAK else look
+            others = observers and "server" not in observers
+            return OTHERS[max(observers)]["remedy"] if others else hide if self.tone == LEAK else look
         if self.broken or self.going_on:
             return "Audit the app again" if self.broken else "Wait: this page is updated as results arrive"
         longer = "Attack longer with --budget thorough. Only differential privacy is a guarantee (docs/defend.md)"
@@ -316,8 +319,7 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
 def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
     """Return a sentence on each observer that learns something; ``server`` begins the one on the server."""
     sentences = []
-    learn = {"outsider": "Everybody who gets the final model learns", "another_site": "A client learns"}
-    for who, subject in {"server": server, **learn}.items():
+    for who, subject in {"server": server, **{who: other["learns"] for who, other in OTHERS.items()}}.items():
         parts = []
         for one in (one for one in answers if one.observer == who):
             assert one.estimate is not None and isinstance(one.control, Estimate)
@@ -354,6 +356,9 @@ def _read(step: Answer) -> str:
     made = "one example" if number == 1 else f"{number} examples"
     return f"{how} {of} from {'one upload' if counts.groups == 1 < number else 'uploads'} of {made} in one step{later}"
 
+
+OTHERS: Mapping[str, Mapping[str, str]] = shipped(__file__, "other_observers.json")
+"""Observers other than the server -> what they learn, what they need for it, and what prevents it."""
 
 OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "Another site", "outsider": "Everybody"}
 """Observer of an answer -> its name as a subject."""

@@ -256,3 +256,22 @@ def test_only_the_scenario_of_the_headline_is_unfolded() -> None:
     page = render_audit(AuditRecord(app="a", answers=[GRADIENT, step("One", 2)], lines=[LINE], facts=[("a", "b")]))
     assert page.count("<details open>") == 1
     assert re.search(r"<details><summary><h2>Everything that is sent</h2></summary>", page)
+
+
+@pytest.mark.parametrize(
+    ("observer", "learns", "needs", "stops"),
+    [
+        ("server", "Clients' uploads reveal to the server", "training's own uploads", "secure aggregation"),
+        ("another_site", "A client learns", "server's messages", "server add noise"),
+        ("outsider", "Everybody who gets the final model learns", "final model", "differential privacy"),
+    ],
+)
+def test_each_observer_of_a_leak_has_its_own_need_and_remedy(
+    observer: Any, learns: str, needs: str, stops: str
+) -> None:
+    """Secure aggregation hides nothing that other sites or the model's receivers see."""
+    found = Estimate(value=0.9, low=0.85, high=0.95, chance=0.5)
+    leak = Answer(question="labels", observer=observer, estimate=found, control=replace(found, value=0.5))
+    page = AuditRecord(app="a", answers=[leak], lines=[LINE])
+    assert page.headline.startswith(f"{learns} which class each example has (0.90; control 0.50)")
+    assert needs in page.when and stops in page.next_step
