@@ -81,6 +81,8 @@ def what_was_done(run: Run) -> str:
     of = f"{clients} client{'s' * (clients != 1)} over {rounds} round{'s' * (rounds != 1)}"
     where = f" by {of}" if clients and rounds else ""
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"
+    if frozen := select(run.identity.config, "federation.plan.frozen"):
+        guarded += f", with {' and '.join(map(str, frozen))} frozen"
     against = f", attacked by {attack}" if attack and attack != "none" and run.of_kind("image") else ""
     inferred = chosen(run, "inference").replace("+", ", ")
     against += f", asked about {inferred}" if inferred and inferred != "none" else ""

@@ -73,6 +73,12 @@ def test_the_decisive_assumption_is_said(tmp_path, options, expected):
     assert expected in write_report([run.path]).read_text()
 
 
+def test_frozen_parameters_are_named_since_they_are_not_uploaded(tmp_path):
+    frozen = trained(tmp_path / "a", plan=FEDSGD | {"frozen": ["words.weight", "positions.weight"]})
+    assert "undefended, with words.weight and positions.weight frozen" in what_was_done(frozen)
+    assert "frozen" not in what_was_done(trained(tmp_path / "b", plan=FEDSGD | {"frozen": []}))
+
+
 def test_pages_of_many_runs_say_it_too(tmp_path):
     single = trained(tmp_path, plan=FEDSGD)
     batch = trained(tmp_path, plan=FEDSGD, batch_size=4)
