@@ -306,7 +306,8 @@ def table() -> str:
         " asked of what clients really uploaded: how the shares of classes in which clients differ correlate with what"
         " the last bias says (0 is guessing), how well losses tell a client's examples from another's (0.5 is"
         " guessing), and the F1 of a client's own words; each with its 95 % interval. The two columns after"
-        " them ask the mean of the last models: who trained, and which texts it ends word for word. A hyphen: not"
+        " them ask the mean of the last models: who trained, and which texts it ends word for word. *Labels,"
+        " vertical* is the share of labels that a client infers from what the server sends. A hyphen: not"
         " attacked, which is no protection. *Withdrawn*: rows and words of batches, which an earlier version counted"
         " though guesses that know nothing come to as many.",
         "",
@@ -321,8 +322,8 @@ def lines_of(rows: list[dict[str, Any]]) -> list[str]:
     lines = [
         "| Example | Lines edited | Uploaded | In clear | Gradient of one | One, uploaded | Batch, uploaded"
         " | Last round | Fitted | Classes, whole training | Members | Words | Members, final model | Texts continued"
-        " | Seconds | Data |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        " | Labels, vertical | Seconds | Data |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_line(row) for row in pages]
     lines += ["", "| Example | Why there is no page on what clients upload |", "|---|---|"]
@@ -355,7 +356,7 @@ def _line(row: Mapping[str, Any]) -> str:
     cells += [_read(rungs.get(name)) for name in ("gradient", "one", "batch", "later")]
     cells.append(_read(next((rung for name, rung in rungs.items() if name not in (*RUNGS, "evaluation")), None)))
     told = {one["name"]: one for one in row.get("survivors", ())}
-    cells += [_told(told.get(name)) for name in ("classes", "members", "words", "participants", "continued")]
+    cells += [_told(told.get(name)) for name in ("classes", "members", "words", "participants", "continued", "labels")]
     cells += [f"{row['seconds']:.0f}" + " (cut off)" * row.get("cut", False), row["data"] or "its own"]
     return "| " + " | ".join(map(_cell, cells)) + " |"
 
