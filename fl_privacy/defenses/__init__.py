@@ -12,11 +12,9 @@ if TYPE_CHECKING:
     from fl_privacy.defenses._ats import ats as ats
     from fl_privacy.defenses._dp_merf import dp_merf as dp_merf
     from fl_privacy.defenses._dp_noise import dp_noise as dp_noise, dp_sgd as dp_sgd, local_dp as local_dp
-    from fl_privacy.defenses._exclude_vars import exclude_vars as exclude_vars
     from fl_privacy.defenses._fdl_pp import fdl_pp as fdl_pp
     from fl_privacy.defenses._gs_wgan import gs_wgan as gs_wgan
     from fl_privacy.defenses._instahide import instahide as instahide
-    from fl_privacy.defenses._percentile import percentile as percentile
     from fl_privacy.defenses._pruning import ppdl as ppdl, pruning as pruning, selective_sharing as selective_sharing
     from fl_privacy.defenses._quantization import quantization as quantization
     from fl_privacy.defenses._recup_fl import recup_fl as recup_fl
@@ -34,5 +32,6 @@ if TYPE_CHECKING:
         compose as compose,
         none as none,
     )
+    from fl_privacy.defenses.nvflare_filters import exclude_vars as exclude_vars, percentile as percentile
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__, registers=True)
