@@ -73,9 +73,7 @@ Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
     """Build a defense that trains on the images of ``make``, computed once and kept in the client's state as bytes.
 
-    Jobs of one command share them, if the client's examples and random numbers are the same.
-
-    ``make`` gives ``images_per_class`` images of every class, or of the client's classes only.
+    Jobs of one command share them. ``make`` gives ``images_per_class`` images of every class, or of the client's only.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 

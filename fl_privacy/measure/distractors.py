@@ -77,7 +77,7 @@ def compare_images(
 ) -> list[GuessComparison]:
     """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the client's changed images.
 
-    If another attacker makes the same guesses, the figures are not computed again.
+    Equal guesses are compared once.
     """
     found = match.found
     if not len(found):
@@ -87,26 +87,18 @@ def compare_images(
     extra = others.controls.get(victim, torch.empty(0)).float()
     given = match.guesses[found].float(), originals, match.originals[found].float(), match.labels[found], extra
     if others.candidates is None:
-        return _compared(*given, candidates=None)
+        return _compared(given, None)
     kept, key = others.candidates.compared, tuple((one.shape, blake2b(one.numpy().tobytes()).digest()) for one in given)
     if key not in kept:
         if len(kept) == MOST_COMPARED:
             del kept[next(iter(kept))]
-        kept[key] = _compared(*given, candidates=others.candidates)
+        kept[key] = _compared(given, others.candidates)
     return list(kept[key])
 
 
-def _compared(
-    guesses: Tensor,
-    originals: Tensor,
-    unchanged: Tensor,
-    labels: Tensor,
-    controls: Tensor,
-    *,
-    candidates: PublicImages | None,
-) -> list[GuessComparison]:
-    exact = _is_exact(guesses, originals) | _is_exact(guesses, unchanged)
-    extra = list(controls)
+def _compared(given: Sequence[Tensor], candidates: PublicImages | None) -> list[GuessComparison]:
+    guesses, originals, unchanged, labels, controls = given
+    exact, extra = _is_exact(guesses, originals) | _is_exact(guesses, unchanged), list(controls)
     figures, nearest = [GuessComparison(exact=same) for same in exact.tolist()], torch.arange(len(guesses))
     if (rest := (~exact).nonzero().flatten()).numel():
         seen = identify(guesses[rest], originals[rest], candidates)

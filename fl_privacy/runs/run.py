@@ -54,7 +54,7 @@ def run_experiment(
 ) -> Path:
     """Run ``config`` unless it has finished; ``UserError`` if parts do not fit, or all clients of a round failed.
 
-    The model after the round ``early``, if any, is kept, too.
+    The model after the round ``early`` is kept, too.
     """
     if config.captured is not None:
         raise UserError(
