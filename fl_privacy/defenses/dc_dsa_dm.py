@@ -86,7 +86,7 @@ def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bo
                 return save({images: (made.inputs * 255).round().to(torch.uint8), labels: made.labels})
 
             tensors = batch.inputs, batch.labels, data.rng.get_state()
-            given = [(str(t.dtype), t.shape, hashlib.sha256(t.cpu().numpy()).hexdigest()) for t in tensors]
+            given = [(str(t.dtype), t.shape, hashlib.sha256(t.cpu().numpy().tobytes()).hexdigest()) for t in tensors]
             key = [part.name, part.settings, data.num_classes, given, str(device), torch.get_num_threads()]
             started = time.perf_counter()
             content, seconds = computed_once(json.dumps(key, default=str).encode(), compute)

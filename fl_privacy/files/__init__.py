@@ -50,8 +50,8 @@ def computed_once(key: bytes, compute: Callable[[], bytes]) -> tuple[bytes, floa
     folder = os.environ.get(SHARED_VARIABLE)
     path = Path(folder) / hashlib.sha256(key).hexdigest() if folder else None
     if path is not None and path.is_file():
-        seconds, _, content = path.read_bytes().partition(b"\n")
-        return content, float(seconds)
+        took, _, content = path.read_bytes().partition(b"\n")
+        return content, float(took)
     content, seconds = compute(), time.perf_counter() - started
     if path is not None:
         write_private(path, f"{seconds}\n".encode() + content)
