@@ -172,14 +172,15 @@ def open_in_browser(page: Path) -> None:
         say("No browser was found here: copy the page to where there is one, it needs no network.", aside=True)
 
 
-def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
-    """Run the one run that ``config`` describes, and return its folder."""
+def run_job(command: Command, config: RunSettings, monitor: Monitor, *, early: int | None = None) -> Path:
+    """Run the one run that ``config`` describes, keep its model after round ``early``, and return its folder."""
     from fl_privacy.cli.backends import backend_of  # noqa: PLC0415
     from fl_privacy.runs.attack import attack_experiment  # noqa: PLC0415
     from fl_privacy.runs.run import run_experiment  # noqa: PLC0415
 
-    attacks = command == "attack"
-    return attack_experiment(config, monitor) if attacks else run_experiment(config, backend_of(config), monitor)
+    if command == "attack":
+        return attack_experiment(config, monitor)
+    return run_experiment(config, backend_of(config), monitor, early=early)
 
 
 def expect_reconstructions(folders: Sequence[Path]) -> None:

@@ -22,7 +22,7 @@ from fl_privacy.cli.faults import STOPPING, Interrupted, Terminal, in_a_line, in
 from fl_privacy.cli.jobs import LOADING, end_with, expect_reconstructions, run_job
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation.cores import processes_that_fit, shared_among
-from fl_privacy.files import CONFIG_DIR
+from fl_privacy.files import CONFIG_DIR, sharing
 
 if TYPE_CHECKING:
     from fl_privacy.runs.config.study import Track
@@ -141,11 +141,13 @@ STAGES = ("Training", "Attacking")
 def _stages(
     plan: StudyPlan[Any], processes: int, console: Console, *, only_report: bool
 ) -> Iterator[tuple[list[Job], dict[str, str]]]:
-    for position, (title, stage) in enumerate(zip(STAGES, plan.stages(), strict=True), 1):
-        numbered = f"{title} (stage {position} of {len(STAGES)})"  # the time left is the stage's alone
-        left = [job for job in stage if not job.finished]
-        console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
-        yield stage, {} if only_report else do_all(numbered, left, processes, console)
+    with sharing():
+        for position, (title, stage) in enumerate(zip(STAGES, plan.stages(), strict=True), 1):
+            numbered = f"{title} (stage {position} of {len(STAGES)})"  # the time left is the stage's alone
+            left = [job for job in stage if not job.finished]
+            said = f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already"
+            console.print(said, highlight=False)
+            yield stage, {} if only_report else do_all(numbered, left, processes, console)
 
 
 BYTES_OF_A_JOB = 3 * 2**29  # largest memory of a job, which bounds the number of parallel jobs
@@ -342,7 +344,7 @@ def _do(job: Job) -> str | None:
         return "interrupted"
     try:
         with interruptible():
-            run_job(job.command, job.config, WrittenMonitor(job.folder))
+            run_job(job.command, job.config, WrittenMonitor(job.folder), early=job.early)
     except Interrupted:
         _stopped.set()
         return "interrupted"

@@ -76,6 +76,7 @@ class LocalData:
     num_classes: int
     state: ClientState
     rng: torch.Generator
+    spared: list[float] = field(default_factory=list)  # seconds of work that another job of this command has done
 
 
 Inform = Callable[[Batch, Tensor], None]

@@ -305,7 +305,7 @@ class Client:
             batch, started = self.examples.batch(self.indices, self.device), time.perf_counter()
             for hook in self.defense.examples:
                 batch = hook(batch, data)
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started + sum(data.spared)
         return OwnExamples(len(batch), lambda i: Batch(batch.inputs[i], batch.labels[i]), seconds)
 
     def _rng(self, *names: str | int) -> torch.Generator:

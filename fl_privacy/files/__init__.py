@@ -1,8 +1,13 @@
 """Tables of the package, atomic writing of files, private files and folders, and the cache folder."""
 
+import hashlib
 import json
 import os
 import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,35 @@ CONFIG_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent
 
 CACHE_VARIABLE = "FL_PRIVACY_CACHE"
 """Environment variable with the cache folder; if unset, the user's default."""
+
+
+SHARED_VARIABLE = "FL_PRIVACY_SHARED"
+"""Environment variable with the folder of results that jobs share; if unset, each job computes them."""
+
+
+@contextmanager
+def sharing() -> Iterator[None]:
+    """Let this process, and those that it starts meanwhile, share results of ``computed_once``."""
+    with tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:
+        os.environ[SHARED_VARIABLE] = folder
+        try:
+            yield
+        finally:
+            del os.environ[SHARED_VARIABLE]
+
+
+def computed_once(key: bytes, compute: Callable[[], bytes]) -> tuple[bytes, float]:
+    """Return the result of ``compute``, or of another job with the same ``key``, and the seconds that it took."""
+    started = time.perf_counter()
+    folder = os.environ.get(SHARED_VARIABLE)
+    path = Path(folder) / hashlib.sha256(key).hexdigest() if folder else None
+    if path is not None and path.is_file():
+        took, _, content = path.read_bytes().partition(b"\n")
+        return content, float(took)
+    content, seconds = compute(), time.perf_counter() - started
+    if path is not None:
+        write_private(path, f"{seconds}\n".encode() + content)
+    return content, seconds
 
 
 def shipped(module: str, name: str) -> Any:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ NEARLY = 0.03  # root mean squared difference up to which two images are nearly 
 CLOSER = 10 ** (-MARGIN_PSNR / 10)  # largest ratio of the variance unexplained by a guess to that by a near image
 TWIN = 6.0  # least lead at which the nearest public image shows the same scene as an original
 OTHER_UPDATES, MOST_CONTROLS = 3, 8  # most other updates whose guesses are controls, and most such guesses
+MOST_COMPARED = 256  # most victims whose latest figures are kept
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,35 +75,48 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), originals that the client changed."""
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), originals that the client changed.
+
+    Equal guesses are compared once.
+    """
     found = match.found
     if not len(found):
         return []
     others = others.of(victim)
-    guesses = match.guesses[found].float()
     originals = (match.originals if fed is None else fed.detach().cpu())[found].float()
-    exact = _is_exact(guesses, originals) | _is_exact(guesses, match.originals[found].float())
-    extra = list(others.controls.get(victim, torch.empty(0)).float())
-    figures, nearest = [GuessComparison(exact=same) for same in exact.tolist()], torch.arange(len(found))
+    extra = others.controls.get(victim, torch.empty(0)).float()
+    given = match.guesses[found].float(), originals, match.originals[found].float(), match.labels[found], extra
+    if others.candidates is None:
+        return _compared(given, None)
+    kept, key = others.candidates.compared, tuple((one.shape, blake2b(one.numpy().tobytes()).digest()) for one in given)
+    if key not in kept:
+        if len(kept) == MOST_COMPARED:
+            del kept[next(iter(kept))]
+        kept[key] = _compared(given, others.candidates)
+    return list(kept[key])
+
+
+def _compared(given: Sequence[Tensor], candidates: PublicImages | None) -> list[GuessComparison]:
+    guesses, originals, unchanged, labels, controls = given
+    exact, extra = _is_exact(guesses, originals) | _is_exact(guesses, unchanged), list(controls)
+    figures, nearest = [GuessComparison(exact=same) for same in exact.tolist()], torch.arange(len(guesses))
     if (rest := (~exact).nonzero().flatten()).numel():
-        seen = identify(guesses[rest], originals[rest], others.candidates)
+        seen = identify(guesses[rest], originals[rest], candidates)
         nearest[rest] = rest[seen.guess]
         for number, place in enumerate(rest.tolist()):
             own = replace(figures[place], likeness=_round(seen.likeness[number]), candidates=seen.candidates)
             if seen.rank is not None and seen.lead is not None and seen.foreign is not None:
                 own = replace(own, best_rank=int(seen.rank[number]), lead=_round(seen.lead[number]))
             if own.best_rank == 1:
-                lead = _control_lead(originals[place], own, extra, others)
-                own = replace(own, control_lead=_round(lead) if lead > -math.inf else None)
                 own = replace(own, foreign=_round(seen.foreign[number]) if seen.foreign is not None else None)
             figures[place] = own
     if bool(exact.any()):
         same = GuessComparison(exact=True, likeness=1.0, candidates=0)
-        if others.candidates is not None:
-            same = replace(same, candidates=int((~others.candidates.equal(originals)).sum()), best_rank=1)
+        if candidates is not None:
+            same = replace(same, candidates=int((~candidates.equal(originals)).sum()), best_rank=1)
         figures = [same if own.exact else own for own in figures]
-    for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
-        top_psnr, top_ssim = control(truth, label, others.candidates, extra)
+    for place, (truth, label) in enumerate(zip(originals, labels.tolist(), strict=True)):
+        top_psnr, top_ssim = control(truth, label, candidates, extra)
         tries = {place, int(nearest[place])}
         own_psnr, own_ssim = larger(aligned(guesses[guess], truth) for guess in sorted(tries))
         figures[place] = own = replace(
@@ -114,6 +129,9 @@ def compare_images(
         if own.likeness is not None and own.aligned_psnr is not None and own.aligned_psnr >= PROVEN_PSNR:
             alike = max(correlation(guesses[guess], truth) for guess in tries)  # candidates are looked at coarsely
             figures[place] = replace(own, likeness=_round(max(own.likeness, alike)))
+        if candidates is not None and figures[place].depends_on_control_lead:
+            lead = _control_lead(truth, own, extra, candidates)
+            figures[place] = replace(figures[place], control_lead=_round(lead) if lead > -math.inf else None)
     return figures
 
 
@@ -181,16 +199,14 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
     return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
 
 
-def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], others: Distractors) -> float:
+def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], candidates: PublicImages) -> float:
     """Return the largest lead (:class:`Identified`) of a control at ``original`` (C, H, W), -inf without controls.
 
     Controls are ``extra`` guesses at other updates, and a public image that is almost the original, unless the guess
     with the figures ``own`` is closer by a margin.
     """
-    if others.candidates is None:
-        return -math.inf
-    found = [identify(each[None], original[None], others.candidates).lead for each in extra]
-    lead, near = near_lead(original, others.candidates)
+    found = [identify(each[None], original[None], candidates).lead for each in extra]
+    lead, near = near_lead(original, candidates)
     leads = [float(each) for each in found if each is not None]
     if (near >= SAME or lead >= TWIN) and 1 - (own.likeness or 0.0) ** 2 > CLOSER * (1 - near**2):
         leads.append(own.lead or 0.0 if lead >= TWIN else lead - LEAD)

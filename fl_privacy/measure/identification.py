@@ -22,7 +22,7 @@ from fl_privacy.measure.descriptors import (
     small,
 )
 from fl_privacy.measure.images import psnr, ssim
-from fl_privacy.measure.outcome import LEAD, SAME, SURE
+from fl_privacy.measure.outcome import LEAD, SAME, SURE, GuessComparison
 from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way, gallery_of
 
 ALIKE = 3  # most public images that count as of the same scene as an original
@@ -40,6 +40,8 @@ class PublicImages:
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
     # cache: original -> lead and likeness of the nearest public image
     near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
+    # cache: content of guesses, originals and controls -> figures of the comparison
+    compared: dict[object, list[GuessComparison]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def mean(self) -> Tensor:

@@ -109,6 +109,12 @@ class GuessComparison:
         return value is not None and control is not None and control < math.inf and value >= control + margin
 
     @property
+    def depends_on_control_lead(self) -> bool:
+        """Return ``True`` if ``leads_controls`` may decide the outcome of an image, and depends on ``control_lead``."""
+        open_still = self.is_nearest or (self.candidates or 0.0) < LEAST_CANDIDATES
+        return self.best_rank == 1 and not self.exact and open_still and not self.is_above("psnr", MUCH_PSNR)
+
+    @property
     def leads_controls(self) -> bool:
         lead, control = self.lead or 0.0, self.control_lead
         return control is None or lead >= control + LEAD or self.is_above("psnr", MUCH_PSNR)

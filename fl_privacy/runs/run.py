@@ -27,7 +27,7 @@ from fl_privacy.runs.run_location import Backend, Monitor, RunLocation
 from fl_privacy.runs.server_attack import expect_readable_sum, hand_over
 from fl_privacy.runs.setup import Setup, build_setup
 from fl_privacy.runs.threat_model import ClientLocation, describe_image_prior, describe_threats, who_draws
-from fl_privacy.runs.weights import MODEL, write_weights
+from fl_privacy.runs.weights import MODEL, model_after, write_weights
 from fl_privacy.types import Observation
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -45,9 +45,17 @@ class Reader(Protocol):
 
 
 def run_experiment(
-    config: RunSettings, backend: Backend, monitor: Monitor, *, clients: ClientLocation = SIMULATED_CLIENTS
+    config: RunSettings,
+    backend: Backend,
+    monitor: Monitor,
+    *,
+    clients: ClientLocation = SIMULATED_CLIENTS,
+    early: int | None = None,
 ) -> Path:
-    """Run ``config`` unless it has finished; return its folder. ``UserError`` if parts do not fit or clients fail."""
+    """Run ``config`` unless it has finished; return its folder. ``UserError`` if parts do not fit or clients fail.
+
+    ``early``: number of a round after which the model is also kept.
+    """
     if config.captured is not None:
         raise UserError(
             f"captured is expected with `fl-privacy attack`, but got {config.captured!r} with run, which captures its"
@@ -76,7 +84,7 @@ def run_experiment(
             readers = readers_of(setup, attack, waiting, folder, monitor, privacy=privacy, clients=clients)
             describe(setup, folder, privacy, prior, clients)
             try:
-                train(setup, backend, readers, folder, monitor, privacy=privacy)
+                train(setup, backend, readers, folder, monitor, privacy=privacy, early=early)
                 for reader in readers:
                     reader.finish()
             finally:
@@ -146,7 +154,14 @@ def readers_of(
 
 
 def train(
-    setup: Setup, backend: Backend, readers: Sequence[Reader], folder: RunFolder, monitor: Monitor, *, privacy: Privacy
+    setup: Setup,
+    backend: Backend,
+    readers: Sequence[Reader],
+    folder: RunFolder,
+    monitor: Monitor,
+    *,
+    privacy: Privacy,
+    early: int | None = None,
 ) -> None:
     """Run all rounds, and pass intercepted updates to all readers; their errors do not stop the training."""
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
@@ -164,6 +179,8 @@ def train(
                         logger.warning("The update %s could not be intercepted: %s", observation.id, shown.reason)
                         break
             report, evaluation = round.report, round.report.evaluation
+            if report.round == early:
+                write_weights(folder.path / model_after(early), server.state)
             if evaluation is None and report.round in server.tested and not server.personal:
                 model, state = setup.model.to(device), server.state.to(device)
                 evaluation = evaluate_model(model, state, setup.dataset.test, device=device)

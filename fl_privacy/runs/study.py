@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +43,7 @@ from fl_privacy.runs.folder.study import (
 )
 from fl_privacy.runs.privacy import calibrated, noise_for_budget
 from fl_privacy.runs.run_location import Command, RunLocation
+from fl_privacy.runs.weights import model_after
 
 S = TypeVar("S", bound=Study)
 REFINER = "refiner"  # defense that needs an evaluation network
@@ -56,19 +57,19 @@ class Job:
     command: Command
     config: RunSettings
     folder: Path
+    early: int | None = None  # round after which the model is kept, for attacks on that state
 
     @property
     def finished(self) -> bool:
-        return is_finished(self.folder)
+        return is_finished(self.folder) and (self.early is None or (self.folder / model_after(self.early)).is_file())
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """Jobs of a defense at one strength; ``early`` trains only the first rounds, for attacks on that model."""
+    """Jobs of a defense at one strength."""
 
     point: GridPoint
     trainings: Mapping[str, Job]
-    early: Mapping[str, Job]
     attacks: Mapping[AttackCell, Job]
 
 
@@ -81,7 +82,8 @@ class StudyPlan(Generic[S]):
     points: tuple[PlannedPoint, ...]
 
     def stages(self) -> Iterator[list[Job]]:
-        trainings = [job for planned in self.points for job in (*planned.trainings.values(), *planned.early.values())]
+        # jobs that share a client's substitute examples are apart, so that the first has made them
+        trainings = [planned.trainings[name] for name in self.study.trainings for planned in self.points]
         for stage in (trainings, [job for planned in self.points for job in planned.attacks.values()]):
             yield list({job.folder: job for job in stage}.values())
 
@@ -171,7 +173,7 @@ def write_problems(out: Path, problems: Mapping[str, str]) -> None:
 
 
 def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoint:
-    early_ones = {plan.training for plan in study.attacks.values() if plan.state == "early"}
+    early_ones = {plan.training: study.early for plan in study.attacks.values() if plan.state == "early"}
 
     def changes(training: str, **further: object) -> dict[str, object]:
         looks = f"defense={REFINER}" in point.overrides and training in study.evaluators
@@ -179,26 +181,26 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
         named = {"name": study.entry[point.family]} if point.family in study.entry else {}
         return {**named, **own, **further}
 
-    def planned(command: Command, config: RunSettings) -> Job:
-        return Job(command, config, RunLocation(command, calibrated(config)).path)
+    def planned(command: Command, config: RunSettings, early: int | None = None) -> Job:
+        job = Job(command, config, RunLocation(command, calibrated(config)).path, early)
+        lacks_early = is_finished(job.folder) and not job.finished
+        return replace(job, config=config.changed({"overwrite": True})) if lacks_early else job
 
-    def training(name: str, *, early: bool) -> Job:
-        return planned("run", composed(point, study.training(point, name, early=early), changes(name)))
-
-    trainings = {name: training(name, early=False) for name in study.trainings}
-    early = {name: training(name, early=True) for name in sorted(early_ones)}
+    trainings = {
+        name: planned("run", composed(point, study.training(point, name), changes(name)), early_ones.get(name))
+        for name in study.trainings
+    }
     noise = {name: noise_for_budget(job.config) for name, job in trainings.items()}
 
     def attack(cell: AttackCell) -> Job:
         plan = study.attacks[cell]
-        model = {"untrained": None, "early": early.get(plan.training), "trained": trainings[plan.training]}[plan.state]
-        weights = {"weights": str(model.folder)} if model else {}
+        folder = trainings[plan.training].folder
+        model = {"untrained": None, "early": folder / model_after(study.early), "trained": folder}[plan.state]
+        weights = {"weights": str(model)} if model else {}
         own = changes(plan.training, **weights, **noise[plan.training])
         return planned("attack", composed(point, study.attacking(point, cell), own))
 
-    return PlannedPoint(
-        point=point, trainings=trainings, early=early, attacks={cell: attack(cell) for cell in study.cells}
-    )
+    return PlannedPoint(point=point, trainings=trainings, attacks={cell: attack(cell) for cell in study.cells})
 
 
 def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:

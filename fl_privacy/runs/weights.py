@@ -19,6 +19,11 @@ from fl_privacy.types import ModelState
 MODEL = "model.safetensors"  # name of the final global model in a run's folder
 
 
+def model_after(round: int) -> str:
+    """Return the file name, in a run's folder, of the global model after ``round``, if it is kept."""
+    return f"model-{round}.safetensors"
+
+
 def write_weights(path: Path, state: ModelState) -> None:
     """Write ``state`` as safetensors, atomically."""
     values = {**state.parameters, **state.buffers}

@@ -7,11 +7,11 @@ import torch
 
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
-from fl_privacy.measure import evaluate_all
+from fl_privacy.measure import distractors, evaluate_all
 from fl_privacy.measure.descriptors import BLURS, Latest, ShiftedDescriptors, blurred
 from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.measure.identification import LUCK, PublicImages, aligned, control, identify
-from fl_privacy.measure.outcome import LEAD, Outcome
+from fl_privacy.measure.outcome import LEAD, MUCH_PSNR, Outcome
 from fl_privacy.measure.texts import most_frequent
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
@@ -219,3 +219,23 @@ def test_many_images_are_blurred_as_by_a_convolution(sigma):
     images = torch.rand(5, 1, 11, 16, generator=torch.Generator().manual_seed(0), dtype=torch.double)
     alone = torch.cat([blurred(image[None], sigma) for image in images])
     assert torch.allclose(blurred(images, sigma), alone, rtol=0, atol=1e-12)
+
+
+def test_equal_guesses_are_compared_once_and_controls_only_if_they_decide(digits, monkeypatch):
+    given = PublicImages(images=digits[1].inputs, labels=digits[1].labels)
+    calls, compute = [], identify
+    monkeypatch.setattr(distractors, "identify", lambda *images: calls.append(1) or compute(*images))
+    truth, id = Batch(digits[0].inputs[:1], digits[0].labels[:1]), VictimId(0, 0, 0)
+    noise = torch.randn(1, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+
+    def figures(scale, control):
+        guess = Batch((truth.inputs + scale * noise).clamp(0, 1), truth.labels)
+        others = Distractors(candidates=given, controls={id: control})
+        return evaluate_all([Reconstruction(id=id, batch=guess)], [truth], others=others)[0].images[0].compared
+
+    first = figures(0.3, truth.inputs.flip(-1))
+    assert first.control_lead is not None and len(calls) == 2, "the guess, and its control"
+    assert figures(0.3, truth.inputs.flip(-1)) == first and len(calls) == 2
+    assert figures(0.3, digits[1].inputs[:1]) != first and len(calls) == 4
+    clear = figures(0.02, digits[1].inputs[:1])
+    assert clear.control_lead is None and clear.is_above("psnr", MUCH_PSNR) and len(calls) == 5, "far above the control"

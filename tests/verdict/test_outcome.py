@@ -1,5 +1,6 @@
 """One rule says what was read, from the record alone."""
 
+import random
 from dataclasses import fields
 
 import pytest
@@ -25,6 +26,26 @@ from fl_privacy.measure.registry import METRICS, NOT_METRICS
 BARE = {"failure": None, "certainty": "approximate", "exact": False, "likeness": 0.9, "candidates": 1000}
 NEAREST = {**BARE, "rank": 1, "lead": 2.0}
 PSNR = {"aligned_psnr": 20.0, "control_psnr": 20.0 - MARGIN_PSNR, "aligned_ssim": 0.1, "control_ssim": 0.1}
+
+
+def test_a_lead_of_controls_that_is_not_computed_decides_nothing():
+    draw, seen = random.Random(0), set()
+    for _ in range(3000):
+        figures = {
+            "rank": 1,
+            "candidates": draw.choice([LEAST_CANDIDATES - 1, LEAST_CANDIDATES]),
+            "lead": draw.uniform(-1, 4),
+            "likeness": draw.uniform(0.3, 1),
+            "foreign": draw.uniform(0, 0.5),
+            **{f"{kind}_psnr": draw.uniform(5, 35) for kind in ("aligned", "control")},
+            **{f"{kind}_ssim": draw.uniform(0, 1) for kind in ("aligned", "control")},
+        }
+        record = {**BARE, **figures}
+        outcomes = {outcome_of({**record, "control_lead": lead}) for lead in (None, -9.0, 0.5, 9.0)}
+        depends = GuessComparison.of_record(record).depends_on_control_lead
+        assert depends or len(outcomes) == 1
+        seen.add((depends, len(outcomes)))
+    assert seen == {(True, 1), (True, 2), (False, 1)}
 
 
 @pytest.mark.parametrize(

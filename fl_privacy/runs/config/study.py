@@ -60,9 +60,8 @@ class Study:
         fresh = {plan.state == "untrained" for plan in self.attacks.values() if plan.training == training}
         return "both" if len(fresh) > 1 else "initial" if True in fresh else "final"
 
-    def training(self, point: GridPoint, name: str = "", *, early: bool = False) -> list[str]:
-        rounds = [f"federation.rounds={self.early}", f"evaluate_every={self.early}"] if early else []
-        own = ("attack=none", "baseline=false", *rounds)
+    def training(self, point: GridPoint, name: str = "") -> list[str]:
+        own = ("attack=none", "baseline=false")
         return merge_overrides(self.settings, self.trainings[name], point.overrides, own)
 
     def attacking(self, point: GridPoint, cell: AttackCell) -> list[str]:

@@ -1,5 +1,7 @@
 """Images that stand for a client's own: made once, of the client's classes, and better than the ones they start as."""
 
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,13 +11,16 @@ from fl_privacy.defenses.dc_dsa_dm import (
     Classes,
     CondensationNet,
     class_gradients,
+    exchanging,
     fresh_network,
     gradient_distance,
     mean_features,
     siamese,
     siamese_by_class,
 )
+from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
+from fl_privacy.files import sharing
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan
 
@@ -223,3 +228,27 @@ def test_each_class_is_augmented_by_a_draw_of_its_own():
 def test_an_unknown_start_is_one_line(make):
     with pytest.raises(UserError, match=r"start.*noise, real"):
         make(start="zeros")
+
+
+def test_jobs_of_a_command_make_equal_substitutes_once():
+    made = []
+
+    def make(batch, data):
+        made.append(batch)
+        time.sleep(0.02)
+        return Classes.of(batch).finished(torch.randn(5, 1, 3, 16, 16, generator=data.rng))
+
+    def trained(seed=0, settings=0):
+        state = ClientState()
+        defense = exchanging(Part("copied", {"settings": settings}), make, images_per_class=1)
+        return defended_client(defense, seed=seed).update(sent(), state, round=1), state.tensors["copied/images"]
+
+    with sharing():
+        (first, images), (second, same) = trained(), trained()
+        assert len(made) == 1 and torch.equal(images, same)
+        assert min(first.defense_seconds, second.defense_seconds) >= 0.02, "what the defense costs a client"
+        trained(seed=1)
+        assert not torch.equal(trained(seed=1)[1], images) and len(made) == 2
+        trained(settings=1)
+        assert len(made) == 3
+    assert torch.equal(trained()[1], images) and len(made) == 4
