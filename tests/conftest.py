@@ -105,14 +105,15 @@ def one_core_each() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def workers_are_kept_from_test_to_test() -> Iterator[None]:
-    """Leave out the one variable that differs between tests: a new worker process takes seconds to load PyTorch."""
+    """Leave out the variables that differ between tests: a new worker process takes seconds to load PyTorch."""
     if "torch" not in sys.modules:
         yield
         return
     import loky  # noqa: PLC0415
 
     def kept(*, env: dict[str, str], get: Any = loky.get_reusable_executor, **settings: Any) -> Any:
-        return get(env={name: value for name, value in env.items() if name != "PYTEST_CURRENT_TEST"}, **settings)
+        same = {name: value for name, value in env.items() if name not in ("PYTEST_CURRENT_TEST", "FL_PRIVACY_SHARED")}
+        return get(env=same, **settings)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loky, "get_reusable_executor", kept)

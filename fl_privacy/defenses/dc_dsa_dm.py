@@ -80,7 +80,8 @@ def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bo
 
             def compute() -> bytes:
                 made = make(batch, data)
-                return save({images: (made.inputs * 255).round().to(torch.uint8), labels: made.labels})
+                pixels = (made.inputs * 255).round().to(torch.uint8)
+                return save({images: pixels, labels: made.labels, "rng": data.rng.get_state()})
 
             tensors = batch.inputs, batch.labels, data.rng.get_state()
             given = [(str(t.dtype), t.shape, hashlib.sha256(t.cpu().numpy().tobytes()).hexdigest()) for t in tensors]
@@ -88,7 +89,9 @@ def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bo
             started = time.perf_counter()
             content, seconds = computed_once(json.dumps(key, default=str).encode(), compute)
             data.spared.append(max(0.0, seconds - (time.perf_counter() - started)))
-            kept.update(load(content))
+            found = load(content)
+            data.rng.set_state(found.pop("rng"))  # as if drawn here
+            kept.update(found)
         return Batch(kept[images].to(device).to(batch.inputs.dtype) / 255, kept[labels].to(device))
 
     def outcome(labels: Tensor, num_classes: int) -> Tensor:

@@ -48,7 +48,7 @@ def computed_once(key: bytes, compute: Callable[[], bytes]) -> tuple[bytes, floa
     """Return the result of ``compute``, or of another job with the same ``key``, and the seconds that it took."""
     started = time.perf_counter()
     folder = os.environ.get(SHARED_VARIABLE)
-    path = Path(folder) / hashlib.sha256(key).hexdigest() if folder else None
+    path = Path(folder) / hashlib.sha256(key).hexdigest() if folder and Path(folder).is_dir() else None
     if path is not None and path.is_file():
         took, _, content = path.read_bytes().partition(b"\n")
         return content, float(took)

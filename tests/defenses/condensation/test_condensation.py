@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fl_privacy.defenses import ClientState, dc, dm, dsa
+from fl_privacy.defenses import ClientState, LocalData, dc, dm, dsa
 from fl_privacy.defenses.dc_dsa_dm import (
     Classes,
     CondensationNet,
@@ -22,7 +22,7 @@ from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
 from fl_privacy.files import sharing
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import LocalPlan
+from fl_privacy.types import Batch, LocalPlan
 
 from ..clients import defended_client, local_data, own_batch, sent
 
@@ -252,3 +252,21 @@ def test_jobs_of_a_command_make_equal_substitutes_once():
         trained(settings=1)
         assert len(made) == 3
     assert torch.equal(trained()[1], images) and len(made) == 4
+
+
+def test_what_is_drawn_after_shared_substitutes_is_as_without_sharing():
+    def make(batch, data):
+        return Classes.of(batch).finished(torch.randn(5, 1, 3, 16, 16, generator=data.rng))
+
+    (hook,) = exchanging(Part("copied", {}), make, images_per_class=1).examples
+    batch = Batch(torch.rand(5, 3, 16, 16), torch.arange(5))
+
+    def next_draw():
+        data = LocalData(num_classes=5, state=ClientState(), rng=torch.Generator().manual_seed(0))
+        hook(batch, data)
+        return float(torch.rand((), generator=data.rng))
+
+    with sharing():
+        assert next_draw() == next_draw()
+        shared = next_draw()
+    assert shared == next_draw()
