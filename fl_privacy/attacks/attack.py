@@ -29,17 +29,15 @@ def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
 
 
 class ReconstructionAttack(Protocol):
-    """An attack that guesses the batch behind each update.
+    """An attack that guesses the batch behind each observed update; it returns reconstructions in the same order.
 
     Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a victim changes no
-    other result. If a victim can't be attacked, its result states why in ``failure``.
+    other result. If a victim can't be attacked, its reconstruction states the reason in ``failure``.
     """
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        """Reconstruct one batch for each observation, in order."""
-        ...
+    ) -> list[Reconstruction]: ...
 
 
 @runtime_checkable
@@ -89,7 +87,7 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Limit one of ``among`` remaining pieces of work to an even share of the time left."""
+    """Limit the next of ``among`` remaining pieces of work to an even share of the time left."""
     return within(seconds_left() / among)
 
 
@@ -102,7 +100,7 @@ def in_parts(
 ) -> dict[int, Reconstruction]:
     """Attack ``size`` victims at a time, each part in an even share of the time left.
 
-    Return the results under the keys of ``victims``. ``name``: what progress displays call this work.
+    Return the results under the keys of ``victims``. ``name``: name of this work in progress displays.
     """
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):

@@ -23,9 +23,9 @@ _FARTHEST = 8.0  # largest absolute value by which activations are distinguished
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """A monotonic elementwise activation function.
+    """A monotonic elementwise activation function: ``value`` z -> a, ``inverse`` a -> z, and ``slope`` a -> da/dz.
 
-    It has ``value`` z -> a, ``inverse`` a -> z, for a ReLU only where it is not silent, and ``slope`` a -> da/dz.
+    The inverse of a ReLU holds only for active elements.
     """
 
     value: Callable[[Tensor], Tensor]
@@ -93,7 +93,7 @@ WRONG = 0.1  # residual share of a layer's equations above which they are not th
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """Layer of a :class:`LayerChain`, with its shapes without the batch, and the activation behind it."""
+    """Layer of a :class:`LayerChain`, with the shapes of one example, and the activation behind it."""
 
     name: str
     module: nn.Conv2d | nn.Linear
@@ -106,8 +106,8 @@ class ChainLayer:
 class LayerChain:
     """Layers that each take only the previous layer's activations; the first is a convolution.
 
-    ``layers``: from the image (C, H, W) to the first fully connected layer with a bias. The first input is ``shift +
-    scale * pixels``, (C, H, W).
+    ``layers``: from the image (C, H, W) to the first fully connected layer with a bias. The input of the first layer is
+    ``shift + scale * pixels``, (C, H, W).
     """
 
     layers: Sequence[ChainLayer]

@@ -45,10 +45,9 @@ class Moments:
 class RowsBetween:
     """The rows that one class gained or lost between two rounds.
 
-    Attributes:
-        rows: (1, F) one row; (2, F) each feature's smaller and larger value for two rows; else empty. If the number is
-            unchanged, (2, F) the row that went and the row that came, assuming one each; NaN for equal values.
-        mean, deviation: (F,) of the rows that came or went, exact for any number.
+    ``change``: number gained, negative if lost. ``rows``: (1, F) one row; (2, F) each feature's smaller and larger
+    value for two rows; else empty. If the number is unchanged, (2, F) the row that went and the row that came, assuming
+    one each; NaN for equal values. ``mean``, ``deviation``: (F,) of the rows that came or went, exact for any number.
     """
 
     label: int
@@ -121,7 +120,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find the one row that came or went; ``None`` if no whole number of rows fits the moments."""
+    """Find, without counts, the one row that came or went; ``None`` if no whole number of rows fits the moments."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

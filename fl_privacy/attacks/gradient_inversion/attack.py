@@ -30,7 +30,8 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 class Solutions:
     """Results for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
 
-    ``history``: losses (T, V) at some iterations, NaN after a victim has finished.
+    ``history``: losses (T, V) at T iterations, NaN after a victim has finished. ``films``: guesses at some iterations,
+    by row.
     """
 
     images: Tensor

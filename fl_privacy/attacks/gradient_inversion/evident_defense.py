@@ -59,7 +59,10 @@ Smoothing = tuple[float, float]
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Return each observation's :data:`Smoothing`, measured ``at_once`` at a time; ``None`` if any noise is unknown."""
+    """Return the weights of total variation that each observation's noise calls for (:data:`Smoothing`).
+
+    ``None`` if any noise is unknown. Problems are measured ``at_once`` at a time.
+    """
     ratios = [noise_over_gradient(observation) for observation in observations]
     told = [ratio for ratio in ratios if ratio is not None]
     if len(told) < len(ratios):
@@ -74,9 +77,9 @@ def smoothing_of(
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return weights (V,) of total variation against noise, for the attack's objective and for cosine distance.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). The noise's effect on pixels is measured on
-    random images, whose gradient gets noise of the update's ``ratios`` (V,). The weight is less if noise moves pixels
-    by less than ``_EDGE``, and zero if it is not finite.
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is measured on random
+    images, whose gradient gets noise of the update's ``ratios`` (V,). The weight is less if noise moves pixels by less
+    than ``_EDGE``, and zero if it is not finite.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -171,7 +174,10 @@ def usual_of(observation: Observation) -> Usual:
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """Infer a defense from levels, zeros, empty columns or noise in the update; () without evidence."""
+    """Infer a defense from few levels, a magnitude that many elements share, zeros, or noise in the update.
+
+    Empty without evidence. ``usual``: statistics to exceed.
+    """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
     if grids and None not in grids:
@@ -212,7 +218,7 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Add the defense that its update shows to each observation whose attacker does not know the defense.
+    """Infer the defense behind each update whose attacker does not know it, and return observations with that knowledge.
 
     ``clips``: an update with noise, or without any evidence, counts as clipped to its own norm.
     """

@@ -140,8 +140,9 @@ def compiler() -> str | None:
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Return whether compiling likely saves more time than it takes.
 
-    On a CPU, fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
-    takes one thread some seconds for each of ``tensors``. A GPU saves time in each of ``runs``.
+    On a CPU, fused operations save a fifth to a quarter of the time, which grows with the bytes ``written`` in all
+    evaluations; compiling takes a thread some seconds for each of the ``tensors`` compared. A GPU saves time in each of
+    ``runs``.
     """
     if compiler() is None:
         return False
@@ -153,8 +154,8 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 class CompiledEvaluation(FasterEvaluation):
     """Evaluator that compiles ``Problem.evaluate`` for the shapes of the first call.
 
-    If that fails or gives other numbers, it warns and evaluates uncompiled; if ``demanded``, failures raise
-    ``UserError``.
+    If compiling fails or changes numbers, it warns and evaluates uncompiled. ``demanded``: raise ``UserError`` if it
+    fails.
     """
 
     def __init__(self, *, demanded: bool) -> None:

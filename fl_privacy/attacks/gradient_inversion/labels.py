@@ -25,14 +25,13 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs (B, K) of a network, with the graph from those of its output layer, ``leaf`` (B, K), on."""
+    """Outputs (B, K) of a network, differentiable with respect to ``leaf`` (B, K), the output layer's own outputs."""
 
     leaf: Tensor
     outputs: Tensor
 
     @classmethod
     def of(cls, network: nn.Module, inputs: Tensor, path: str, layer: nn.Module) -> "Head":
-        """Run ``network`` on ``inputs``, and keep the graph behind its output ``layer``."""
         with torch.no_grad(), leaving({path: layer}) as calls:
             network(inputs)
         leaf = calls[-1].output.detach().requires_grad_()
@@ -94,7 +93,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example."""
+        """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of a single example."""
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
             return None
@@ -298,7 +297,7 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def _labels_of(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Return labels, ``None`` to optimize them, and their source, under losses other than plain cross entropy."""
+    """Return labels, or ``None`` to optimize them, and their source, under losses other than plain cross entropy."""
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:

@@ -16,9 +16,9 @@ from fl_privacy.types import Tensors
 class AngularDistance(torch.autograd.Function):
     """Function for 1 - cosine (V,) of two vectors: half the squared distance of their unit vectors, exact near zero.
 
-    Arguments are the lengths (V,) of both vectors, the squared distance (V,) of parts that are not passed, the number
-    of parts, and the guessed and observed parts (V, n), of any n. For parts g and o and q = g - |g| o / |o|, the
-    distance is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2 includes the change of length.
+    Arguments: both vectors' lengths (V,), the squared distance (V,) of unit vectors over parts that are not given, the
+    number of given parts, and the guessed and observed parts (V, n), of any n. For parts g and o and q = g - |g| o /
+    |o|, the distance is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2 includes the change of length.
     """
 
     @staticmethod
@@ -92,9 +92,8 @@ class AbsoluteDifferences(torch.autograd.Function):
 class Target:
     """The observed gradient of one tensor for V victims.
 
-    Attributes:
-        variance, mean: (V,) of the n elements.
-        low, high: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit fully.
+    ``variance``, ``mean``: (V,) of the n elements. ``low``, ``high``: bounds (V, n) of the undefended tensor if the
+    defense hid its value; guesses within them fit fully.
     """
 
     value: Tensor  # (V, n) flattened; (V, 0) if it is known by its factors
