@@ -121,9 +121,13 @@ def solve_gradient(
     The distance d of each element from the upload g* is multiplied by exp(-w^2 s), and s is found by bisection. If the
     start is already closer than ``squared``, it is returned.
 
-    ``upload``: g*. ``weights``: w, at least 0. ``squared``: target above 0. ``rng``: random stream of the start from
-    N(0, 1), which the paper leaves open. ``scaled``: ``True`` scales each tensor's start by the standard deviation of
-    its elements in ``upload``. ``spread``: factor on the start.
+    Args:
+        upload: g*.
+        weights: w, at least 0.
+        squared: target of the weighted squared distance, above 0.
+        rng: random stream of the start from N(0, 1), which the paper leaves open.
+        scaled: ``True`` scales the start of each tensor by the standard deviation of its elements in ``upload``.
+        spread: factor on the random start.
     """
     flat = torch.cat([t.detach().flatten().double().cpu() for t in upload.values()])
     speed = torch.cat([weights[name].detach().flatten().double().cpu() for name in upload]).square()
@@ -193,9 +197,13 @@ def refiner_solved(
     """Build an attack that solves ``|w (g* - g')|^2 = constant`` for g' and inverts it (Fan et al. 2025, appendix M).
 
     The equation, as published, leaves most elements at their random start; ``base`` alone reconstructs far more.
-    ``base``: attack whose objective and optimizer are used. ``radius``: Refiner's epsilon, above 0; unused with a
-    ``constant``. ``constant``: ``None`` for ``radius`` squared times the mean of w squared, as the paper gives no
-    value. ``decay``: tau of the layers' weights w, in (0, 1]. ``scaled``: see :func:`solve_gradient`.
+
+    Args:
+        base: attack from which objective and optimizer are taken.
+        radius: Refiner's epsilon, above 0; unused with a ``constant``.
+        constant: ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
+        decay: tau of the layers' weights w, in (0, 1].
+        scaled: ``True`` scales the random start of each tensor by the standard deviation of its elements.
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))
     number("attack.radius", radius, above=0, example=0.1)

@@ -61,14 +61,11 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Limit:
-    """Time limit of a piece of work, inside the limit ``around``.
+    """Time limit of a piece of work, inside the limit ``around``."""
 
-    ``end``: time on the clock of ``time.perf_counter``. ``cut``: ``True`` once the limit has stopped a search.
-    """
-
-    end: float = math.inf
+    end: float = math.inf  # on the clock of ``time.perf_counter``
     around: "Limit | None" = None
-    cut: bool = False
+    cut: bool = False  # ``True`` once the limit has stopped a search
 
 
 _limit: ContextVar[Limit | None] = ContextVar("limit", default=None)

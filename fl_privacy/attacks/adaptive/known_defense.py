@@ -17,9 +17,9 @@ from fl_privacy.types import LocalPlan, Observation, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSetting:
-    """Facts about an attack from which countermeasures are chosen; ``head``: name of the output layer, if known."""
+    """Facts about an attack from which countermeasures are chosen."""
 
-    head: str | None
+    head: str | None  # name of the output layer's weight
     batch_size: int
     plan: LocalPlan
     unrolls: bool
@@ -259,13 +259,10 @@ Matched = Callable[[Observation], Tensors]  # function from an observation to th
 
 @dataclass(frozen=True)
 class KnownDefense:
-    """Countermeasures against one known defense.
-
-    ``noise_stds``: standard deviations of all noise of the defense, in units of the update; ``None`` if unknown.
-    """
+    """Countermeasures against one known defense, and the standard deviations of its noise."""
 
     countermeasures: tuple[Countermeasure, ...] = ()  # sequence in the order of the defense's parts
-    noise_stds: tuple[float | None, ...] = ()
+    noise_stds: tuple[float | None, ...] = ()  # of all noise, in units of the update; ``None`` if unknown
 
     @classmethod
     def of(cls, observation: Observation, setting: AttackSetting) -> "KnownDefense":

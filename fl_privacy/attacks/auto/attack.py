@@ -33,11 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """Victims of a group that are left to attack, and results of the stages, by position of the victim.
-
-    ``starts``: images from which descents may start, each with the attack that found it. ``features``: exact inputs of
-    a hidden fully connected layer.
-    """
+    """Victims of a group that are left to attack, and results of the stages, by position of the victim."""
 
     group: Group
     seed: int
@@ -47,8 +43,8 @@ class StageState:
     most_victims: int | None = None
     cut: bool = False  # ``True`` once the clock has ended a search for exact solutions
     results: dict[int, Reconstruction] = field(default_factory=dict)
-    starts: dict[int, list[tuple[Batch, str]]] = field(default_factory=dict)
-    features: dict[int, HiddenFeatures] = field(default_factory=dict)
+    starts: dict[int, list[tuple[Batch, str]]] = field(default_factory=dict)  # images, with the attack that found them
+    features: dict[int, HiddenFeatures] = field(default_factory=dict)  # exact inputs of a hidden fully connected layer
     likeliest: dict[int, WithPosterior] = field(default_factory=dict)  # results of :func:`find_likeliest`
 
     @property

@@ -114,13 +114,10 @@ _EASED = 10.0  # largest factor by which total variation is eased from one rung 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One descent of a sub-attack on one victim, with its result so far; scores are those of :class:`Judgment`.
+    """One descent of a sub-attack on one victim, with its result so far; scores are those of :class:`Judgment`."""
 
-    ``member``: number of the sub-attack. ``start``: number of its start. ``position``: that of the victim.
-    """
-
-    member: int
-    start: int
+    member: int  # number of the sub-attack
+    start: int  # number of the attempt's start
     roughness: float  # weight of total variation in the next rung, as a share of a zero gradient's loss
     labels: Tensor | None = None  # own labels (B,); ``None``: the victim's
     held: bool = False  # ``True`` if the attempt matches known features, too
@@ -132,7 +129,7 @@ class Attempt:
     score: float = math.inf
     history: tuple[float, ...] = ()
     film: tuple[Snapshot, ...] = ()
-    position: int = 0
+    position: int = 0  # that of the victim
 
     @property
     def order(self) -> tuple[float, int, int]:

@@ -42,10 +42,7 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations, with the relative residual ``loss``.
-
-    ``unique``: ``True`` if no other images do.
-    """
+    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do."""
 
     images: Tensor
     unique: bool
@@ -272,7 +269,7 @@ Times = Callable[[int], list[int] | None]
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note, empty if none does."""
+    """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note, or an empty one."""
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
     stated = not any(note.startswith(COUNTED_BY_RANK) for note in observation.notes)

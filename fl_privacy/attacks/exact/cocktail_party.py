@@ -147,8 +147,11 @@ class CocktailParty(GroupAttack):
     ICML 2023, "Cocktail Party Attack"). The result is then made exact: behind a ReLU by the zeros of the gradient
     (:func:`fl_privacy.attacks.exact.spear.factors_near`), behind a smooth activation by the rest of the network
     (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs as examples, and images that
-    look like photographs. ``iterations``: number for each of the two searches. ``steps``: largest number of
-    Gauss-Newton steps; 0 leaves the components inexact.
+    look like photographs.
+
+    Attributes:
+        iterations: iterations of each of the two searches.
+        steps: largest number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 
     of_rounds = "apart"

@@ -52,7 +52,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Return ``deltas`` (V, O, P, Q), shifted to the inputs of each element (tap) of the kernel: (V, O taps, H W)."""
+        """Return ``deltas`` (V, O, P, Q), shifted to the inputs of each kernel element (tap): (V, O taps, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -87,10 +87,14 @@ def solve_inputs(
 ) -> Inputs:
     """Solve ``W * x = outputs`` and ``deltas * x = gradient`` for x of V victims by least squares, in float64.
 
-    Equations of outputs are weighted by the activation's slope; both kinds have the same total weight. ``outputs`` (V,
-    O, P, Q) are without the bias. ``slopes``: (V, O, P, Q) of the activation, at least 0. ``deltas``: (V, O, P, Q)
-    gradient of the loss with respect to the outputs. ``gradient``: (V, O, C, kernel) of the weight. ``smooth``:
-    ``True`` for the smoothest of several solutions instead of that of least norm.
+    Equations of outputs are weighted by the activation's slope; both kinds have the same total weight.
+
+    Args:
+        outputs: (V, O, P, Q) without the bias.
+        slopes: (V, O, P, Q) of the activation, at least 0.
+        deltas: (V, O, P, Q) gradient of the loss with respect to the outputs.
+        gradient: (V, O, C, kernel) gradient of the loss with respect to the weight W.
+        smooth: ``True`` for the smoothest of several solutions instead of that of least norm.
     """
     tiny = torch.finfo(outputs.dtype).tiny
     largest = slopes.flatten(1).amax(1).clamp_min(tiny)[:, None, None, None]

@@ -23,10 +23,7 @@ _FARTHEST = 8.0  # largest absolute value by which activations are distinguished
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """A monotonic elementwise activation function: ``value`` z -> a, ``inverse`` a -> z, and ``slope`` a -> da/dz.
-
-    The inverse of a ReLU holds only for active elements.
-    """
+    """A monotonic elementwise activation function, its inverse (of a ReLU, for active elements) and its slope da/dz."""
 
     value: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor]

@@ -326,10 +326,7 @@ class _Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Propagate the loss's gradient from ``at`` back to ``before``.
-
-        ``False`` if a layer is unsupported, or no layer gives equations.
-        """
+        """Propagate the loss's gradient from ``at`` to ``before``; ``False`` if unsupported or without equations."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):

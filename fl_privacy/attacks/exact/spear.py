@@ -87,8 +87,11 @@ def sparse_factors(
     yielded while fewer than B independent directions are found. The iterator ends if a few rounds find nothing sparse,
     as without a ReLU.
 
-    ``weight``: G (M, N). ``bias``: g (M,). ``layer``: W (M, N) and b (M,) that the client had. ``basis``: L (M, B), see
-    :func:`column_space`.
+    Args:
+        weight: G (M, N).
+        bias: g (M,).
+        layer: W (M, N) and b (M,) that the client had.
+        basis: L (M, B), see :func:`column_space`.
     """
     own = _Gradient(weight, bias, layer, basis)
     search = _Search(own, rng, starts)

@@ -28,16 +28,12 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 
 @dataclass(frozen=True, eq=False)
 class Solutions:
-    """Results for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
-
-    ``history``: losses (T, V) at T iterations, NaN after a victim has finished. ``films``: guesses at some iterations,
-    by row.
-    """
+    """Results for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,)."""
 
     images: Tensor
     labels: Tensor
     loss: Tensor
-    history: Tensor
+    history: Tensor  # losses (T, V) at T iterations, NaN after a victim has finished
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Solutions") -> "Solutions":

@@ -218,7 +218,7 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Infer the defense behind each update whose attacker does not know it, and return observations with that knowledge.
+    """Infer defenses behind updates whose attackers do not know them; return the observations with this knowledge.
 
     ``clips``: an update with noise, or without any evidence, counts as clipped to its own norm.
     """

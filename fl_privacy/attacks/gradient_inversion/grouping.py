@@ -133,15 +133,12 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """A victim's last update (``observation``) and ``earlier`` ones of the same examples.
+    """A victim's last update (``observation``) and ``earlier`` ones of the same examples."""
 
-    ``position``, ``positions``: index of the last and of all of them in the caller's list.
-    """
-
-    position: int
+    position: int  # index of the last update in the caller's list
     observation: Observation
     earlier: tuple[Observation, ...] = ()
-    positions: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()  # indices of all updates
 
     @property
     def kinds(self) -> tuple[object, ...]:

@@ -92,14 +92,14 @@ class AbsoluteDifferences(torch.autograd.Function):
 class Target:
     """The observed gradient of one tensor for V victims.
 
-    ``variance``, ``mean``: (V,) of the n elements. ``low``, ``high``: bounds (V, n) of the undefended tensor if the
-    defense hid its value; guesses within them fit fully.
+    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit
+    fully.
     """
 
     value: Tensor  # (V, n) flattened; (V, 0) if it is known by its factors
     squared: Tensor  # (V,) sum of squares
-    variance: Tensor
-    mean: Tensor
+    variance: Tensor  # (V,) of the n elements
+    mean: Tensor  # (V,)
     size: int
     low: Tensor | None = None
     high: Tensor | None = None

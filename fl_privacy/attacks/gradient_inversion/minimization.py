@@ -249,8 +249,10 @@ def minimize(
     A victim with a loss or gradient that is not finite returns to its best iterate with a fresh optimizer; if it has
     made no progress since the last such return, it is finished. Finished victims leave the batch.
 
-    ``enough``: loss (V,) below which a victim is finished. ``evaluate``: (problem, variables) -> loss (V,) and gradient
-    (V, N). ``moves``: (iterations so far, problem, variables, generators) -> moved variables.
+    Args:
+        enough: loss (V,) below which a victim is finished.
+        evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
+        moves: (iterations so far, problem, variables, generators) -> moved variables.
     """
     assert not isinstance(settings.optimizer, EvolutionStrategy)
     state = DescentState(variables, settings.iterations, filmed)

@@ -114,10 +114,7 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance to the mean image of all attempts at the victim (GradInversion, Yin et al. 2021, R_group).
-
-    No gradient flows through the mean.
-    """
+    """Distance to the mean, held constant, of all attempts at the victim (GradInversion, Yin et al. 2021, R_group)."""
 
     weight: float = 1e-2
 

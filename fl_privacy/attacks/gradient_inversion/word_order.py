@@ -52,9 +52,9 @@ class LanguageModel:
         return counts / counts.sum()
 
     def beside(self, text: Sequence[int]) -> Tensor:
-        """Return a score (L, n) of each of n words at each place of ``text``: its bigram log probability given both neighbors.
+        """Score each of n words at each place of ``text``, given both neighbors, by bigrams; return the scores (L, n).
 
-        The score is log P(word | left neighbor) + log P(right neighbor | word).
+        A score is log P(word | left neighbor) + log P(right neighbor | word).
         """
         pairs, times, known, counts, followers = self._counts[1]
         first, second = pairs // self._base, pairs % self._base
@@ -214,10 +214,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw orders (V, T, L) of the first ``lengths`` (V,) words for ``tries`` T; the first try moves nothing.
-
-    Others move words as by :class:`Rearranging`.
-    """
+    """Draw ``tries`` orders (V, T, L) of texts' words, as by :class:`Rearranging`; the first order moves nothing."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

@@ -86,7 +86,7 @@ class Membership:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
         members: number of the clients' examples that are asked about.
         others: number of examples that are asked about and that no client has.
-        shadows: number of models that `lira` trains in a round, like clients on the attacker's examples.
+        shadows: number of models that ``lira`` trains in a round, like clients on the attacker's examples.
         shadow_rounds: number of last rounds with shadow models.
         references: number of models trained on the attacker's examples like a whole federation, for ``final_rmia``,
             ``rounds_rmia`` and the like; those with ``stacked`` need two.
