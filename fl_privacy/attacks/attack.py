@@ -50,8 +50,7 @@ class Trained(Protocol):
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
     """Return the training data of the component that ``attack`` uses for images (C, H, W); ``None`` without one.
 
-    Raises:
-        UserError: the component does not support such images.
+    Raise ``UserError`` if the component does not support such images.
     """
     return attack.provenance(image) if isinstance(attack, Trained) else None
 

@@ -305,8 +305,8 @@ class KnownDefense:
     def transforms(self) -> tuple[constraints.Transform, ...]:
         """Return the transforms that the client may have used.
 
-        If several defenses transform, all sequences are returned, or, if there are more than ``MOST_SEQUENCES``, only
-        the transforms of one defense.
+        If several defenses transform, all sequences are returned or, if there are more than ``MOST_SEQUENCES``, only
+        the transforms of the defense that has the most.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:

@@ -47,18 +47,15 @@ _LEAST_VARIATION = 0.01  # least total variation of an image
 class Judgment:
     """Scores of V attempts.
 
-    Attributes:
-        mismatch: (V,) geometric mean of the tensors' 1 - cosine of guess and upload, in [0, 2]; differences within the
-            bounds of a known or evident defense do not count.
-        balance: (V,) weight at which total variation equals the loss, relative to the loss of a zero gradient.
-        score: (V,) the least wins: ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model
-            normalizes by the batch. If the noise determines a weight of total variation, cosine distance divided by
-            that weight plus total variation. Infinite for NaN.
+    ``score``: (V,) the least wins: ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model
+    normalizes by the batch. If the noise determines a weight of total variation, the score is the cosine distance
+    divided by that weight, plus total variation. Infinite for NaN. ``mismatch``: (V,) geometric mean of the tensors' 1
+    - cosine of guess and upload, in [0, 2]; differences within the bounds of a known or evident defense do not count.
     """
 
     mismatch: Tensor
     widest: Tensor  # (V,) mismatch of the tensor with the most elements, which noise affects the least
-    balance: Tensor
+    balance: Tensor  # (V,) weight at which total variation equals the loss, as a share of a zero gradient's
     score: Tensor
 
 
@@ -191,8 +188,8 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
     """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged.
 
-    The output layer's mean gradient is p - y, where p is the mean softmax, here that of ``images``; so y gives the
-    counts of the classes. Images keep their labels as far as the counts allow.
+    The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
+    classes. Images keep their labels as far as the counts allow.
     """
     layer = labeling.output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:

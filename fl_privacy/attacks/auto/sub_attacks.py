@@ -93,7 +93,10 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Return and log how many evaluations of each victim fit into the time left, by timing ``work(evaluations)``."""
+    """Return and log how many evaluations of each victim fit into the time left, by timing ``work(evaluations)``.
+
+    ``cut``: see :func:`how_to_repeat`.
+    """
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -101,9 +104,9 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence that names the setting ``attack.evaluations`` that repeats a run limited by seconds.
+    """Return a sentence on the value of ``attack.evaluations`` that repeats a run limited by seconds.
 
-    ``cut``: whether the time limit ended the search for exact solutions.
+    ``cut``: ``True`` if the time limit ended the search for exact solutions.
     """
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."

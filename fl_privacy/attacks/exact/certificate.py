@@ -298,7 +298,10 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function from a batch's size to the number of occurrences of each distinct input (R, ...)."""
+    """Return a function from a batch's size to the number of occurrences of each distinct input (R, ...).
+
+    The function returns ``None`` if no whole numbers fit.
+    """
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]

@@ -150,7 +150,7 @@ class CocktailParty(GroupAttack):
     look like photographs.
 
     Attributes:
-        iterations: iterations of each of the two searches.
+        iterations: number of iterations in each of the two searches.
         steps: largest number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 

@@ -257,9 +257,9 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of a quadratic form in X: the minimum over Y of ||``taps`` X - Y ``shifts``||^2.
+    """Return the matrix (R N, R N) of a quadratic form in X (R, N): the least ||``taps`` X - Y ``shifts``||^2 over Y.
 
-    ``taps``: (K, O, R). ``shifts``: (K, P, N). The matrix is scaled to a mean of 1 on its diagonal.
+    ``taps``: (K, O, R) and ``shifts``: (K, P, N), for K kernel elements. The mean of the diagonal is scaled to 1.
     """
     count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
     often = shifts.square().sum((0, 2)).clamp_min(1)

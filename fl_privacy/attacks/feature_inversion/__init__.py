@@ -67,7 +67,10 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Callable that recovers the input of the first public layer, by :func:`recover_by_lemma` or ``matching``."""
+    """Callable that recovers the input of the first public layer, by :func:`recover_by_lemma` or ``matching``.
+
+    For each observation it returns that input or the reason why it can't be recovered.
+    """
 
     matching: GradientInversion
 

@@ -17,7 +17,8 @@ from fl_privacy.types import Observation
 class WordEmbeddings(ImageSource):
     """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d), in units of their root mean square.
 
-    ``table`` (n, d): embeddings of the tokens. ``norm``: see ``Settings.embedding_norm``.
+    ``table`` (n, d): embeddings of the n tokens. ``first``: start of the embeddings. ``norm``: see
+    ``Settings.embedding_norm``.
     """
 
     table: Tensor

@@ -29,16 +29,12 @@ _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 class FasterEvaluation:
-    """Evaluator that replaces ``Problem.evaluate`` by a faster program for fixed shapes, if one can be made.
-
-    Attributes:
-        most, least: most victims and fewest evaluations for which making it pays.
-    """
+    """Evaluator that replaces ``Problem.evaluate`` by a faster program for fixed shapes, if one can be made."""
 
     made_at: ClassVar[int] = 1  # number of the call at which the program is made
     renewed: ClassVar[bool] = False  # ``True`` counts calls anew at other shapes
-    most: ClassVar[float] = math.inf
-    least: ClassVar[int] = 0
+    most: ClassVar[float] = math.inf  # most victims for which making it pays
+    least: ClassVar[int] = 0  # fewest evaluations for which making it pays
 
     def __init__(self) -> None:
         self._calls = 0
@@ -120,7 +116,7 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
 
 
 def _evaluate(problem: Problem, variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Evaluate a copy of the problem on ``tensors``, so that values cached from them are traced, too."""
+    """Evaluate a copy of the problem on ``tensors``; without cached values, everything is traced."""
     given = iter(tensors)
     return problem.map(lambda _: next(given)).evaluate(variables)
 

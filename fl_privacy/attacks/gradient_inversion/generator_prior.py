@@ -23,7 +23,7 @@ LATENT = -1  # index of the input among a generator's layers
 
 @dataclass(frozen=True)
 class NamedGenerator:
-    """A generator given by its file ``path``, loaded on first use."""
+    """A generator, loaded on first use from the file ``path``, or the packaged one for ``faces``; ``None`` is an error."""
 
     path: str | None
 

@@ -328,7 +328,10 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Apply ``read`` to each victim of a group, and return the results by position; ``name`` seeds random streams."""
+    """Apply the attack ``read`` to each victim of a group, and return the reconstructions by position.
+
+    ``name`` seeds the random streams.
+    """
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -111,7 +111,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Return sorted labels (B,) whose summed gradients with respect to the logits point along ``evidence`` (K,).
+    """Infer sorted labels (B,) from ``evidence`` (K,), the direction of the sum of gradients by the logits.
 
     Each class's gradient is measured on noise images. Lengths do not count, since class weights change them.
     """

@@ -135,9 +135,10 @@ class MembershipMethod(ABC):
 def averaged(
     name: str, paper: str, shown: Callable[[ReadRound], Tensor], *, tokens: bool = False
 ) -> type[MembershipMethod]:
-    """Return the class of a method that averages ``shown(round)``, evidence (C, K) for K clients, over rounds.
+    """Return the class of a method that averages ``shown(round)`` over rounds.
 
-    ``name``, ``paper``: title and source of the method. ``tokens``: it needs a model that predicts next tokens.
+    ``shown`` gives the evidence (C, K) on C candidates in K clients' uploads. ``name``, ``paper``: title and source of
+    the method. ``tokens``: ``True`` if it needs a model that predicts next tokens.
     """
 
     class Averaged(MembershipMethod):
@@ -181,7 +182,10 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' margins (S, C) under each of S shadow models, and whether it was trained on them (S, C)."""
+        """Return the candidates' margins (S, C) under each of S shadow models.
+
+        Also return (S, C) ``True`` if a shadow model was trained on the candidate.
+        """
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)

@@ -269,7 +269,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, the posterior of its group, and its row there."""
+    """A reconstruction, the posterior of the group that it was attacked in, and its row in that posterior."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None
