@@ -377,7 +377,7 @@ def _as_seen(parts: Description) -> Description:
 
 
 def without_countermeasure(parts: Description) -> list[str]:
-    """Name the ``parts`` that have no countermeasure and are attacked as if unknown."""
+    """Name the ``parts`` of a defense that have no countermeasure, so that they are attacked as if unknown."""
     unknown = countermeasures_against.dispatch(object)
     names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
     return list(dict.fromkeys(names))

@@ -101,7 +101,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct the images of a batch by independent component analysis (:class:`CocktailParty`)."""
+    """Reconstruct a batch by :class:`CocktailParty`; uncertain results only start descents. ``None`` if inapplicable."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -120,7 +120,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; solutions without proof become starts of descents."""
+    """Reconstruct images by :class:`ExactInversion`; unproven results may start descents. ``None`` if inapplicable."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])

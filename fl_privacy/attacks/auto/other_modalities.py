@@ -175,8 +175,8 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 class TableMembers(_Members):
     """Attack on rows: exact solutions, TabLeak, and for defended updates the likeliest rows.
 
-    Of the first two, the result whose gradient is nearer to the update is kept. The search for the likeliest rows also
-    starts from it.
+    The better of the first two results is kept: the one whose gradient is nearer to the update. The search for the
+    likeliest rows also starts from it.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:

@@ -374,7 +374,7 @@ class PatchEmbedding:
 def find_patch_embedding(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
 ) -> PatchEmbedding | None:
-    """Find the model's patch embedding; ``None`` if its first layer is something else.
+    """Find the model's patch embedding; ``None`` if the model's first layer is something else.
 
     If the model calls no layer with parameters, raise ``NotFullyConnectedError``.
     """

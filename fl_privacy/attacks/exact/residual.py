@@ -227,7 +227,7 @@ def _blind(network: Residual) -> list[fx.Node]:
 
 @torch.no_grad()
 def known_between(network: Residual, gradients: Tensors) -> Known:
-    """Solve for activations of V images from ``gradients`` (V, *shape), as close to the image as equations allow."""
+    """Solve for activations of V images from ``gradients`` (V, *shape), at nodes as near to the image as possible."""
     own = {name: value.double() for name, value in gradients.items()}
     slopes = own[f"{network.head.target}.bias"]
     at, values, found = _started(network, own, slopes)

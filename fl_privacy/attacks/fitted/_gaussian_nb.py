@@ -50,8 +50,8 @@ class RowsBetween:
     """
 
     label: int
-    change: int  # number of rows gained, negative if lost
-    before: int  # number of rows before, if known
+    change: int  # number of rows that came, negative if they went; 0 if as many came as went
+    before: int  # rows of the class before
     rows: np.ndarray
     mean: np.ndarray  # (F,) of the rows that came or went, exact for any number
     deviation: np.ndarray  # (F,) of these rows

@@ -160,9 +160,9 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
 class GradientInversion(GroupAttack, Settings):
     """Attack that minimizes ``objective(gradient(guess), observed) + priors(guess)`` over each victim's guess.
 
-    Victims that share model, values sent, plan and shapes are attacked together. Each draws from
+    Victims that share model, values sent, plan and shapes are attacked together. Each victim draws from
     ``derive_generator(seed, "attack", observation.id, restart)``. Other victims change only the last bits of batched
-    products, with ``most_victims=1`` nothing. The same call with as many CPU threads gives the same bits.
+    products; ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:

@@ -289,7 +289,7 @@ class Groups:
 
 
 class GroupAttack(ABC):
-    """Base of attacks that :meth:`solve` one group of victims at a time; see :class:`Groups`."""
+    """Base of attacks that reconstruct one group of victims at a time (:meth:`solve`); see :class:`Groups`."""
 
     of_rounds: ClassVar[Rounds] = "joined"
 

@@ -317,7 +317,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
     """Return ``found`` in the client's input scale, with a note for each inference.
 
-    If the reconstruction is certain, notes on assumed labels are left out.
+    If the reconstruction reproduces the update, notes on assumed labels are left out.
     """
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))

@@ -36,8 +36,8 @@ class Minimum:
 class DescentState:
     """State of a descent; finished victims stay until :meth:`select` removes them.
 
-    ``best`` (V, N) has the lowest loss so far. ``rescued_at`` (V,) is the lowest loss when a victim last returned to
-    ``best``, and ``over`` (V,) marks finished victims.
+    ``best`` (V, N): variables with the lowest loss so far. ``rescued_at`` (V,): lowest loss at a victim's last return
+    to ``best``. ``over`` (V,): ``True`` for finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:

@@ -118,7 +118,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """Start from the mean of public images; ``of_class`` takes those of each example's class."""
+    """Start from the mean of public images; ``of_class`` takes only images of each example's own class."""
 
     of_class: bool = False
 
@@ -146,7 +146,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """Start from an earlier round's result for the same examples, else as ``Normal``."""
+    """Start from an earlier round's result for the same examples, if there is one, else as ``Normal``."""
 
     def __call__(self, context: VictimContext) -> Tensor:
         previous = context.observation.knowledge.previous

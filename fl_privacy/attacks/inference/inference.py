@@ -44,7 +44,7 @@ class Inference(Protocol):
     def about(self) -> About: ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Begin with C ``candidates``, the ids of N ``clients`` and K ``classes``, before the first round."""
+        """Return an observer of all rounds, for C ``candidates``, the ids of N ``clients`` and K ``classes``."""
         ...
 
 

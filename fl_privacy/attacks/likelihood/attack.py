@@ -66,7 +66,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Function from guessed images and labels to the uploads of clients without a defense, but with its clipping."""
+    """Function from guessed images and labels to undefended uploads; ``norm`` first clips each example's gradient."""
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign
@@ -102,8 +102,8 @@ class MaximumAPosteriori(GroupAttack):
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same examples. The prior is normal: mean and principal components of a class's public
-    images, or the spectrum of photographs. Only what exceeds a control, the attack on other clients' updates, counts as
-    leakage.
+    images, or the spectrum of photographs. Only what exceeds a control, the attack on updates of other examples, counts
+    as leakage.
 
     Attributes:
         iterations: number of Adam's steps on the coefficients of the components.

@@ -202,7 +202,7 @@ def _adds_known_noise(effect: effects.Effect) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Facts that an effect's likelihood may depend on; ``observed``: updates (V, n) by name."""
+    """Facts on which an effect's likelihood may depend; ``observed``: updates (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]

@@ -303,10 +303,10 @@ class LikeliestRows:
     """Attack that finds the rows with the largest posterior density, from all updates and a prior of rows.
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
-    over all updates of the same rows. Searches start from public rows or, without these, rows drawn by the schema. The
-    prior, a tree of dependent columns, is learned from the same rows. Searches change cells, classes and whole rows, at
-    a falling temperature. ``evaluations``: number of evaluations of loss and gradient for each victim, which limits the
-    time. ``device``: ``None`` for that of the sent values.
+    over all updates of the same rows. Searches start from public rows or, if these are few, rows drawn by the schema.
+    The prior, a tree of dependent columns, is learned from the same rows. Searches change cells, classes and whole
+    rows, at a falling temperature. ``evaluations``: number of evaluations of loss and gradient for each victim, which
+    limits the time. ``device``: ``None`` for that of the sent values.
     """
 
     evaluations: int = 4800
