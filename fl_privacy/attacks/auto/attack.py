@@ -101,7 +101,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct a batch by :class:`CocktailParty`; uncertain results only start descents. ``None`` if inapplicable."""
+    """Reconstruct a batch by :class:`CocktailParty`; uncertain results start descents. ``None`` if inapplicable."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
