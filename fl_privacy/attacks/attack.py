@@ -24,7 +24,7 @@ def part_of(report: Report, begin: float, end: float) -> Report:
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Return a callback for (done, total) of the part of the work between the shares ``begin`` and ``end`` of the whole."""
+    """Return a callback for (done, total) of the work between the shares ``begin`` and ``end`` of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 

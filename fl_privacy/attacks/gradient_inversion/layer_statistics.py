@@ -64,7 +64,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Function for the mean absolute difference (V,) of horizontal plus that of vertical neighbors in (V, ..., H, W)."""
+    """Function for the mean absolute difference (V,) of horizontal neighbors in (V, ..., H, W) plus that of vertical."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
