@@ -238,7 +238,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return how many update values a sparsifying defense left, divided by the number of pixels; infinite if all."""
+    """Return how many update values a sparsifying defense left for each pixel; infinite if it left all."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf

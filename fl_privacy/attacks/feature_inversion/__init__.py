@@ -244,9 +244,8 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 class ModelInversion(GroupAttack):
     """Attack that minimizes ``||F(x) - O||^2 / ||O||^2`` + priors over images x with features O (He et al. 2019).
 
-    Without ``relative``, ``||O||^2`` does not divide (Gu et al. 2021, Algorithm 3). O is the output of the victim's
-    private layers; F are the private layers of a colluding client or other stand-ins, or the first layer as sent if
-    nothing is private.
+    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). O is the output of the victim's private layers;
+    F are the private layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
 
     With ``front="joint"`` the parameters of F are optimized with each image. ``recover_at``: later module whose input
     is O, instead of the first public layer's, such as one where :func:`recover_by_lemma` is exact.

@@ -77,9 +77,9 @@ def smoothing_of(
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return weights (V,) of total variation against noise, for the attack's objective and for cosine distance.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is measured on random
-    images, whose gradient gets noise of the update's ``ratios`` (V,). The weight is less if noise moves pixels by less
-    than ``_EDGE``, and zero if it is not finite.
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). The noise's effect on pixels is measured on
+    random images, whose gradient gets noise of the update's ``ratios`` (V,). The weight is less if noise moves pixels
+    by less than ``_EDGE``, and zero if it is not finite.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")

@@ -93,7 +93,7 @@ def _two_points(variables: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tensors_of(problem: Problem) -> list[Tensor]:
-    """List the problem's tensors whose first dimension is the victim."""
+    """List the tensors of the problem that have one row for each victim."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Pro
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Return whether loss and gradient ``found`` agree with those ``expected`` that are finite, for each victim."""
+    """Return whether loss and gradient in ``found`` agree with those in ``expected``, for victims with finite ones."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -260,7 +260,7 @@ def fitting_threads(multiplications: int) -> Iterator[None]:
 
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
-    """Return a layer's mean number of multiplications for ``inputs`` (V, B, ...)."""
+    """Return the mean number of multiplications in a layer of ``model`` for ``inputs`` (V, B, ...)."""
     with cpu_threads(1), hooks.leaving(hooks.owners(model)) as calls:
         model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]

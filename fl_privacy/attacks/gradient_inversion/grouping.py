@@ -74,8 +74,8 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
     Each mixture is (1, C, H, W) in [0, 1] with labels (1,) or (1, K). Its pixels may have been negated: a guess of the
-    image and the class means of the other images give a pixel's probability of that. These probabilities give the
-    image's posterior under a normal prior.
+    image, with the class means of the other images, gives each pixel's probability of negation. These probabilities
+    give the image's posterior under a normal prior.
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None

@@ -93,7 +93,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of a single example."""
+        """Infer the example's outputs from the unscaled ``gradient``; ``None`` if that is incomplete or of several examples."""
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
             return None
@@ -182,7 +182,7 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the softmax (K,) for features common to all examples, and the share of ``gradient`` they explain."""
+    """Return the softmax (K,) for features common to all examples, and the share of ``gradient`` that these explain."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size

@@ -64,7 +64,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Function for the mean absolute difference (V,) of horizontal neighbors in (V, ..., H, W) plus that of vertical."""
+    """Function for the mean absolute difference (V,) of horizontal neighbors in (V, ..., H, W) and of vertical ones."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a gradient (V, *shape) compared with the target, or with the nearest value in its bounds."""
+    """Statistics of a gradient (V, *shape), compared with the target, or with the nearest value in the target's bounds."""
 
     gradient: Tensor
     target: Target
@@ -318,7 +318,7 @@ def _products(
 ) -> list[Tensor]:
     """Add the distance of the products ``deltas`` (V, P, O)^T ``inputs`` (V, P, D) from ``observed`` to ``loss`` (V,).
 
-    Return the gradients with respect to both if ``wanted``.
+    Return the gradients with respect to ``deltas`` and ``inputs`` if ``wanted``.
     """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])

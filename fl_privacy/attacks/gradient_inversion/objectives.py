@@ -35,13 +35,13 @@ class Objective(Protocol):
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
-    """Return the weight of the last pattern that matches ``name``; 1 if none does."""
+    """Return the weight of the last pattern in ``layers`` that matches ``name``; 1 if none does."""
     matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
     return matches[-1] if matches else 1.0
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """List tensors with nonzero weight; raise ``UserError`` if a pattern matches nothing or all are 0."""
+    """List tensors with nonzero weight; raise ``UserError`` if a pattern matches no tensor or all weights are 0."""
     names = list(names)
     for pattern in layers:
         if not fnmatch.filter(names, pattern):

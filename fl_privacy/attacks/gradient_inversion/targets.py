@@ -146,5 +146,5 @@ def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -
 
 
 def stack(updates: list[Tensors], names: list[str], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Stack each name's tensors to (V, *shape)."""
+    """Stack the tensors of V updates, by name, to (V, *shape)."""
     return {name: torch.stack([u[name].to(device=device, dtype=dtype) for u in updates]) for name in names}
