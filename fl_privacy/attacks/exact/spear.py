@@ -141,7 +141,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace directions ``chosen`` (B, B) by some of ``pool`` while more signs of W X + b agree with zeros of D."""
+        """Replace directions ``chosen`` (B, B) by some of ``pool`` while more signs of W X + b agree with zeros."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 

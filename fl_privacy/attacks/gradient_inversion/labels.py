@@ -93,7 +93,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Infer the example's outputs from the unscaled ``gradient``; ``None`` if that is incomplete or of several examples."""
+        """Infer the outputs from the unscaled ``gradient``; ``None`` if that is incomplete or of several examples."""
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
             return None

@@ -125,7 +125,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a gradient (V, *shape), compared with the target, or with the nearest value in the target's bounds."""
+    """Statistics of a gradient (V, *shape), compared with the target or the nearest value in the target's bounds."""
 
     gradient: Tensor
     target: Target
