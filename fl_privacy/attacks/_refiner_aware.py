@@ -24,10 +24,11 @@ from fl_privacy.types import Observation, Reconstruction, Tensors
 
 @dataclass(frozen=True)
 class Sphere:
-    """Objective that is zero for gradients at distance ``radius`` from the upload g (Fan et al. 2025, appendix M).
+    """Objective that is zero for gradients at distance ``radius`` (Refiner's epsilon) from the upload g.
 
-    Refiner's projection leaves the upload that far from the true gradient. A cosine ``objective`` is compared with the
-    largest cosine distance of such gradients from g, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon.
+    Refiner's projection moves the true gradient by that distance (Fan et al. 2025, appendix M). The loss is |objective
+    - radius^2| for L2 and |objective - c| for cosine, where c = 1 - sqrt(1 - radius^2 / ||g||^2) is the largest cosine
+    distance of such gradients from g.
     """
 
     objective: L2 | Cosine
@@ -50,7 +51,7 @@ class Sphere:
 
 @dataclass(frozen=True)
 class NoiseRatio:
-    """Prior against noise: the share of noise in the guess, as Refiner's evaluation network estimates it."""
+    """Prior against noise: ``weight`` times the guess's share of noise, estimated by Refiner's evaluation network."""
 
     weight: float
     evaluator: str | None = None  # file of the network; ``None``: the small one for gray images
@@ -77,13 +78,14 @@ def refiner_aware(
 ) -> GradientInversion:
     """Build a gradient inversion that looks for a gradient at distance ``radius`` from Refiner's upload.
 
-    Objective and prior are our own, after Fan et al. (2025), appendix M. Both reconstruct less than ``base`` alone.
+    Objective and prior are our own, after Fan et al. (2025), appendix M. With either of them, the attack reconstructs
+    less than ``base`` alone.
 
     Args:
-        base: attack whose objective and optimizer are used.
+        base: attack from which objective and optimizer are taken.
         radius: Refiner's epsilon, at least 0; ``None`` matches the upload itself.
-        away_from_noise: weight of :class:`NoiseRatio`, at least 0. The loss of ``inverting_gradients`` is 1 for a
-            useless gradient, that of ``idlg`` the squared norm of the upload.
+        away_from_noise: weight of :class:`NoiseRatio`, at least 0. A useless gradient has a loss of 1 under
+        ``inverting_gradients``, and of the upload's squared norm under ``idlg``.
         evaluator: file of the evaluation network; ``None``: a small one, for gray images only.
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))
@@ -149,12 +151,10 @@ def solve_gradient(
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedInversion(GradientInversion):
-    """Gradient inversion of a gradient g' at a fixed weighted distance from the upload g*.
+    """Gradient inversion of a gradient g' at a fixed weighted distance from the upload g*; see :func:`solve_gradient`.
 
-    Attributes:
-        constant: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared.
-        decay: tau in the weights w = |g* theta tau^i| of layer i with parameters theta (Fan et al. 2025, Eq. 3).
-        scaled: see :func:`solve_gradient`.
+    ``constant``: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared. ``decay``: tau
+    in the weights w = |g* theta tau^i| of layer i with parameters theta (Fan et al. 2025, Eq. 3).
     """
 
     constant: float | None = None
@@ -199,7 +199,7 @@ def refiner_solved(
     The equation, as published, leaves most elements at their random start; ``base`` alone reconstructs far more.
 
     Args:
-        base: attack whose objective and optimizer are used.
+        base: attack from which objective and optimizer are taken.
         radius: Refiner's epsilon, above 0; unused with a ``constant``.
         constant: ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
         decay: tau of the layers' weights w, in (0, 1].

@@ -19,27 +19,25 @@ Report = Callable[[float], None]  # takes the share, in [0, 1], of a group's wor
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Return a progress callback for one part of the work, from ``begin`` to ``end`` of the whole."""
+    """Return a progress callback for the part of the work between the shares ``begin`` and ``end`` of the whole."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Return a callback for (done, total) of one part of the work, from ``begin`` to ``end`` of the whole."""
+    """Return a callback for (done, total) of the work between the shares ``begin`` and ``end`` of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 class ReconstructionAttack(Protocol):
-    """An attack that guesses the batch behind each update.
+    """An attack that guesses the batch behind each observed update; it returns reconstructions in the same order.
 
     Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a victim changes no
-    other result. If a victim can't be attacked, its result states why in ``failure``.
+    other result. If a victim can't be attacked, its reconstruction states the reason in ``failure``.
     """
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        """Reconstruct one batch for each observation, in order."""
-        ...
+    ) -> list[Reconstruction]: ...
 
 
 @runtime_checkable
@@ -52,8 +50,7 @@ class Trained(Protocol):
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
     """Return the training data of the component that ``attack`` uses for images (C, H, W); ``None`` without one.
 
-    Raises:
-        UserError: the component does not support such images.
+    Raise ``UserError`` if the component does not support such images.
     """
     return attack.provenance(image) if isinstance(attack, Trained) else None
 
@@ -63,14 +60,11 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Limit:
-    """Time limit of a piece of work, inside the limit ``around``.
+    """Time limit of a piece of work, inside the limit ``around``."""
 
-    ``end``: time on the clock of ``time.perf_counter``. ``cut``: ``True`` once the limit has stopped a search.
-    """
-
-    end: float = math.inf
+    end: float = math.inf  # on the clock of ``time.perf_counter``
     around: "Limit | None" = None
-    cut: bool = False
+    cut: bool = False  # ``True`` once the limit has stopped a search
 
 
 _limit: ContextVar[Limit | None] = ContextVar("limit", default=None)
@@ -89,7 +83,7 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Limit one of ``among`` remaining pieces of work to an even share of the time left."""
+    """Limit the next of ``among`` remaining pieces of work to an even share of the time left."""
     return within(seconds_left() / among)
 
 
@@ -102,7 +96,7 @@ def in_parts(
 ) -> dict[int, Reconstruction]:
     """Attack ``size`` victims at a time, each part in an even share of the time left.
 
-    Return the results under the keys of ``victims``. ``name``: what progress displays call this work.
+    Return the results under the keys of ``victims``. ``name``: name of this work in progress displays.
     """
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):

@@ -19,9 +19,8 @@ from fl_privacy.types import Tensors
 class Clip:
     """Callable that clips guessed gradients (V, *shape), by name, to ``norms`` (V,) as a client does.
 
-    Attributes:
-        counted: (V, *shape) by name, 1 for elements that count for the norm, 0 for those dropped before the client
-            clipped. All elements of a tensor without an entry count.
+    ``scope``: one norm for all tensors, or one for each. ``counted``: (V, *shape) by name, 1 for elements that count
+    for the norm, 0 for those dropped before the client clipped; without an entry, all elements of a tensor count.
     """
 
     norms: Tensor
@@ -83,9 +82,9 @@ _THRESHOLD = 3.0
 
 
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of dropped elements: plus and minus the smallest magnitude that was kept.
+    """Return bounds of the elements that a client dropped: plus and minus the smallest magnitude that it kept.
 
-    They are infinite if the kept elements are not known to be the largest.
+    The bounds are infinite if the kept elements are not known to be the largest.
     """
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
@@ -102,7 +101,7 @@ AT_BOUND = 1e-4
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of truncated elements: from the truncation bound to infinity."""
+    """Return bounds of truncated elements: from the truncation bound to infinity of the element's sign."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -112,7 +111,10 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest dropped magnitude of ``values`` (n,), and the bound on it; (-1, 0) if noise hides them."""
+    """Return the largest magnitude in ``values`` (n,) that counts as dropped, and the bound on dropped elements.
+
+    (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
+    """
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
     least = float(sizes.kthvalue(dropped).values) if dropped else 0.0
@@ -148,9 +150,9 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds for the columns of ``weight`` that Soteria has set to zero.
+    """Return infinite bounds for the columns of ``weight`` that Soteria has set to zero, if noise permits.
 
-    They are the share ``dropped`` of columns with the least norm; ``None``: those that are zero.
+    ``dropped``: share of columns, those with the least norm; ``None``: columns that are zero.
     """
     if weight not in update:
         return {}
@@ -170,7 +172,7 @@ def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
 
 
 def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of noised layers, ``reach`` around the observed values; none if all layers are noised."""
+    """Return bounds of noised layers: ``reach`` below and above the observed values; empty if all layers are noised."""
     noised = effect.noised(update)
     if len(noised) == len(update):
         return {}
@@ -197,7 +199,7 @@ Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiab
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Callable that transforms each guessed image by the one of ``transforms`` with index ``chosen`` (V, B)."""
+    """Callable that transforms each guessed image by one of ``transforms``; ``chosen`` (V, B) holds the indices."""
 
     transforms: Sequence[Transform]
     chosen: Tensor
@@ -213,7 +215,10 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """Return the index (B,), below ``number``, of each image's transform: by ``restart`` for one image, else random."""
+    """Choose one of ``number`` transforms for each image of a batch of ``size``; return the indices (B,).
+
+    A single image takes the transforms in turn, by ``restart``; several images draw them at random.
+    """
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 
@@ -246,7 +251,7 @@ def estimate_noise_std(update: Tensors) -> float:
 
 
 def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
-    """Estimate the clipping norm: the squared norm of an update of n elements minus n ``noise_std``^2.
+    """Estimate the clipping norm: the root of an update's squared norm minus n ``noise_std``^2, for n elements.
 
     It is at least a hundredth of the observed norm, since the difference may drown in noise.
     """
@@ -264,9 +269,8 @@ def estimate_step(tensor: Tensor) -> float:
 class HiddenGradient:
     """Unknown gradient of a client's private loss with respect to the features.
 
-    Attributes:
-        strength: expected size of an element, above 0, over the factor of the cross entropy and over r^``layers``,
-            where r is the root mean square of the private head's weights.
+    ``strength``: expected size of a feature's gradient, above 0, divided by the factor of the cross entropy and by
+    r^``layers``, where r is the root mean square of the private head's weights.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter
@@ -281,7 +285,7 @@ class HiddenGradient:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Variables of a :class:`HiddenGradient`: ``features`` multiples of ``unit`` for each example and each round."""
+    """Variables of a :class:`HiddenGradient`: ``features`` for each example and round, in multiples of ``unit``."""
 
     features: int
     unit: float
@@ -289,7 +293,7 @@ class Unknowns:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpdateConstraints:
-    """Known bounds and clipping of V victims' updates in one round."""
+    """Bounds and clipping that are known of V victims' updates in one round; ``clip`` is ``None`` without clipping."""
 
     bounds: Bounds  # (V, *shape) each, of the tensors that are not known exactly
     clip: Clips | None
@@ -302,7 +306,7 @@ class UpdateConstraints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownFeatures:
-    """Inputs of a layer for V victims, which were reconstructed exactly from its gradient."""
+    """Prior that compares a guess's features with those of V victims, reconstructed exactly from a layer's gradient."""
 
     front: nn.Module  # images (B, C, H, W) -> (B, F)
     values: Tensor  # (V, B, F); zeros if not known
@@ -322,11 +326,9 @@ class KnownFeatures:
 class Constraints:
     """All known constraints on V victims' images and losses.
 
-    Attributes:
-        transform: client's transform of its images, applied to the guesses too. Priors of natural images see the guess
-            without it, those of the model's inputs the guess with it.
-        likeliest: (V,) weight of total variation that the measured noise calls for, relative to the cosine distance of
-            the whole update; 0 if unknown.
+    ``transform``: the client's transform of its images, applied to the guesses, too. Priors of natural images see the
+    guess before it, those of the model's inputs after it. ``likeliest``: (V,) weight of total variation that the
+    measured noise calls for, relative to the cosine distance of the whole update; 0 if unknown.
     """
 
     transform: AssumedTransform | None = None

@@ -17,9 +17,9 @@ from fl_privacy.types import LocalPlan, Observation, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSetting:
-    """An attacker's knowledge and options on which the choice of countermeasures depends."""
+    """Facts about an attack from which countermeasures are chosen."""
 
-    head: str | None
+    head: str | None  # name of the output layer's weight
     batch_size: int
     plan: LocalPlan
     unrolls: bool
@@ -33,11 +33,10 @@ class AttackSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Countermeasure:
-    """One change that an attack makes against a known defense.
+    """One change that an attack makes against a known defense; ``sentence`` describes it to users.
 
-    Attributes:
-        hidden: gradient of a private loss, which the attack guesses, too.
-        transforms: image transforms that the client may have used; every one is tried.
+    ``hidden``: gradient of a private loss, which the attack guesses, too. ``transforms``: image transforms that the
+    client may have used; all are tried.
     """
 
     sentence: str
@@ -61,7 +60,7 @@ UNSCALED, UNTOLD = 1.0, 1.0
 
 
 def looks_noisy(effect: effects.Effect) -> bool:
-    """Return whether ``effect`` changes every element like noise, as coarse stochastic rounding does."""
+    """Return whether ``effect`` changes every element like noise; coarse stochastic rounding does, too."""
     if isinstance(effect, effects.Quantized):
         return effect.rounding == "stochastic" and 0 < (effect.bits or 0) < _MANY_BITS
     return isinstance(effect, effects.Noise | effects.ClippedExamples | effects.SlicedNoise)
@@ -202,8 +201,9 @@ def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> 
 def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequence[Countermeasure]:
     """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
 
-    Its elements are about alpha2 sqrt(``bits``) times the head's weights, and sqrt(w / 2) times more for each further
-    private layer of width w. If it can't be guessed, only the output layer is matched, which it leaves unchanged.
+    A feature's gradient is about alpha2 sqrt(``bits``) times the head's weights, and sqrt(w / 2) times more for each
+    further private layer of width w. If it can't be guessed, only the output layer is matched; SPN leaves that
+    unchanged.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None
@@ -259,14 +259,10 @@ Matched = Callable[[Observation], Tensors]  # function from an observation to th
 
 @dataclass(frozen=True)
 class KnownDefense:
-    """Countermeasures against one known defense.
-
-    Attributes:
-        noise_stds: standard deviations of all noise of the defense, in units of the update; ``None`` if unknown.
-    """
+    """Countermeasures against one known defense, and the standard deviations of its noise."""
 
     countermeasures: tuple[Countermeasure, ...] = ()  # sequence in the order of the defense's parts
-    noise_stds: tuple[float | None, ...] = ()
+    noise_stds: tuple[float | None, ...] = ()  # of all noise, in units of the update; ``None`` if unknown
 
     @classmethod
     def of(cls, observation: Observation, setting: AttackSetting) -> "KnownDefense":
@@ -294,7 +290,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient; only one is guessed, since those at the same features add up."""
+        """Return the strongest hidden gradient, or ``None``; one is guessed, as those at the same features add up."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -309,8 +305,8 @@ class KnownDefense:
     def transforms(self) -> tuple[constraints.Transform, ...]:
         """Return the transforms that the client may have used.
 
-        If several defenses transform, all sequences are returned, or, if there are more than ``MOST_SEQUENCES``, only
-        the transforms of one defense.
+        If several defenses transform, all sequences are returned or, if there are more than ``MOST_SEQUENCES``, only
+        the transforms of the defense that has the most.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
@@ -363,7 +359,7 @@ class KnownDefense:
 
 
 def _as_seen(parts: Description) -> Description:
-    """Describe the clients' defenses as they affect the mean of several updates: no clipping, less noise."""
+    """Describe the clients' defenses as they appear in the mean of several updates: no clipping, less noise."""
     number = math.prod(part.effect.clients for part in parts if isinstance(part.effect, Summed))
     if number == 1:
         return parts
@@ -381,7 +377,7 @@ def _as_seen(parts: Description) -> Description:
 
 
 def without_countermeasure(parts: Description) -> list[str]:
-    """Name the ``parts`` that have no countermeasure and are attacked as if unknown."""
+    """Name the ``parts`` of a defense that have no countermeasure, so that they are attacked as if unknown."""
     unknown = countermeasures_against.dispatch(object)
     names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
     return list(dict.fromkeys(names))

@@ -33,12 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """Victims of a group that are left to attack, and results of the stages, by position of the victim.
-
-    Attributes:
-        starts: images from which descents may start, with the attacks that found them.
-        features: exact inputs of a hidden fully connected layer.
-    """
+    """Victims of a group that are left to attack, and results of the stages, by position of the victim."""
 
     group: Group
     seed: int
@@ -48,8 +43,8 @@ class StageState:
     most_victims: int | None = None
     cut: bool = False  # ``True`` once the clock has ended a search for exact solutions
     results: dict[int, Reconstruction] = field(default_factory=dict)
-    starts: dict[int, list[tuple[Batch, str]]] = field(default_factory=dict)
-    features: dict[int, HiddenFeatures] = field(default_factory=dict)
+    starts: dict[int, list[tuple[Batch, str]]] = field(default_factory=dict)  # images, with the attack that found them
+    features: dict[int, HiddenFeatures] = field(default_factory=dict)  # exact inputs of a hidden fully connected layer
     likeliest: dict[int, WithPosterior] = field(default_factory=dict)  # results of :func:`find_likeliest`
 
     @property
@@ -106,7 +101,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct the images of a batch by independent component analysis (:class:`CocktailParty`)."""
+    """Reconstruct a batch by :class:`CocktailParty`; uncertain results start descents. ``None`` if inapplicable."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -125,7 +120,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; solutions without proof become starts of descents."""
+    """Reconstruct images by :class:`ExactInversion`; unproven results may start descents. ``None`` if inapplicable."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -180,7 +175,7 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 def surrogate(state: StageState, report: Report) -> Found | None:
     """Match the update at a model between the sent and the returned one (:class:`SurrogateModel`).
 
-    Results are final for several images and many local steps, else starts of descents.
+    The results are final for several images and many local steps; else descents start from them.
     """
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
@@ -243,7 +238,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Return a :class:`Race` of descents, and its evaluations for each victim, given or as many as the time allows."""
+    """Return a :class:`Race` of descents, and its evaluations for each victim: as set, else as many as time allows."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -269,7 +264,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return for each position the more probable one of the results ``found`` and ``likeliest``."""
+    """Return the more probable result at each position: that of a descent (``found``), or that in ``likeliest``."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:
@@ -307,18 +302,18 @@ _MEMBERS: Mapping[Modality, type[TextMembers] | type[TableMembers]] = {TEXTS: Te
 class AutoAttack:
     """Attack that combines the strongest attacks without any setting, like AutoAttack (Croce and Hein 2020).
 
-    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. For the victims left,
+    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. For the other victims,
     descents from several starts compete by successive halving: L-BFGS on smooth models, signed Adam on others. Unproven
     solutions are starts, too. A known or evident defense is countered
     (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
     Attributes:
-        budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or
-            seconds, not reproducible, shared among all victims. Exact solutions take at most three quarters of the
-            seconds. Each attempt of a descent has at least 25 evaluations.
-        evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. The number logged for a
-            budget in seconds repeats its descents. It also repeats their starts, unless the time limit cut the search
-            for exact solutions or that took more than ``evaluations / 12`` rounds.
+        budget: work for a victim. ``quick``, ``standard`` and ``thorough`` are reproducible numbers of evaluations. A
+            number is seconds, shared by all victims; its results are not reproducible, and exact solutions take at most
+            three quarters of it. Each attempt of a descent has at least 25 evaluations.
+        evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. A run limited by seconds
+            logs the number that repeats its descents. The starts are repeated, too, unless the time limit cut the
+            search for exact solutions or this search took more than ``evaluations / 12`` rounds.
         device: device of the computation; ``None``: that of the sent values.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """

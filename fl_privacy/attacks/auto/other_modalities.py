@@ -54,8 +54,8 @@ class _Members:
 class TextMembers(_Members):
     """Attack on texts: DAGER, bag of words, descents, a search for the word order, and the likeliest text.
 
-    The result whose gradient is nearest to the update is kept. The search for the likeliest text runs for defended
-    updates and also starts from that result. If noise drowns the update, descents run only if the search fails.
+    The result whose gradient is nearest to the update is kept. For defended updates, a search for the likeliest text
+    follows, which also starts from that result. If noise drowns the update, descents run only if this search fails.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -110,7 +110,8 @@ class TextMembers(_Members):
     ) -> None:
         """Replace results in ``best``, at the indices ``among``, if a descent fits the update better.
 
-        ``bags``: results of the bag of words. ``limit``: of the exact solutions. ``share``: share of all evaluations.
+        ``bags``: results of the bag of words. ``limit``: time limit of the exact solutions. ``share``: part of the
+        evaluations to spend here.
         """
         asked, apart = [], dict[int, float]()
         for k in among:  # descents start from the words of a whole bag
@@ -174,7 +175,8 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 class TableMembers(_Members):
     """Attack on rows: exact solutions, TabLeak, and for defended updates the likeliest rows.
 
-    The result whose gradient is nearer to the update is kept. The search for the likeliest rows also starts from it.
+    The better of the first two results is kept: the one whose gradient is nearer to the update. The search for the
+    likeliest rows also starts from it.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -224,7 +226,7 @@ class TableMembers(_Members):
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
     """Return each observation with the defense that its update shows.
 
-    ``None`` if the update shows zeros alone, which words that the text lacks leave, too.
+    ``None`` if the inferred defense is neither noise nor rounding, as missing words leave zeros without any defense.
     """
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):

@@ -47,18 +47,15 @@ _LEAST_VARIATION = 0.01  # least total variation of an image
 class Judgment:
     """Scores of V attempts.
 
-    Attributes:
-        mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2]; differences within
-            the bounds of a known or evident defense do not count.
-        balance: (V,) weight at which total variation equals the loss, relative to the loss of a zero gradient.
-        score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
-            batch; the least wins. If the noise determines a weight of total variation, cosine distance over that weight
-            plus total variation. Infinite for NaN.
+    ``score``: (V,) the least wins: ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model
+    normalizes by the batch. If the noise determines a weight of total variation, the score is the cosine distance
+    divided by that weight, plus total variation. Infinite for NaN. ``mismatch``: (V,) geometric mean of the tensors' 1
+    - cosine of guess and upload, in [0, 2]; differences within the bounds of a known or evident defense do not count.
     """
 
     mismatch: Tensor
     widest: Tensor  # (V,) mismatch of the tensor with the most elements, which noise affects the least
-    balance: Tensor
+    balance: Tensor  # (V,) weight at which total variation equals the loss, as a share of a zero gradient's
     score: Tensor
 
 
@@ -102,9 +99,9 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return by how much overfitting of the pixels lowers the log mismatch of the tensor with the most elements.
+    """Return the fall of the largest tensor's log mismatch that overfitting of the pixels alone explains.
 
-    It is twice the number of pixels over the number of the tensor's elements (Akaike 1974).
+    It is twice the number of pixels over the tensor's number of elements (Akaike 1974).
     """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
@@ -114,15 +111,10 @@ _EASED = 10.0  # largest factor by which total variation is eased from one rung 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One descent of a sub-attack on one victim.
+    """One descent of a sub-attack on one victim, with its result so far; scores are those of :class:`Judgment`."""
 
-    Attributes:
-        member, position: numbers of the sub-attack and of the victim.
-        mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.race.Judgment`.
-    """
-
-    member: int
-    start: int
+    member: int  # number of the sub-attack
+    start: int  # number of the attempt's start
     roughness: float  # weight of total variation in the next rung, as a share of a zero gradient's loss
     labels: Tensor | None = None  # own labels (B,); ``None``: the victim's
     held: bool = False  # ``True`` if the attempt matches known features, too
@@ -134,7 +126,7 @@ class Attempt:
     score: float = math.inf
     history: tuple[float, ...] = ()
     film: tuple[Snapshot, ...] = ()
-    position: int = 0
+    position: int = 0  # that of the victim
 
     @property
     def order(self) -> tuple[float, int, int]:
@@ -151,9 +143,10 @@ class Attempt:
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """Return the attempt with the result in the ``row`` of ``judged`` if that is better, else with the old result.
+        """Return the attempt with the new result if that is better, else with the old one.
 
-        Images that another attack found are replaced only if the mismatch ``widest`` falls by more than the margin.
+        ``row``: the attempt's row in ``variables``, ``judged`` and ``losses``. Images that another attack found are
+        replaced only if the mismatch ``widest`` falls by more than the margin.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
@@ -164,7 +157,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first. Images of other attacks come before attempts that fit the largest tensor worse."""
+    """Sort attempts, best first; images that another attack found stay ahead of all that do not fit clearly better."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -173,7 +166,7 @@ def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 @torch.no_grad()
 def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
-    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first."""
+    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first; empty if none apply."""
     layer = labeling.output_layer(observation.model, observation.num_classes)
     size = observation.upload.num_examples
     if layer is None or size == 1 or prepared.rounds[0].unrolls:
@@ -195,8 +188,8 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
     """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged.
 
-    The counts of the classes follow from the output layer's mean gradient p - y, with the mean softmax p of ``images``.
-    Images keep their labels as far as the counts allow.
+    The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
+    classes. Images keep their labels as far as the counts allow.
     """
     layer = labeling.output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
@@ -221,13 +214,10 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 
 
 class Race:
-    """Successive halving of descents for each victim of a group; ``entered`` lists the descents.
+    """Successive halving of descents for each victim of a group.
 
-    Args:
-        features: exact inputs of a hidden layer, by position, which one of the descents has to match, too.
-
-    Raises:
-        NotAttackableError: no sub-attack can attack the group.
+    ``entered``: the descents. ``features``: exact inputs of a hidden layer, by position of the victim, which one more
+    descent has to match, too. Raise ``NotAttackableError`` if no sub-attack can attack the group.
     """
 
     def __init__(
@@ -249,7 +239,10 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts at ``victim``. If its labels are inferred, later attempts take other likely labels."""
+        """Return the attempts at ``victim``; they take the labels of its known features, if any, and one matches these.
+
+        If labels are inferred, later attempts take other likely labels.
+        """
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]

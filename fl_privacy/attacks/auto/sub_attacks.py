@@ -51,7 +51,7 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 
 @dataclass(frozen=True)
 class Rung:
-    """Round of successive halving; each attempt descends in ``stages`` with less and less total variation."""
+    """Round of successive halving; each attempt has ``evaluations``, in ``stages`` with ever less total variation."""
 
     attempts: int
     evaluations: int  # evaluations of each attempt
@@ -65,7 +65,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the largest budget whose :func:`rungs`, with ``beside`` more attempts, cost at most ``evaluations``."""
+    """Return the largest budget whose :func:`rungs`, for ``beside`` more attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)
@@ -93,7 +93,10 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Return and log how many evaluations of each victim fit into the time left, by timing ``work(evaluations)``."""
+    """Return and log how many evaluations of each victim fit into the time left, by timing ``work(evaluations)``.
+
+    ``cut``: see :func:`how_to_repeat`.
+    """
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -101,16 +104,16 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence that names the setting ``attack.evaluations`` that repeats a run limited by seconds.
+    """Return a sentence on the value of ``attack.evaluations`` that repeats a run limited by seconds.
 
-    ``cut``: whether the time limit ended the search for exact solutions.
+    ``cut``: ``True`` if the time limit ended the search for exact solutions.
     """
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:
-    """Plan successive halving (Jamieson and Talwalkar 2016) of ``attempts`` down to one within ``evaluations``."""
+    """Plan successive halving (Jamieson and Talwalkar 2016) of ``attempts`` within ``evaluations`` in total."""
     numbers = [attempts]
     while numbers[-1] > 1:
         numbers.append(math.ceil(numbers[-1] / _KEPT))
@@ -208,8 +211,8 @@ def entries(
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     """Return five descents: by L-BFGS on cosine, cosine of each layer and L2, and two by signed Adam on cosine.
 
-    With a cosine of each layer, layers have equal weight, since gradients before saturated activations can be a
-    thousand times smaller. The last descent also matches batch-norm statistics.
+    With a cosine of each layer, all layers have equal weight, since saturated activations can make gradients before
+    them a thousand times smaller. The last descent also matches batch-norm statistics.
     """
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
@@ -235,7 +238,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return the number of known values for each pixel that a defense left; infinite if all are known."""
+    """Return how many update values a sparsifying defense left for each pixel; infinite if it left all."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf

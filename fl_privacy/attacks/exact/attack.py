@@ -183,18 +183,18 @@ class ExactInversion(GroupAttack):
     - One image in front of a fully connected layer is a quotient of two gradients (Geiping et al. 2020, proposition
       3.1).
     - A batch in front of a ReLU is found by SPEAR (:mod:`fl_privacy.attacks.exact.spear`, Dimitrov et al. 2024), else
-      as by ``attack=analytic``.
+      by the method of ``attack=analytic``.
     - Batch norm before the layer is inverted, and copies of an image are counted
       (:mod:`fl_privacy.attacks.exact.certificate`).
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
-    - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and
-      its first layers by a descent.
+    - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`); a
+      descent matches its first layers.
 
-    A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
-    zeros of the ReLU's outputs, and the whole update is reproduced. The proof concerns the model's inputs after a
-    defense.
+    A reconstruction is ``proven`` if the equations have one solution up to the order of the images, the signs of the
+    ReLU's inputs match the zeros of the gradient, and the whole update is reproduced. The proof concerns the model's
+    inputs, which a defense may have changed.
 
     Attributes:
         rounds: largest number of searches for sparse directions, for each victim.

@@ -42,7 +42,7 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations; ``unique``: no others do; ``loss``: relative residual."""
+    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do."""
 
     images: Tensor
     unique: bool
@@ -60,7 +60,7 @@ class Reproduction:
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without an output layer.
 
-        They are classes if p - y (see :meth:`errors`) is proportional to p except at one class, since clients may scale
+        They are classes if p - y (see :meth:`errors`) is a multiple of p except at one class; clients may scale
         gradients. ``network`` replaces the model.
         """
         found = self.errors(inputs, network)
@@ -123,7 +123,8 @@ class Reproduction:
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
         """Return the distance of ``batch``'s gradient from the observed one, relative to the observed norm.
 
-        It is the largest over the tensors. With ``any_scale``, a common factor is fitted first, since clients clip.
+        The tensor with the largest distance counts. With ``any_scale``, a common factor is fitted first, as after
+        clipping.
         """
         found, observed = self._gradients(batch), as_gradient(self.observation)
         inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())
@@ -159,7 +160,7 @@ class Reproduction:
 
 
 def least_squares(known: Tensor, sums: Tensor) -> Tensor:
-    """Return the least squares solution X (n, k) of least norm of ``known`` (m, n) X = ``sums`` (m, k)."""
+    """Solve ``known`` (m, n) X = ``sums`` (m, k) by least squares; return the solution X (n, k) of least norm."""
     # on a GPU, lstsq fails without full rank, as with two equal examples
     found: Tensor = torch.linalg.lstsq(known.cpu(), sums.cpu(), driver="gelsd").solution
     return found.to(sums.device)
@@ -173,9 +174,9 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Return solved images with inferred labels and certainty.
+    """Return the images in ``read`` as a reconstruction, with inferred labels and certainty.
 
-    ``ordered``: known labels are in the order of the images.
+    ``ordered``: ``True`` if known labels are in the order of the images.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
@@ -219,7 +220,7 @@ def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
 def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:
     """Clamp ``images`` to [0, 1]; if they are ``solved`` but have another scale, keep them, with a note.
 
-    Rows of a table with a ``schema`` are kept if ``solved``, else replaced by its nearest rows.
+    Rows of a table with a ``schema`` are also kept if ``solved``; else the nearest valid rows replace them.
     """
     if schema is not None:
         return (images if solved else schema.nearest(images)), ()
@@ -235,8 +236,8 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of the gradient (M, N) are zero, as after a defense that mutes them.
 
-    A column is also zero if all pixels have the value ``shade`` (..., N), which gives an input of zero. This is
-    unlikely if the value is inside of (0, 1).
+    A column is also zero if the pixel has the value ``shade`` (..., N) in all images, since the layer's input is then
+    zero. This is unlikely for values inside of (0, 1), so only these count.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
@@ -268,7 +269,7 @@ Times = Callable[[int], list[int] | None]
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note."""
+    """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note, or an empty one."""
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
     stated = not any(note.startswith(COUNTED_BY_RANK) for note in observation.notes)
@@ -297,7 +298,10 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function from a batch's size to the number of occurrences of each distinct input (R, ...)."""
+    """Return a function from a batch's size to the number of occurrences of each distinct input (R, ...).
+
+    The function returns ``None`` if no whole numbers fit.
+    """
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]
@@ -348,7 +352,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return ``observation`` as that of one example if the batch repeats a single one, else ``None``."""
+    """Return ``observation`` as that of one example if it surely repeats a single one in one step, else ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

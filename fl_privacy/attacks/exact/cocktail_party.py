@@ -33,7 +33,7 @@ _LONGEST_STEP = 0.3  # largest relative change of a component in one step
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
     """Return the layer's inputs (V, B, N), the rows of ``directions`` (V, B, B) times ``basis`` (V, B, N), rescaled.
 
-    Their scale follows from the gradients of ``weights`` (V, M, N) and ``biases`` (V, M).
+    The scale of each input follows from the gradients ``weights`` (V, M, N) and ``biases`` (V, M).
     """
     columns = weights.double() @ basis.mT
     balance = torch.linalg.solve_ex(columns.mT @ columns, columns.mT @ biases.double()[..., None])[0]
@@ -143,14 +143,14 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients processed at a time (1
 class CocktailParty(GroupAttack):
     """Attack that separates the images of a batch in a first layer's gradient by independent component analysis.
 
-    The gradient is separated so that differences of neighboring pixels are independent and heavy-tailed (Kariyappa et
-    al., ICML 2023, "Cocktail Party Attack"). The result is then made exact, behind a ReLU by the zeros of the gradient
-    (:func:`fl_privacy.attacks.exact.spear.factors_near`); behind a smooth activation by the rest of the network
+    Components are chosen whose differences of neighboring pixels are independent and heavy-tailed (Kariyappa et al.,
+    ICML 2023, "Cocktail Party Attack"). The result is then made exact: behind a ReLU by the zeros of the gradient
+    (:func:`fl_privacy.attacks.exact.spear.factors_near`), behind a smooth activation by the rest of the network
     (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs as examples, and images that
     look like photographs.
 
     Attributes:
-        iterations: iterations of each of the two searches.
+        iterations: number of iterations in each of the two searches.
         steps: largest number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 
@@ -219,7 +219,7 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a basis R (V, B, N) of the gradient's rows, the inputs (V, B, N), and whether its rank is B (V,)."""
+        """Return a basis R (V, B, N) of the gradient's rows, the inputs (V, B, N), and whether the rank is B (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -253,10 +253,7 @@ class CocktailParty(GroupAttack):
 
 
 class _Mixed:
-    """Inputs of a layer, as they are mixed in its gradient.
-
-    ``basis`` (B, N): orthonormal basis of the gradient's rows, and so of the inputs.
-    """
+    """A layer whose gradient mixes its inputs; ``basis`` (B, N): orthonormal basis of the gradient's rows."""
 
     def __init__(self, reproduction: Reproduction, layer: FirstLayer, basis: Tensor) -> None:
         self.reproduction, self.layer, self.basis = reproduction, layer, basis
@@ -282,7 +279,10 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the zeros of the layer's gradient; ``None`` without zeros."""
+        """Return the only inputs (B, N) that explain the zeros of the layer's gradient.
+
+        ``None`` if the gradient has too few zeros, or they do not agree with the signs of the layer's outputs.
+        """
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

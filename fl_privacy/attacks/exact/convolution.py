@@ -52,7 +52,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Return ``deltas`` (V, O, P, Q) shifted to the inputs of each kernel tap, (V, O taps, H W)."""
+        """Return ``deltas`` (V, O, P, Q), shifted to the inputs of each kernel element (tap): (V, O taps, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -67,14 +67,14 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; negative values show its size."""
+    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; the most negative shows the noise's size."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Solution for a convolution's inputs, with its quality."""
+    """Least-squares solution for the inputs of a convolution, with its quality, for V victims."""
 
     values: Tensor  # (V, C, H, W)
     left: Tensor  # (V,) residual share of the right-hand sides
@@ -92,8 +92,8 @@ def solve_inputs(
     Args:
         outputs: (V, O, P, Q) without the bias.
         slopes: (V, O, P, Q) of the activation, at least 0.
-        deltas: (V, O, P, Q) gradient of the loss.
-        gradient: (V, O, C, kernel) of the weight.
+        deltas: (V, O, P, Q) gradient of the loss with respect to the outputs.
+        gradient: (V, O, C, kernel) gradient of the loss with respect to the weight W.
         smooth: ``True`` for the smoothest of several solutions instead of that of least norm.
     """
     tiny = torch.finfo(outputs.dtype).tiny
@@ -206,8 +206,8 @@ _STEPS = 4
 class BlindInputs:
     """The inputs of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
 
-    ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left``: squared residual relative to
-    a random guess's. ``next``: the same for the best inputs orthogonal to ``values``.
+    ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left``: squared residual, relative to
+    that of a random guess. ``next``: the same for the best inputs orthogonal to ``values``.
     """
 
     values: Tensor
@@ -220,7 +220,7 @@ class BlindInputs:
 
 
 def can_be_blind(layer: Convolution) -> bool:
-    """Return whether the weight's gradient alone can determine the inputs of a layer of this shape."""
+    """Return whether the weight's gradient alone can determine the inputs of a layer with the shapes of ``layer``."""
     places = layer.shape[1] * layer.shape[2]
     taps = layer.module.kernel_size[0] * layer.module.kernel_size[1]
     return layer.shape[0] >= places and places * places <= MOST_UNKNOWNS and 4 <= taps <= 25
@@ -230,7 +230,7 @@ def can_be_blind(layer: Convolution) -> bool:
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
     """Solve the convolution ``gradient = slopes * inputs`` with unknown slopes for one image's inputs.
 
-    ``gradient`` (O, C, kernel): of the weight, in float64. ``None`` if its rank is too low.
+    ``gradient`` (O, C, kernel): the weight's, in float64. ``None`` if its rank is too low.
     """
     channels, places = layer.shape[0], layer.shape[1] * layer.shape[2]
     taps = gradient.flatten(2).permute(2, 0, 1)  # (K, O, C)
@@ -257,9 +257,9 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of a quadratic form in X: the minimum over Y of ||``taps`` X - Y ``shifts``||^2.
+    """Return the matrix (R N, R N) of a quadratic form in X (R, N): the least ||``taps`` X - Y ``shifts``||^2 over Y.
 
-    ``taps``: (K, O, R). ``shifts``: (K, P, N). The matrix is scaled to a mean of 1 on its diagonal.
+    ``taps``: (K, O, R) and ``shifts``: (K, P, N), for K kernel elements. The mean of the diagonal is scaled to 1.
     """
     count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
     often = shifts.square().sum((0, 2)).clamp_min(1)
@@ -290,7 +290,10 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full``, times the ReLU mask ``open``."""
+    """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full`` times ``open``, if that is given.
+
+    ``open``: mask of the active elements of the ReLU behind the layer.
+    """
 
     full: Tensor
     open: Tensor | None = None
@@ -302,7 +305,7 @@ class Slopes:
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """Equations ``slopes`` * inputs = ``gradient`` (V, O, C, kernel), float64, for a convolution's inputs."""
+    """Equations ``slopes * inputs = gradient`` (V, O, C, kernel) for a convolution's inputs, in float64."""
 
     layer: Convolution
     slopes: Slopes
@@ -329,8 +332,8 @@ Shown = tuple[Tensor, Tensor]
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve ``equations`` for inputs (V, C, H, W), and return them with their relative residual (V,).
 
-    Elements of ReLU masks that rounding may have flipped are flipped in place while the residual falls. ``shown``:
-    values of the inputs known from elsewhere.
+    The ReLU masks of ``equations`` are changed in place: elements that rounding may have flipped are flipped while the
+    residual falls. ``shown``: values of the inputs known from elsewhere.
     """
     for own in equations:
         if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):
@@ -378,7 +381,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return by how much (V, O, P, Q) the squared residual falls if one element of the ReLU mask ``gates`` flips."""
+    """Return the fall (V, O, P, Q) of the squared residual if one element of the ReLU mask ``gates`` is flipped."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

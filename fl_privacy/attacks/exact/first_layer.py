@@ -53,7 +53,10 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer, and its inputs for images that are black, white and noise (``mixed``, of ``random``)."""
+    """The first layer with parameters, and its inputs for images that are black, white and random.
+
+    ``mixed``: inputs for the noise image ``random``.
+    """
 
     name: str
     module: nn.Module
@@ -125,13 +128,11 @@ def fit(weights: Tensor, biases: Tensor) -> Tensor:
 
 
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
-    """Find the ratios W_i / b_i (V, count, N) that most rows share, distinct if possible.
+    """Find the ratios W_i / b_i (V, count, N) that most rows i share, distinct if possible.
 
-    Args:
-        weights: (V, M, N).
-        biases: (V, M), at least one not zero for each victim.
-        smallest: rows with |b_i| below this share of the largest are left out.
-        alike: ratios are the same up to this share of the longer one's length; at least 1e-6.
+    ``weights``: W (V, M, N). ``biases``: b (V, M), at least one not zero for each victim. ``smallest``: rows with |b_i|
+    below this share of the largest are left out. ``alike``: ratios are the same up to this share of the longer one's
+    length; at least 1e-6.
     """
     w, b = weights.double(), biases.double()
     sound = b.abs() > smallest * b.abs().amax(1, keepdim=True)
@@ -165,7 +166,7 @@ def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
-    """Return the residual ||W - b x^T|| / ||W|| (V,), with the best x of ``inputs`` (V, B, N) for each row."""
+    """Return the residual ||W - b x^T|| / ||W|| (V,), where each row of W has the best x among ``inputs`` (V, B, N)."""
     w, b, x = weights.double(), biases.double(), inputs.double()
     squared = w.square().sum(2)[..., None] + b.square()[..., None] * x.square().sum(2)[:, None]
     left = squared - 2 * b[..., None] * torch.einsum("vmn,vbn->vmb", w, x)
@@ -186,9 +187,9 @@ class HiddenFeatures:
 
 
 def first_hidden_layer(observation: Observation) -> str | None:
-    """Return the path of the first uploaded fully connected layer behind others; ``None`` if there is none.
+    """Return the path of the first uploaded fully connected layer behind other layers; ``None`` if there is none.
 
-    It is also ``None`` if batch norm uses batch statistics, since features then depend on other images.
+    It is also ``None`` if batch norm uses batch statistics, since a layer's inputs then depend on the other images.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -213,8 +214,8 @@ def first_hidden_layer(observation: Observation) -> str | None:
 def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """Reconstruct the inputs of the layer at ``path`` (:mod:`fl_privacy.attacks.exact.spear`); ``None`` if uncertain.
 
-    A single image gives ``None``. Its features are a quotient of gradients (Gu et al. 2021, Lemma 1), but descents that
-    also match them reconstruct less (LeNet with tanh, 600 evaluations: 47, not 54 dB).
+    A single image gives ``None``: its features are a quotient of gradients (Gu et al. 2021, Lemma 1), but descents that
+    also match these features reconstruct less (LeNet with tanh, 600 evaluations: 47, not 54 dB).
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples
@@ -260,11 +261,9 @@ class AnalyticInversion(GroupAttack):
     """Attack that solves b x^T = W for the inputs of a first layer (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
     One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
-    give that example; the ratios shared by most rows are taken. Several local steps count as one; Adam's are refused.
-
-    Attributes:
-        smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
-        alike: ratios are the same up to this share of their length, at least 1e-6.
+    give that example; the ratios W_i / b_i that most rows share are taken. Several local steps count as one; Adam's are
+    refused. ``smallest``: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
+    ``alike``: ratios are the same up to this share of the longer one's length, at least 1e-6.
     """
 
     of_rounds = "apart"
@@ -348,9 +347,8 @@ _MOST_OTHERS = 16  # largest number of tokens that are no patches, such as the c
 class PatchEmbedding:
     """A convolution on patches that do not overlap, and the parameter that is added to its output.
 
-    Attributes:
-        weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
-        shift, scale: (C, H, W) the input is ``shift + scale * pixels``.
+    ``weight``, ``bias``: names of the convolution's parameters (D, C, P, P) and (D,). Its input is ``shift + scale *
+    pixels``, (C, H, W) each.
     """
 
     weight: str
@@ -376,7 +374,7 @@ class PatchEmbedding:
 def find_patch_embedding(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
 ) -> PatchEmbedding | None:
-    """Find the model's patch embedding; ``None`` if its first layer is something else.
+    """Find the model's patch embedding; ``None`` if the model's first layer is something else.
 
     If the model calls no layer with parameters, raise ``NotFullyConnectedError``.
     """

@@ -23,10 +23,7 @@ _FARTHEST = 8.0  # largest absolute value by which activations are distinguished
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """A monotonic elementwise activation function.
-
-    It has ``value`` z -> a, ``inverse`` a -> z, for a ReLU only where it is not silent, and ``slope`` a -> da/dz.
-    """
+    """A monotonic elementwise activation function, its inverse (of a ReLU, for active elements) and its slope da/dz."""
 
     value: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor]
@@ -93,7 +90,7 @@ WRONG = 0.1  # residual share of a layer's equations above which they are not th
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """Layer of a :class:`LayerChain`, with its shapes without the batch, and the activation behind it."""
+    """Layer of a :class:`LayerChain`, with the shapes of one example, and the activation behind it."""
 
     name: str
     module: nn.Conv2d | nn.Linear
@@ -106,8 +103,8 @@ class ChainLayer:
 class LayerChain:
     """Layers that each take only the previous layer's activations; the first is a convolution.
 
-    ``layers``: from the image (C, H, W) to the first fully connected layer with a bias. The first input is ``shift +
-    scale * pixels``, (C, H, W).
+    ``layers``: from the image (C, H, W) to the first fully connected layer with a bias. The input of the first layer is
+    ``shift + scale * pixels``, (C, H, W).
     """
 
     layers: Sequence[ChainLayer]
@@ -122,7 +119,7 @@ class LayerChain:
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> LayerChain | None:
-    """Find the layers from one image to the first whose gradients determine its inputs; ``None`` if there are none."""
+    """Find the layers from one image to the first layer whose gradients determine its inputs; ``None`` if none does."""
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()

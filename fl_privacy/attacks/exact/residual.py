@@ -134,7 +134,7 @@ _MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solve
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Activations of V images that were solved for, and equations that were too few to solve."""
+    """Activations of V images that were solved for, and equations that were too few to solve for others."""
 
     values: Mapping[fx.Node, Tensor]  # (V, C, H, W) of nodes behind a ReLU, those nearest to the image last
     equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values)
@@ -152,7 +152,7 @@ class Known:
 class Residual:
     """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a final fully connected layer.
 
-    ``graph`` is in float64, ``head`` the last layer's node; ``shapes`` are (C, H, W) or (N,), without the batch.
+    ``graph`` is in float64. ``head``: node of the last layer. ``shapes``: (C, H, W) or (N,), without the batch.
     """
 
     graph: FxGraph
@@ -227,7 +227,7 @@ def _blind(network: Residual) -> list[fx.Node]:
 
 @torch.no_grad()
 def known_between(network: Residual, gradients: Tensors) -> Known:
-    """Solve for activations of V images from ``gradients`` (V, *shape), as close to the image as equations allow."""
+    """Solve for activations of V images from ``gradients`` (V, *shape), at nodes as near to the image as possible."""
     own = {name: value.double() for name, value in gradients.items()}
     slopes = own[f"{network.head.target}.bias"]
     at, values, found = _started(network, own, slopes)
@@ -312,8 +312,7 @@ def _heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
 class _Step:
     """Step that solves for the values at the node ``before`` from those at ``at``, later in the network.
 
-    Attributes:
-        outputs, slopes: values (V, C, H, W) at the node ``at``, and the loss's gradient with respect to them.
+    ``outputs``, ``slopes``: values (V, C, H, W) at the node ``at``, and the loss's gradient with respect to them.
     """
 
     network: Residual
@@ -327,7 +326,7 @@ class _Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Propagate the loss's gradient from ``at`` back to ``before``; ``False`` if a layer is unsupported."""
+        """Propagate the loss's gradient from ``at`` to ``before``; ``False`` if unsupported or without equations."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):
@@ -394,9 +393,9 @@ class _Step:
         return _heard(self.network, self.before, found)
 
     def _shown(self) -> Shown | None:
-        """Return the values of a block's inputs that its shortcut shows; ``None`` without a shortcut.
+        """Return the values of a block's inputs that its shortcut reveals; ``None`` without a shortcut.
 
-        They are the block's outputs, where a ReLU is active, minus those of the other branch.
+        At active ReLUs, they are the block's outputs minus those of the other branch.
         """
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(_input_of(self.at)) != "add":

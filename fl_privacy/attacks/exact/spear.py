@@ -49,7 +49,7 @@ _SPARE = 8  # combinations of columns beyond the expected rank, to notice a high
 class SparseFactors:
     """Result of factoring G = D X^T with a sparse D: ``inputs`` X^T (B, N), float64, in any order.
 
-    ``agreement``: share of elements that are zero in D if and only if W X + b is negative, for the worst example.
+    ``agreement``: share of elements of D that are zero if and only if W X + b is negative, for the worst example.
     """
 
     inputs: Tensor
@@ -57,7 +57,7 @@ class SparseFactors:
 
 
 def column_space(weight: Tensor, count: int) -> Tensor | None:
-    """Return an orthonormal basis (M, B) of the columns; ``None`` unless the rank is ``count`` (B)."""
+    """Return an orthonormal basis (M, B) of the columns of ``weight``; ``None`` unless the rank is ``count`` (B)."""
     found = columns_of(weight, count)
     return found if found is not None and found.shape[1] == count else None
 
@@ -83,17 +83,15 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield ever better factors D X^T of one victim's gradient G, after each round of ``starts`` random starts.
 
-    The columns of D are sparse combinations of those of L, as behind a ReLU; their scales follow from g.
+    The columns of D are sparse combinations of those of L, as behind a ReLU; their scales follow from g. ``None`` is
+    yielded while fewer than B independent directions are found. The iterator ends if a few rounds find nothing sparse,
+    as without a ReLU.
 
     Args:
         weight: G (M, N).
         bias: g (M,).
         layer: W (M, N) and b (M,) that the client had.
         basis: L (M, B), see :func:`column_space`.
-
-    Yields:
-        The factors, or ``None`` while fewer than B independent directions are found. The iterator ends if a few rounds
-            find nothing sparse, as without a ReLU.
     """
     own = _Gradient(weight, bias, layer, basis)
     search = _Search(own, rng, starts)
@@ -143,7 +141,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace directions ``chosen`` (B, B) from ``pool`` (B, K) while more signs of W X + b agree with zeros."""
+        """Replace directions ``chosen`` (B, B) by some of ``pool`` while more signs of W X + b agree with zeros."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 
@@ -259,7 +257,7 @@ class _Search:
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
     def _beside_the_chosen(self) -> Tensor:
-        """Search from the complement of all or all but one chosen direction, plus a random mixture of the chosen."""
+        """Search outside the span of all chosen directions, or of all but one, plus a random mixture of the chosen."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T

@@ -46,7 +46,7 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient G in the basis R of its row space, and what is known of the layer."""
+    """A layer's gradient G in the basis R of its row space, with the layer's parameters and network; see the module."""
 
     behind: Behind
     projected: Tensor  # P (B, M)
@@ -60,9 +60,9 @@ class Mixture:
 
 
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
-    """Build the :class:`Mixture` of a layer with the parameters ``layer``, W and b.
+    """Build the :class:`Mixture` of a layer with the parameters W and b (``layer``).
 
-    ``weight``, ``bias``: their gradients G (M, N) and g (M,). ``basis``: R (B, N).
+    ``weight``, ``bias``: gradients G (M, N) and g (M,) of these. ``basis``: R (B, N).
     """
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
@@ -103,12 +103,12 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Return the squared distance of the gradient at the mixing A (B, B), for classes (B,), from the observed one."""
+    """Return the squared distance of the observed gradient from that at the mixing A (B, B), for classes (B,)."""
     return _Point.at(mixture, mixing, None, labels).misfit(torch.zeros_like(mixing), mixing)
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return the metric (B, B) that gives a change E A_0 of A_0, ``first`` (B, B), the length of E."""
+    """Return the metric (B, B) in which a change E A_0 of the mixing A_0 (``first``, (B, B)) has the length of E."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 
@@ -168,7 +168,7 @@ class _Point:
         return _Point.at(self.mixture, self.mixing - mixing, self.scale - factor, self.labels)
 
     def _bent(self, direction: Tensor) -> Tensor:
-        """Multiply ``direction`` (B, M) by the Hessian of the loss with respect to z."""
+        """Multiply ``direction`` (B, M) by the Hessian of the loss with respect to the layer's outputs z."""
         (found,) = torch.autograd.grad(self.signal, self.outputs, direction, retain_graph=True)
         return found
 

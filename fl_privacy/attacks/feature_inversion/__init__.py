@@ -44,7 +44,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
 
 
 def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
-    """Return whether ``recover_by_lemma`` is exact for a layer whose inputs have the shape ``seen``."""
+    """Return whether :func:`recover_by_lemma` is exact for a layer; ``seen``: shape of one example's input."""
     if batch_size != 1 or not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
         return False
     if isinstance(layer, nn.Linear):
@@ -67,7 +67,10 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Callable that recovers the input of the first public layer, by :func:`recover_by_lemma` or ``matching``."""
+    """Callable that recovers the input of the first public layer, by :func:`recover_by_lemma` or ``matching``.
+
+    For each observation it returns that input or the reason why it can't be recovered.
+    """
 
     matching: GradientInversion
 
@@ -189,7 +192,10 @@ def best_reconstruction(
     films: Mapping[int, tuple[Snapshot, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
-    """Return the best attempt at ``observation`` among the ``rows`` of ``found`` and ``images`` (V, B, C, H, W)."""
+    """Return the best attempt at ``observation``, among the ``rows`` of ``found`` and of ``images`` (V, B, C, H, W).
+
+    It fails if no attempt has a finite loss. ``sentences``: countermeasures to report.
+    """
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
         return failed(observation, "A finite objective is expected, but no start has one; check the update.")
@@ -238,14 +244,11 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 class ModelInversion(GroupAttack):
     """Attack that minimizes ``||F(x) - O||^2 / ||O||^2`` + priors over images x with features O (He et al. 2019).
 
-    Gu et al. 2021, Algorithm 3, does not divide by ``||O||^2``. O is the output of the victim's private layers; F are
-    the private layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
+    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). O is the output of the victim's private layers;
+    F are the private layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
 
-    With ``front="joint"`` the parameters of F are optimized with each image.
-
-    Attributes:
-        recover_at: later module whose input is O, instead of the first public layer's, such as one where
-            :func:`recover_by_lemma` is exact.
+    With ``front="joint"`` the parameters of F are optimized with each image. ``recover_at``: later module whose input
+    is O, instead of the first public layer's, such as one where :func:`recover_by_lemma` is exact.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))

@@ -45,18 +45,16 @@ class Moments:
 class RowsBetween:
     """The rows that one class gained or lost between two rounds.
 
-    Attributes:
-        rows: (1, F) one row; (2, F) each feature's smaller and larger value for two rows; else empty. If the number is
-            unchanged, (2, F) the row that went and the row that came, assuming one each; NaN for equal values.
-        mean, deviation: (F,) of the rows that came or went, exact for any number.
+    ``rows``: (1, F) one row; (2, F) each feature's smaller and larger value for two rows; else empty. If the number is
+    unchanged, (2, F) the row that went and the row that came, assuming one each; NaN for equal values.
     """
 
     label: int
     change: int  # number of rows that came, negative if they went; 0 if as many came as went
     before: int  # rows of the class before
     rows: np.ndarray
-    mean: np.ndarray
-    deviation: np.ndarray
+    mean: np.ndarray  # (F,) of the rows that came or went, exact for any number
+    deviation: np.ndarray  # (F,) of these rows
 
 
 def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
@@ -121,7 +119,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find the one row that came or went; ``None`` if no whole number of rows fits the moments."""
+    """Find, without counts, the one row that came or went; ``None`` if no whole number of rows fits the moments."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

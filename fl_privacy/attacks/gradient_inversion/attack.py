@@ -28,15 +28,12 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 
 @dataclass(frozen=True, eq=False)
 class Solutions:
-    """Results for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
-
-    ``history``: losses (T, V) at some iterations, NaN after a victim has finished.
-    """
+    """Results for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,)."""
 
     images: Tensor
     labels: Tensor
     loss: Tensor
-    history: Tensor
+    history: Tensor  # losses (T, V) at T iterations, NaN after a victim has finished
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Solutions") -> "Solutions":
@@ -163,9 +160,9 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
 class GradientInversion(GroupAttack, Settings):
     """Attack that minimizes ``objective(gradient(guess), observed) + priors(guess)`` over each victim's guess.
 
-    Victims that share model, values sent, plan and shapes are attacked together. Each draws from
+    Victims that share model, values sent, plan and shapes are attacked together. Each victim draws from
     ``derive_generator(seed, "attack", observation.id, restart)``. Other victims change only the last bits of batched
-    products, with ``most_victims=1`` nothing. The same call with as many CPU threads gives the same bits.
+    products; ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:

@@ -17,7 +17,8 @@ from fl_privacy.types import Observation
 class WordEmbeddings(ImageSource):
     """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d), in units of their root mean square.
 
-    ``table`` (n, d): embeddings of the tokens. ``norm``: see ``Settings.embedding_norm``.
+    ``table`` (n, d): embeddings of the n tokens. ``first``: start of the embeddings. ``norm``: see
+    ``Settings.embedding_norm``.
     """
 
     table: Tensor
@@ -37,7 +38,7 @@ class WordEmbeddings(ImageSource):
         return torch.where((tokens >= 0)[..., None], words, drawn.reshape(words.shape)).flatten()
 
     def held(self, context: VictimContext) -> Tensor:
-        """Return the mask (B L,), 1 at tokens and 0 behind a text's end."""
+        """Return the mask (B L,), 1 at tokens and 0 behind a text's end; all 1 if lengths are unknown."""
         batch, longest, _ = context.shape
         lengths = known_lengths(context.observation)
         if lengths is None:
@@ -93,6 +94,6 @@ def known_lengths(observation: Observation) -> Tensor | None:
 
 
 def longest_text(observations: Sequence[Observation]) -> int:
-    """Return the length L of the longest possible text."""
+    """Return the largest length L that a text of ``observations`` can have."""
     found = [(known_lengths(o), o.input_shape[0]) for o in observations]
     return max(longest if lengths is None else int(lengths.max()) for lengths, longest in found)

@@ -59,7 +59,10 @@ Smoothing = tuple[float, float]
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Return each observation's :data:`Smoothing`, measured ``at_once`` at a time; ``None`` if any noise is unknown."""
+    """Return the weights of total variation that each observation's noise calls for (:data:`Smoothing`).
+
+    ``None`` if any noise is unknown. Problems are measured ``at_once`` at a time.
+    """
     ratios = [noise_over_gradient(observation) for observation in observations]
     told = [ratio for ratio in ratios if ratio is not None]
     if len(told) < len(ratios):
@@ -171,7 +174,10 @@ def usual_of(observation: Observation) -> Usual:
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """Infer a defense from levels, zeros, empty columns or noise in the update; () without evidence."""
+    """Infer a defense from few levels, a magnitude that many elements share, zeros, or noise in the update.
+
+    Empty without evidence. ``usual``: statistics to exceed.
+    """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
     if grids and None not in grids:
@@ -212,7 +218,7 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Add the defense that its update shows to each observation whose attacker does not know the defense.
+    """Infer defenses behind updates whose attackers do not know them; return the observations with this knowledge.
 
     ``clips``: an update with noise, or without any evidence, counts as clipped to its own norm.
     """

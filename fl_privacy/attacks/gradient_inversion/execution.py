@@ -29,16 +29,12 @@ _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 class FasterEvaluation:
-    """Evaluator that replaces ``Problem.evaluate`` by a faster program for fixed shapes, if one can be made.
-
-    Attributes:
-        most, least: most victims and fewest evaluations for which making it pays.
-    """
+    """Evaluator that replaces ``Problem.evaluate`` by a faster program for fixed shapes, if one can be made."""
 
     made_at: ClassVar[int] = 1  # number of the call at which the program is made
     renewed: ClassVar[bool] = False  # ``True`` counts calls anew at other shapes
-    most: ClassVar[float] = math.inf
-    least: ClassVar[int] = 0
+    most: ClassVar[float] = math.inf  # most victims for which making it pays
+    least: ClassVar[int] = 0  # fewest evaluations for which making it pays
 
     def __init__(self) -> None:
         self._calls = 0
@@ -97,7 +93,7 @@ def _two_points(variables: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tensors_of(problem: Problem) -> list[Tensor]:
-    """List the problem's tensors whose first dimension is the victim."""
+    """List the tensors of the problem that have one row for each victim."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -120,7 +116,7 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
 
 
 def _evaluate(problem: Problem, variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Evaluate a copy of the problem on ``tensors``, so that values cached from them are traced, too."""
+    """Evaluate a copy of the problem on ``tensors``; without cached values, everything is traced."""
     given = iter(tensors)
     return problem.map(lambda _: next(given)).evaluate(variables)
 
@@ -140,8 +136,9 @@ def compiler() -> str | None:
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Return whether compiling likely saves more time than it takes.
 
-    On a CPU, fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
-    takes one thread some seconds for each of ``tensors``. A GPU saves time in each of ``runs``.
+    On a CPU, fused operations save a fifth to a quarter of the time, which grows with the bytes ``written`` in all
+    evaluations; compiling takes a thread some seconds for each of the ``tensors`` compared. A GPU saves time in each of
+    ``runs``.
     """
     if compiler() is None:
         return False
@@ -153,8 +150,8 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 class CompiledEvaluation(FasterEvaluation):
     """Evaluator that compiles ``Problem.evaluate`` for the shapes of the first call.
 
-    If that fails or gives other numbers, it warns and evaluates uncompiled; if ``demanded``, failures raise
-    ``UserError``.
+    If compiling fails or changes numbers, it warns and evaluates uncompiled. ``demanded``: raise ``UserError`` if it
+    fails.
     """
 
     def __init__(self, *, demanded: bool) -> None:
@@ -199,7 +196,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Pro
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Return whether loss and gradient ``found`` agree with those ``expected`` that are finite, for each victim."""
+    """Return whether loss and gradient in ``found`` agree with those in ``expected``, for victims with finite ones."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -263,7 +260,7 @@ def fitting_threads(multiplications: int) -> Iterator[None]:
 
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
-    """Return a layer's mean number of multiplications for ``inputs`` (V, B, ...)."""
+    """Return the mean number of multiplications in a layer of ``model`` for ``inputs`` (V, B, ...)."""
     with cpu_threads(1), hooks.leaving(hooks.owners(model)) as calls:
         model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]

@@ -23,7 +23,7 @@ LATENT = -1  # index of the input among a generator's layers
 
 @dataclass(frozen=True)
 class NamedGenerator:
-    """A generator given by its file ``path``, loaded on first use."""
+    """A generator that is loaded on first use; ``path``: its file, or ``faces`` for the packaged one."""
 
     path: str | None
 

@@ -73,10 +73,9 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
-    Pixels of mixtures may have been negated. Given a guess of the image and the class means of the others, each has a
-    probability of that; given these, the image has a posterior under a normal prior.
-
-    ``mixtures``: (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
+    Each mixture is (1, C, H, W) in [0, 1] with labels (1,) or (1, K). Its pixels may have been negated: a guess of the
+    image, with the class means of the other images, gives each pixel's probability of negation. These probabilities
+    give the image's posterior under a normal prior.
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -98,7 +97,10 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Return the image (N,) with shares ``own`` (U,) of mixtures ``seen`` (U, N), and ``others`` (U, K) of classes."""
+    """Return the image (N,) that mixtures ``seen`` (U, N) have in common.
+
+    ``own``: share (U,) of the image in each mixture. ``others``: shares (U, K) of images of each class.
+    """
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
     means, which = prior.of(label)
@@ -131,12 +133,12 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """A victim's last update (``observation``) and ``earlier`` ones; positions are those in the caller's list."""
+    """A victim's last update (``observation``) and ``earlier`` ones of the same examples."""
 
-    position: int
+    position: int  # index of the last update in the caller's list
     observation: Observation
     earlier: tuple[Observation, ...] = ()
-    positions: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()  # indices of all updates
 
     @property
     def kinds(self) -> tuple[object, ...]:
@@ -214,18 +216,15 @@ Rounds = Literal["joined", "last", "apart"]
 
 
 class Groups:
-    """Iterable of groups of observations that collects their reconstructions.
+    """Iterable of groups of observations that collects their reconstructions in ``results``, by position.
 
     After an unforeseen error (:data:`UNFORESEEN`), a group is attacked again, one victim at a time.
 
     Args:
         progress: callback for the work done, in thousandths of a victim.
         rounds: ``joined`` attacks updates of the same examples together, ``last`` only the last, ``apart`` each one.
-        wrong: reason why an observation can't be attacked, or ``None``.
-        see: function applied to the observations after undisclosed parts were inferred.
-
-    Attributes:
-        results: reconstructions by position.
+        wrong: function that returns the reason why an observation can't be attacked, or ``None``.
+        see: function applied to all observations, after undisclosed parts were inferred.
     """
 
     @without_checkpointing()
@@ -290,7 +289,7 @@ class Groups:
 
 
 class GroupAttack(ABC):
-    """Base of attacks that :meth:`solve` one group of victims at a time; see :class:`Groups`."""
+    """Base of attacks that reconstruct one group of victims at a time (:meth:`solve`); see :class:`Groups`."""
 
     of_rounds: ClassVar[Rounds] = "joined"
 
@@ -329,7 +328,10 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Apply ``read`` to each victim of a group, and return the results by position; ``name`` seeds random streams."""
+    """Apply the attack ``read`` to each victim of a group, and return the reconstructions by position.
+
+    ``name`` seeds the random streams.
+    """
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -97,7 +97,10 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _of_many(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer the loss of a batch, with a sentence on it: under a softmax, the gradient's columns add up to zero."""
+    """Infer the loss of a batch, with a sentence on it; ``NotAttackableError`` if a softmax is excluded.
+
+    Under a softmax, the output layer's gradient adds up to zero over the classes.
+    """
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
@@ -115,7 +118,7 @@ def _of_many(
 
 
 def _denies_softmax(slopes: Tensor, fits: float) -> bool:
-    """Return whether a bias's gradient (K,) is not that of a softmax, as it has no zeros and does not add up to 0."""
+    """Return whether a bias's gradient (K,) can't be that of a softmax: it has no zeros and does not add up to 0."""
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
     return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, fits * float(slopes.norm()))
 
@@ -314,7 +317,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
     """Return ``found`` in the client's input scale, with a note for each inference.
 
-    If the guess reproduces the update, notes on assumed labels are left out.
+    If the reconstruction reproduces the update, notes on assumed labels are left out.
     """
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))

@@ -25,14 +25,13 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs (B, K) of a network, with the graph from those of its output layer, ``leaf`` (B, K), on."""
+    """Outputs (B, K) of a network, differentiable with respect to ``leaf`` (B, K), the output layer's own outputs."""
 
     leaf: Tensor
     outputs: Tensor
 
     @classmethod
     def of(cls, network: nn.Module, inputs: Tensor, path: str, layer: nn.Module) -> "Head":
-        """Run ``network`` on ``inputs``, and keep the graph behind its output ``layer``."""
         with torch.no_grad(), leaving({path: layer}) as calls:
             network(inputs)
         leaf = calls[-1].output.detach().requires_grad_()
@@ -94,7 +93,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Build from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example."""
+        """Infer the outputs from the unscaled ``gradient``; ``None`` if that is incomplete or of several examples."""
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
             return None
@@ -112,7 +111,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Return sorted labels (B,) whose summed gradients with respect to the logits point along ``evidence`` (K,).
+    """Infer sorted labels (B,) from ``evidence`` (K,), the direction of the sum of gradients by the logits.
 
     Each class's gradient is measured on noise images. Lengths do not count, since class weights change them.
     """
@@ -183,7 +182,7 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the softmax (K,) for features common to all examples, and the share of ``gradient`` they explain."""
+    """Return the softmax (K,) for features common to all examples, and the share of ``gradient`` that these explain."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size
@@ -298,7 +297,7 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def _labels_of(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Return labels, ``None`` to optimize them, and their source, under losses other than plain cross entropy."""
+    """Return labels, or ``None`` to optimize them, and their source, under losses other than plain cross entropy."""
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:

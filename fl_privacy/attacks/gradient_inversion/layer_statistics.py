@@ -16,9 +16,9 @@ from fl_privacy.types import Tensors
 class AngularDistance(torch.autograd.Function):
     """Function for 1 - cosine (V,) of two vectors: half the squared distance of their unit vectors, exact near zero.
 
-    Arguments are the lengths (V,) of both vectors, the squared distance (V,) of parts that are not passed, the number
-    of parts, and the guessed and observed parts (V, n), of any n. For parts g and o and q = g - |g| o / |o|, the
-    distance is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2 includes the change of length.
+    Arguments: both vectors' lengths (V,), the squared distance (V,) of unit vectors over parts that are not given, the
+    number of given parts, and the guessed and observed parts (V, n), of any n. For parts g and o and q = g - |g| o /
+    |o|, the distance is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2 includes the change of length.
     """
 
     @staticmethod
@@ -64,7 +64,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Function for the mean absolute differences (V,) of horizontal plus vertical neighbors in (V, ..., H, W)."""
+    """Function for the mean absolute difference (V,) of horizontal neighbors in (V, ..., H, W) and of vertical ones."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
@@ -92,15 +92,14 @@ class AbsoluteDifferences(torch.autograd.Function):
 class Target:
     """The observed gradient of one tensor for V victims.
 
-    Attributes:
-        variance, mean: (V,) of the n elements.
-        low, high: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit fully.
+    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit
+    fully.
     """
 
     value: Tensor  # (V, n) flattened; (V, 0) if it is known by its factors
     squared: Tensor  # (V,) sum of squares
-    variance: Tensor
-    mean: Tensor
+    variance: Tensor  # (V,) of the n elements
+    mean: Tensor  # (V,)
     size: int
     low: Tensor | None = None
     high: Tensor | None = None
@@ -126,7 +125,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a gradient (V, *shape) compared with the target, or with the nearest value in its bounds."""
+    """Statistics of a gradient (V, *shape), compared with the target or the nearest value in the target's bounds."""
 
     gradient: Tensor
     target: Target
@@ -319,7 +318,7 @@ def _products(
 ) -> list[Tensor]:
     """Add the distance of the products ``deltas`` (V, P, O)^T ``inputs`` (V, P, D) from ``observed`` to ``loss`` (V,).
 
-    Return the gradients with respect to both if ``wanted``.
+    Return the gradients with respect to ``deltas`` and ``inputs`` if ``wanted``.
     """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])

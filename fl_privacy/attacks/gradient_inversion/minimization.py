@@ -36,8 +36,8 @@ class Minimum:
 class DescentState:
     """State of a descent; finished victims stay until :meth:`select` removes them.
 
-    ``best`` (V, N) has the lowest loss so far. ``rescued_at`` (V,) is the lowest loss when a victim last returned to
-    ``best``, and ``over`` (V,) marks finished victims.
+    ``best`` (V, N): variables with the lowest loss so far. ``rescued_at`` (V,): lowest loss at a victim's last return
+    to ``best``. ``over`` (V,): ``True`` for finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -219,7 +219,7 @@ def _snapshot(problem: Minimizable, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Minimizable, rows: Tensor) -> Minimizable:
-    """Return the problem with the ``rows`` of its labels and ``held`` alone, on which images depend."""
+    """Return ``problem`` with only the ``rows`` of labels and ``held``; images depend on no other tensors."""
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held
@@ -246,11 +246,11 @@ def minimize(
 ) -> Minimum:
     """Minimize ``problem`` from ``variables`` (V, N).
 
-    A victim whose loss or gradient is not finite returns to its best iterate with a fresh optimizer; without progress
-    since its last return it has finished. Finished victims leave the batch.
+    A victim with a loss or gradient that is not finite returns to its best iterate with a fresh optimizer; if it has
+    made no progress since the last such return, it is finished. Finished victims leave the batch.
 
     Args:
-        enough: loss (V,) below which a victim has finished.
+        enough: loss (V,) below which a victim is finished.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
         moves: (iterations so far, problem, variables, generators) -> moved variables.
     """

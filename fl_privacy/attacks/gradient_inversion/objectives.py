@@ -18,9 +18,8 @@ LayerWeights = Mapping[str, float]
 class Objective(Protocol):
     """Loss (V,) of guessed gradients, from statistics of each uploaded tensor.
 
-    Attributes:
-        elementwise: ``True`` if gradients have to be formed element by element.
-        by_layer: ``False`` if small tensors may be joined.
+    ``elementwise``: ``True`` if gradients have to be formed element by element. ``by_layer``: ``False`` if small
+    tensors may be joined.
     """
 
     @property
@@ -36,13 +35,13 @@ class Objective(Protocol):
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
-    """Return the weight of the last pattern that matches ``name``; 1 if none does."""
+    """Return the weight of the last pattern in ``layers`` that matches ``name``; 1 if none does."""
     matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
     return matches[-1] if matches else 1.0
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """List tensors with nonzero weight; raise ``UserError`` if a pattern matches nothing or all are 0."""
+    """List tensors with nonzero weight; raise ``UserError`` if a pattern matches no tensor or all weights are 0."""
     names = list(names)
     for pattern in layers:
         if not fnmatch.filter(names, pattern):
@@ -86,7 +85,7 @@ class OfLayers:
 class L2(OfLayers):
     """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
 
-    ``relative`` divides by the observed squared norm, so that the tolerances of L-BFGS fit gradients that shrink.
+    ``relative`` divides by the observed squared norm, so that the tolerances of L-BFGS also suit small gradients.
     """
 
     relative: bool = False
@@ -166,11 +165,11 @@ class GaussianKernel(OfLayers):
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
     Attributes:
-        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, with which a layer
-            norm's gradient rounds to 0. ``normalized``: that times a kernel's number of elements.
+        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements; a layer norm's
+            gradient then rounds to 0. ``normalized``: that variance times a kernel's number of elements.
         depth: fall of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
-        per: unit of one kernel: each ``tensor``; a ``layer`` (weight and bias), as Eq. 4 with its norm; or each
-            ``element`` with its layer's sigma_l^2, as Eq. 6 and 7, in both forms.
+        per: unit of one kernel: each ``tensor``; a ``layer`` (weight and bias), as in Eq. 4; or each ``element`` with
+            its layer's sigma_l^2, as in Eq. 6 and 7, in both forms.
     """
 
     form: Literal["literal", "normalized"] = "normalized"

@@ -61,8 +61,9 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
     """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
     Let d_i be the loss's gradient with respect to the layer's output for row x_i. The weight's gradient in the column
-    of a category is the sum of d_i over its rows; the bias's gradient is the sum over all rows. In an untrained
-    network, the d_i of a class are alike, so that sums show numbers of rows. ``counts`` (K,): rows of each class.
+    of a category is the sum of d_i over rows of that category; the bias's gradient is the sum over all rows. In an
+    untrained network, the d_i of a class are alike, so that sums show numbers of rows. ``counts`` (K,): rows of each
+    class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -84,7 +85,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return the loss's gradients (K, N, M) with respect to the layer's outputs, for random rows of each class."""
+    """Return the loss's gradients (K, N, M) with respect to the layer's M outputs, for N random rows of each class."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -237,7 +238,7 @@ def assigned(cost: Tensor) -> Tensor:
 class Pooled:
     """The consensus of many attempts at the same ``rows`` (B, F), as a model takes them.
 
-    ``certainty`` (B, C) in [0, 1] is 1 minus a cell's entropy over the attempts, as a share of the largest.
+    ``certainty`` (B, C) in [0, 1] is 1 minus a cell's entropy over the attempts, as a share of the largest entropy.
     """
 
     rows: Tensor

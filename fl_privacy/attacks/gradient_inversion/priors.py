@@ -48,9 +48,8 @@ CONTRAST = 0.25  # typical standard deviation of a photograph's pixels in [0, 1]
 class TotalVariation:
     """Total variation: the mean absolute (or Euclidean) difference of neighboring pixels.
 
-    Attributes:
-        relative: ``True`` scales images to a photograph's contrast (:data:`CONTRAST`) first, for models that normalize
-            by the batch and ignore contrast, so that faint images do not count as smooth.
+    ``relative``: ``True`` first scales images to a photograph's contrast (:data:`CONTRAST`), for models that normalize
+    by the batch and ignore contrast, so that faint images do not count as smooth.
     """
 
     weight: float = 1e-4
@@ -115,10 +114,7 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance to the mean image of all attempts at the victim (GradInversion, Yin et al. 2021, R_group).
-
-    No gradient flows through the mean.
-    """
+    """Distance to the mean, held constant, of all attempts at the victim (GradInversion, Yin et al. 2021, R_group)."""
 
     weight: float = 1e-2
 
@@ -184,8 +180,8 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
     """Return mean and variance (C,) of a batch, by buffer name, from running statistics sent and uploaded.
 
-    ``values``: number of the batch's elements for each channel of ``layer``. The result is empty if the running
-    statistics change too little or are not finite.
+    ``values``: number of the batch's elements for each channel of ``layer``. The result is empty if the layer's
+    momentum is too small or the statistics are not finite.
     """
     sent, uploaded = observation.assumed().buffers, observation.upload.buffers
     share = getattr(observation.model.get_submodule(layer), "momentum", None)

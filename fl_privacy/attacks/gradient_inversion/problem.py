@@ -32,7 +32,7 @@ _SMALL = 1 << 13  # most elements of a tensor that is joined with others to save
 
 @dataclass(frozen=True, eq=False)
 class RoundUpdates:
-    """The updates of V victims in one round, compared with guessed gradients."""
+    """The updates of V victims in one round, and how they are compared with guessed gradients."""
 
     gradients: VictimGradients  # gradients of the losses; :class:`Layered` if there are ``factors`` or ``compared``
     targets: Mapping[str, Target]

@@ -118,7 +118,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """Start from the mean of public images; ``of_class`` takes those of each example's class."""
+    """Start from the mean of public images; ``of_class`` takes only images of each example's own class."""
 
     of_class: bool = False
 
@@ -146,7 +146,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """Start from an earlier round's result for the same examples, else as ``Normal``."""
+    """Start from an earlier round's result for the same examples, if there is one, else as ``Normal``."""
 
     def __call__(self, context: VictimContext) -> Tensor:
         previous = context.observation.knowledge.previous
@@ -212,7 +212,7 @@ class ImageSource(Protocol):
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Project ``variables`` to their range after an iteration."""
+        """Return ``variables``, projected to their range after an iteration."""
         return variables
 
     def following(
@@ -258,8 +258,8 @@ class Rearranging:
     """Settings of the moves of words during a descent on embeddings.
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
-    beginning put to the end. The best minimizes the mismatch of gradients plus ``prior`` times the mean negative log
-    likelihood under a language model of public texts, scaled to the orders' median difference.
+    beginning put to the end. The best order minimizes the mismatch of gradients plus ``prior`` times a mean negative
+    log likelihood, scaled to the orders' median difference; a language model of public texts gives it.
     """
 
     every: int = 75  # iterations between moves
@@ -283,15 +283,12 @@ class Settings:
     """All settings of a gradient inversion.
 
     Attributes:
-        source: source of the images, instead of pixels; it replaces ``start`` and ``space``.
         embedding_norm: weight of the squared difference between the mean length of embeddings and that of tokens, as a
             share of the latter (LAMP, Balunovic et al. 2022).
-        pooled: ``True`` takes the median of the aligned attempts at a table's rows instead of the best attempt.
         evident: ``True`` lets an attacker who knows no defense infer it from zeros, few levels or empty columns, or
             else clip guesses to the update's norm (GGL, Li et al. 2022, section 4.2).
         enough: loss at which a descent ends, as a share of a zero gradient's (with ``L2``: of the observed squared
             norm).
-        accept: loss below which a victim is not attacked again, in the same unit.
     """
 
     objective: Objective = field(default_factory=L2)
@@ -300,13 +297,13 @@ class Settings:
     priors: tuple[Prior, ...] = ()
     start: Start = field(default_factory=Normal)
     space: Space = field(default_factory=Space)
-    source: ImageSource | None = None
+    source: ImageSource | None = None  # source of the images, instead of pixels; replaces ``start`` and ``space``
     reading: TokenReading = "nearest"
     embedding_norm: float = 0.0
     moves: Rearranging | None = None
     bounded: bool = True  # ``True`` keeps numbers of a table within its schema's bounds
     counted: bool = False  # ``True`` leaves out categories that are absent by the first layer's gradient
-    pooled: bool = False
+    pooled: bool = False  # ``True`` takes the median of the aligned attempts at a table's rows
     evident: bool = False
     projection: Projection = "none"  # projection to [0, 1] after each iteration
     as_they_come: bool = False  # ``True`` reports pixels outside of [0, 1]
@@ -314,7 +311,7 @@ class Settings:
     iterations: int = 300
     restarts: int = 1  # most attempts; the first below ``accept`` is taken, else the one with the least loss
     enough: float = 0.0
-    accept: float = 0.0
+    accept: float = 0.0  # loss below which a victim is not attacked again, in the unit of ``enough``
     noise: float = 0.0  # standard deviation of Gaussian noise on the pixels' gradient
     local_steps: LocalSteps = "unroll"
     compile: Compile = "auto"

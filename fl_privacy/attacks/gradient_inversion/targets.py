@@ -134,9 +134,9 @@ def as_gradient(observation: Observation) -> Tensors:
 
 
 def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -> float:
-    """Return the positive factor from an upload to what the attack compares with its guess, 1 for a gradient.
+    """Return the positive factor from an upload to the tensors that the attack compares, 1 for an uploaded gradient.
 
-    ``unrolls``: local steps are replayed.
+    ``unrolls``: ``True`` if the attack replays local steps.
     """
     if plan.shares == "gradient":
         return 1.0
@@ -146,5 +146,5 @@ def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -
 
 
 def stack(updates: list[Tensors], names: list[str], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Stack each name's tensors to (V, *shape)."""
+    """Stack the tensors of V updates, by name, to (V, *shape)."""
     return {name: torch.stack([u[name].to(device=device, dtype=dtype) for u in updates]) for name in names}

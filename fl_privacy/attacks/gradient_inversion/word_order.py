@@ -52,7 +52,10 @@ class LanguageModel:
         return counts / counts.sum()
 
     def beside(self, text: Sequence[int]) -> Tensor:
-        """Return the bigram log probability (L, n) of each word at each place of ``text``, given its neighbors."""
+        """Score each of n words at each place of ``text``, given both neighbors, by bigrams; return the scores (L, n).
+
+        A score is log P(word | left neighbor) + log P(right neighbor | word).
+        """
         pairs, times, known, counts, followers = self._counts[1]
         first, second = pairs // self._base, pairs % self._base
         totals = torch.ones(self.size).index_add(0, known[known < self.size], (counts - 1.0)[known < self.size])
@@ -117,7 +120,7 @@ class Rearranged:
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return first guesses (V, N): the best order of the best guess among ``variables`` and random ones."""
+        """Return first guesses (V, N): the best guess among ``variables`` and random ones, in its best order."""
         scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
         lengths = _lengths(problem)
         own = lengths.amax(1).tolist()  # draws for a victim do not depend on the other texts
@@ -211,7 +214,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw orders (V, T, L) of the first ``lengths`` (V,) words, moved as by :class:`Rearranging`, except the first."""
+    """Draw ``tries`` orders (V, T, L) of texts' words, as by :class:`Rearranging`; the first order moves nothing."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

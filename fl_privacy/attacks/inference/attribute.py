@@ -28,10 +28,8 @@ class AttributeInference:
     """Attack that infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
     Classifiers learn it from public examples' gradients at the sent values; log probabilities are summed over rounds.
-
-    Attributes:
-        methods: classifiers, ``linear`` and ``mlp``.
-        public: number of public examples, with known attributes, from the split that is not attacked.
+    ``methods``: classifiers, ``linear`` and ``mlp``. ``public``: number of public examples, with known attributes, from
+    the split that is not attacked.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE
@@ -63,14 +61,17 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Log probabilities (V, A) of A attribute values by method, summed over rounds; ``seen`` (V,): observed."""
+    """Log probabilities (V, A) of A attribute values by method, summed over rounds, for V victims.
+
+    ``seen`` (V,): ``True`` for victims with finite uploads so far.
+    """
 
     settings: AttributeInference
     total: dict[str, Tensor] = field(repr=False)
     seen: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims with finite uploads; raise ``UserError`` with too few public examples."""
+        """Classify the victims with finite uploads; raise ``UserError`` if too few public examples have these."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):
@@ -134,9 +135,8 @@ METHODS: dict[str, type[MembershipMethod]] = {
 class SourceInference:
     """Attack that infers which client has an example (Hu et al. 2021, "Source inference attacks").
 
-    Attributes:
-        methods: ``loss`` is the paper's, ``cosine`` compares gradients.
-        members: number of the clients' examples that are asked about.
+    ``methods``: ``loss`` is the paper's, ``cosine`` compares gradients. ``members``: number of the clients' examples to
+    ask about.
     """
 
     about: ClassVar[About] = About.SOURCE

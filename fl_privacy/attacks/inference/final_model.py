@@ -41,7 +41,7 @@ class FinalLoss(MembershipMethod):
 
 
 class FinalReference(FinalLoss):
-    """Membership by the final model's loss minus the first sent model's (Mireshghallah et al. 2022, eq. 3)."""
+    """Membership by the fall of the loss from the first sent to the final model (Mireshghallah et al. 2022, eq. 3)."""
 
     title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"
 
@@ -74,12 +74,12 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 
 
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
-    """Return ``own`` over the probabilities expected from ``usual``, their means over models without the example."""
+    """Return ``own`` over the probability expected from ``usual``, the mean over models without the example."""
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 
 def ratio_to_others(read: ReadRound) -> Tensor:
-    """Return log ratios (C, K) of the probability at each client's model to that at other clients' models."""
+    """Return log ratios (C, K) of the true class's probability at a client's model to that at the other clients'."""
     likely = (-read.losses_after).exp()
     finite = likely.isfinite()
     known = likely.where(finite, 0.0)
@@ -89,19 +89,12 @@ def ratio_to_others(read: ReadRound) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """Signals (loss, margin ...) of attacked and reference models, on candidates, then the attacker's examples.
+    """Signals (loss, margin ...) of attacked and reference models, on candidates, then the attacker's examples."""
 
-    Attributes:
-        own: (N, S) of the attacked model.
-        references: (M, N, S) of reference models.
-        outside: (M, N), ``True`` if a reference model was not trained on the example.
-        candidates: number of candidates.
-    """
-
-    own: Tensor
-    references: Tensor
-    outside: Tensor
-    candidates: int
+    own: Tensor  # (N, S) of the attacked model
+    references: Tensor  # (M, N, S) of reference models
+    outside: Tensor  # (M, N) ``True`` if a reference model was not trained on the example
+    candidates: int  # number of candidates
 
     def usual(self, values: Tensor) -> Tensor:
         counted = (self.outside & self.references.isfinite().all(2)).reshape(
@@ -137,8 +130,8 @@ def by_lira(found: Compared) -> Tensor:
 def stacked(found: Compared) -> Tensor:
     """Return log odds (C,) of membership by a logistic regression on signals and differences to reference models.
 
-    The regression is fitted to members and non-members of each reference model, whose signals are compared with the
-    other reference models; none is trained on a candidate. NaN with a single reference model.
+    The regression learns from members and non-members of each reference model, by its signals and their differences to
+    the other reference models; none is trained on a candidate. NaN with a single reference model.
     """
     if len(found.outside) == 1:
         return torch.full((found.candidates,), torch.nan)
@@ -208,7 +201,10 @@ class ByReferences(FinalLoss):
 
 
 def by_references(models: str, name: str) -> type[ByReferences]:
-    """Return the class of the method ``name`` of ``BY_REFERENCES``, for ``models``: ``final`` or ``rounds``."""
+    """Return a class for the method ``name`` of ``BY_REFERENCES``.
+
+    It reads the final model (``models="final"``) or the global model of each round (``"rounds"``).
+    """
     title, source, compare = BY_REFERENCES[name]
     of = "final model" if models == "final" else "all global models"
     shown = {"title": f"{title}, {of}", "source": source, "models": models, "compare": staticmethod(compare)}
@@ -219,14 +215,10 @@ def by_references(models: str, name: str) -> type[ByReferences]:
 def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, end: int = END) -> tuple[Tensor, Tensor]:
     """Test if a language model completes texts from their beginnings (Carlini et al. 2023, Def. 3.1).
 
-    Returns:
-        For N long enough texts, (N,) ``True`` if the greedy continuation equals the text's end, and the log probability
-            (N,) that a sampled one does (Hayes et al. 2024, "Measuring memorization through probabilistic discoverable
-            extraction").
-
-    Args:
-        logits: network's outputs (1, L, V) of tokens (1, L).
-        texts: tokens (L,) each; the end is its last half, of at most ``end`` tokens.
+    For the N texts that are long enough, return (N,) ``True`` if the greedy continuation equals the text's end, and the
+    log probability (N,) that a sampled one does (Hayes et al. 2024, "Measuring memorization through probabilistic
+    discoverable extraction"). ``logits``: function from tokens (1, L) to outputs (1, L, V). ``texts``: tokens (L,)
+    each; the end is the last half, of at most ``end`` tokens.
     """
     greedy, sampled = list[bool](), list[float]()
     for text in (text for text in texts if len(text) >= SHORTEST):

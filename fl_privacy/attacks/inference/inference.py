@@ -16,10 +16,9 @@ from fl_privacy.errors import UserError
 class Canaries:
     """Number and kind of the canaries that a run inserts to audit differential privacy.
 
-    Attributes:
-        number: number m; each takes part with probability 1/2, independently.
-        unit: ``client``, an update of the clipping norm that passes the upload's defense in each round; ``example``, a
-            gradient of the clipping norm, sampled in local steps like an example; ``auto``, what the defense protects.
+    ``number``: each canary takes part with probability 1/2, independently. ``unit``: ``client``, an update of the
+    clipping norm that passes the upload's defense in each round; ``example``, a gradient of the clipping norm, sampled
+    in local steps like an example; ``auto``, the unit that the defense protects.
     """
 
     about: ClassVar[About] = About.CANARIES
@@ -45,16 +44,14 @@ class Inference(Protocol):
     def about(self) -> About: ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Begin with C ``candidates``, the ids of N ``clients`` and K ``classes``, before the first round."""
+        """Return an observer of all rounds, for C ``candidates``, the ids of N ``clients`` and K ``classes``."""
         ...
 
 
 class Watch(Protocol):
     """Observer of a training's rounds, which keeps none of them."""
 
-    def add(self, read: ReadRound) -> None:
-        """Process a round without keeping it."""
-        ...
+    def add(self, read: ReadRound) -> None: ...
 
     def answers(self) -> Mapping[str, Tensor]:
         """Return each method's answers: scores (C, N), higher for yes, or class shares (N, K) for a property."""

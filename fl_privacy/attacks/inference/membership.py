@@ -35,9 +35,9 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return the probability (C, K) of a lower value under a normal distribution fitted to the other columns.
+    """Return the probability (C, K) of a lower value under a normal distribution fitted to the other clients' values.
 
-    NaN with fewer than two other finite columns. For statistics that are higher for members, this is a one-sided
+    NaN with fewer than two other finite values. For statistics that are higher for members, this is a one-sided
     likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
     """
     finite = values.isfinite()
@@ -53,7 +53,8 @@ def share_below_others(values: Tensor) -> Tensor:
 def norm_difference(read: ReadRound) -> Tensor:
     """Return |u|^2 - |u - g|^2 = 2 <u, g> - |g|^2 (C, K) for updates u and examples' gradients g.
 
-    Members' gradients are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq. 4).
+    It is higher for members: their gradients are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq.
+    4).
     """
     products, squares = read.products
     return 2 * products - squares
@@ -86,7 +87,7 @@ class Membership:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
         members: number of the clients' examples that are asked about.
         others: number of examples that are asked about and that no client has.
-        shadows: number of models that `lira` trains in a round, like clients on the attacker's examples.
+        shadows: number of models that ``lira`` trains in a round, like clients on the attacker's examples.
         shadow_rounds: number of last rounds with shadow models.
         references: number of models trained on the attacker's examples like a whole federation, for ``final_rmia``,
             ``rounds_rmia`` and the like; those with ``stacked`` need two.

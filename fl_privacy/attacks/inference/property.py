@@ -24,12 +24,9 @@ class PropertyInference:
     """Attack that infers the shares of the classes among a client's examples (after Wang et al. 2019).
 
     Shadow clients train on public examples with chosen shares; ridge regression predicts shares from an update's inner
-    products with the classes' mean gradients.
-
-    Attributes:
-        shadows: number of shadow clients trained in a round.
-        shadow_rounds: number of last rounds with shadow clients.
-        alpha: parameter of the Dirichlet distribution of shares.
+    products with the classes' mean gradients. ``shadows``: number of shadow clients trained in a round.
+    ``shadow_rounds``: number of last rounds with shadow clients. ``alpha``: parameter of the Dirichlet distribution of
+    shares.
     """
 
     about: ClassVar[About] = About.PROPERTY
@@ -56,7 +53,7 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Add the inferred shares of a round's clients; raise ``UserError`` if a class lacks public examples."""
+        """Add the shares inferred in one of the last rounds; raise ``UserError`` if a class lacks public examples."""
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]
@@ -132,7 +129,10 @@ class _Shadows:
 
 
 def _regressed(features: Tensor, shares: Tensor, seen: Tensor) -> Tensor:
-    """Predict shares (N, K) from ``seen`` (N, F) by ridge regression, fitted to features (S, F), shares (S, K)."""
+    """Predict shares (N, K) from ``seen`` (N, F) by ridge regression.
+
+    It is fitted to the ``features`` (S, F) and ``shares`` (S, K) of S shadow clients.
+    """
     features, shares, seen = features.double(), shares.double(), seen.double()
     mean, spread = features.mean(0), features.std(0).clamp(min=1e-12)
     inputs, asked = (features - mean) / spread, (seen - mean) / spread

@@ -22,7 +22,8 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 class Rehearsal:
     """Public examples and uploads from which an attacker who knows the defense learns.
 
-    ``attributes``: (N,), other than classes. ``uploads``: (sent values, number) -> uploads of one example each.
+    ``attributes``: (N,) of the examples, other than the class. ``uploads``: (sent values, number) -> uploads of one
+    example each.
     """
 
     attributes: Tensor
@@ -33,23 +34,17 @@ class Rehearsal:
 class ReadRound:
     """The uploads of one round, and the candidate examples.
 
-    Attributes:
-        observations: K uploads, one for each client that replied.
-        candidates: C examples.
-        public: attacker's examples, if any.
-        public_attributes: (N,) their attributes besides the class, if known.
-        rehearsal: examples of an attacker who knows the defense.
-        victims: uploads of single examples, each with the row of its answer.
-        sent_next: global model after the round; ``None`` if only its uploads are known.
+    ``victims``: (row, upload of a single example) for each of V victims of attribute inference, with its row in the
+    result (V, A) for A attribute values.
     """
 
-    observations: tuple[Observation, ...]
-    candidates: Batch
-    public: Batch | None = None
-    public_attributes: Tensor | None = None
-    rehearsal: Rehearsal | None = None
+    observations: tuple[Observation, ...]  # K uploads, one for each client that replied
+    candidates: Batch  # C examples
+    public: Batch | None = None  # the attacker's examples
+    public_attributes: Tensor | None = None  # (N,) of these, other than the class
+    rehearsal: Rehearsal | None = None  # if the attacker knows the defense
     victims: tuple[tuple[int, Observation], ...] = ()
-    sent_next: ModelState | None = None
+    sent_next: ModelState | None = None  # global model after the round; ``None``: only uploads are known
     remaining: int = 0  # number of rounds to come
     seed: int = 0
     device: torch.device | str = "cpu"
@@ -64,7 +59,7 @@ class ReadRound:
 
     @cached_property
     def published(self) -> ModelState:
-        """Return the global model after the round, if unknown the weighted mean of clients' finite models."""
+        """Return the global model after the round, or if it is unknown, the weighted mean of clients' finite models."""
         if self.sent_next is not None:
             return self.sent_next.to(self.device)
         pairs = list(zip(self.observations, self.after, strict=True))
@@ -90,7 +85,7 @@ class ReadRound:
         return self.after_each(losses_of)
 
     def after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return ``measure`` (C, K) of the candidates at each client's model after its upload."""
+        """Return the values (C, K) of ``measure``, for each candidate and each client's model after its upload."""
         pairs = zip(self.observations, self.after, strict=True)
         return torch.stack([self.measured(o.model.to(self.device), state, measure) for o, state in pairs], 1)
 
@@ -123,7 +118,7 @@ class ReadRound:
 
     @cached_property
     def products(self) -> tuple[Tensor, Tensor]:
-        """Return inner products (C, K) of candidates' and clients' gradients, and the candidates' squared norms."""
+        """Return inner products (C, K) of candidates' and clients' gradients, and candidates' squared norms (C, K)."""
         shape = len(self.candidates), len(self.observations)
         products, squares = torch.empty(shape), torch.empty(shape)
         for model, sent, own in self.same_sent:
@@ -135,7 +130,7 @@ class ReadRound:
 
 
 def model_after(observation: Observation) -> ModelState:
-    """Return a client's model after the upload, or after one step of the shared gradient."""
+    """Return the model that a client uploaded or, if it uploaded a gradient, the sent model after one step of it."""
     sent, update = observation.assumed(), observation.update()
     step = -observation.plan.lr if observation.plan.shares == "gradient" else 1.0
     moved = {name: p + step * update[name].to(p) if name in update else p for name, p in sent.parameters.items()}
@@ -143,7 +138,7 @@ def model_after(observation: Observation) -> ModelState:
 
 
 def mean_gradient(observation: Observation) -> Tensors:
-    """Return the shared gradient, or the mean gradient of the local steps."""
+    """Return the uploaded gradient, or the mean gradient of the local steps behind an uploaded model."""
     update, plan = observation.update(), observation.plan
     if plan.shares == "gradient":
         return update
@@ -172,14 +167,17 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) (N,) (Carlini et al. 2022, eq. 6), or its mean over tokens; see :func:`losses_of`."""
+    """Return log(p / (1 - p)) (N,) for the label's probability p (Carlini et al. 2022, eq. 6); for texts, its mean.
+
+    The mean is over tokens; see :func:`losses_of`.
+    """
     known = labels.clamp_min(0).unsqueeze(1)
     margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)
     return margins if labels.dim() == 1 else _mean_there(margins, labels)
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return Min-K% (N,): mean log probability of the share ``LOWEST`` of each text's tokens that is least likely."""
+    """Return Min-K% (N,): the mean log probability of each text's least likely tokens, ``LOWEST`` of all its tokens."""
     told = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)
@@ -205,7 +203,7 @@ def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
 def measured(
     model: nn.Module, state: ModelState, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Return ``measure`` (N,) of the outputs and labels of ``examples`` at ``state``."""
+    """Return the values (N,) of ``measure(logits, labels)`` for ``examples``, at the model's values ``state``."""
     model.eval()
     values, found, begin, size = {**state.parameters, **state.buffers}, [], 0, 1
     while begin < len(examples.labels):

@@ -21,22 +21,16 @@ FEWEST = 8  # least number of the attacker's examples in, and out of, a referenc
 
 @dataclass(eq=False)
 class ReferenceModels:
-    """Signals of global and reference models, on candidates followed by the attacker's P examples.
-
-    Attributes:
-        seen: signals (N, 8) of the attacked training: after the last round, and means over the rounds.
-        references: signals (M, N, 8) of M reference models, each ``trained`` for that many rounds.
-        inside: (M, P), ``True`` if a reference model was trained on the example.
-    """
+    """Signals of global and reference models, on N examples: candidates, then the attacker's P examples."""
 
     first: tuple[ModelState, LocalPlan] | None = None
     last: int = 0
     rounds: int = 0
     sums: Tensor = field(default_factory=lambda: torch.zeros(()))
-    seen: Tensor | None = None
-    references: Tensor | None = None
-    inside: Tensor | None = None
-    trained: int = 0
+    seen: Tensor | None = None  # (N, 8) of the attacked training: after the last round, and means over rounds
+    references: Tensor | None = None  # (M, N, 8) of M reference models
+    inside: Tensor | None = None  # (M, P) ``True`` if a reference model was trained on the example
+    trained: int = 0  # number of rounds that reference models were trained for
 
     def see(self, read: ReadRound, number: int) -> None:
         """Add a round, once for all methods; after the last round train ``number`` reference models."""
@@ -81,7 +75,7 @@ class ReferenceModels:
 def _signals(
     measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
 ) -> tuple[Tensor, Tensor | None]:
-    """Return signals (..., N, 4) and, after the last round, the signals of the final model.
+    """Return a model's signals (..., N, 4) and, after the last round, the signals of the final model.
 
     For images, the last one of the final model's signals is their loss under augmentation.
     """
@@ -141,9 +135,10 @@ class MembershipMethod(ABC):
 def averaged(
     name: str, paper: str, shown: Callable[[ReadRound], Tensor], *, tokens: bool = False
 ) -> type[MembershipMethod]:
-    """Return the class of a method that averages the evidence ``shown`` (C, K) over rounds.
+    """Return the class of a method that averages ``shown(round)`` over rounds.
 
-    ``name``, ``paper``: its title and source. ``tokens``: it needs a model that predicts next tokens.
+    ``shown`` gives the evidence (C, K) on C candidates in K clients' uploads. ``name``, ``paper``: title and source of
+    the method. ``tokens``: ``True`` if it needs a model that predicts next tokens.
     """
 
     class Averaged(MembershipMethod):
@@ -164,9 +159,9 @@ LONGEST = 1.0  # largest gradient norm when diverged shadow models are trained a
 class ShadowModels(MembershipMethod):
     """Membership by the likelihood ratio of an example's margin under shadow models (LiRA, Carlini et al. 2022).
 
-    Each shadow model trains like a client, on as many of the candidates and the attacker's examples. The margin log(p /
-    (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C) and means shrunk toward the pooled
-    difference.
+    Each shadow model trains like a client, on as many examples, drawn from the candidates and the attacker's examples.
+    The margin log(p / (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C) and means shrunk
+    toward the pooled difference.
     """
 
     title, source = "LiRA, shadow clients", "Carlini et al. 2022"
@@ -187,7 +182,10 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' margins (S, C) under each shadow model, and which it was trained on (S, C)."""
+        """Return the candidates' margins (S, C) under each of S shadow models.
+
+        Also return (S, C) ``True`` if a shadow model was trained on the candidate.
+        """
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)

@@ -66,7 +66,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Function from guessed images and labels to the uploads of clients without a defense."""
+    """Function from guessed images and labels to undefended uploads; ``norm`` first clips each example's gradient."""
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign
@@ -87,15 +87,12 @@ class Guesser:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """The likeliest images (V, B, C, H, W) of V victims, with labels (V, B).
-
-    ``loss``: (V,) negative log posterior density, up to a constant. ``history``: losses (T, V).
-    """
+    """The likeliest images (V, B, C, H, W) of V victims, with labels (V, B)."""
 
     images: Tensor
     labels: Tensor
-    loss: Tensor
-    history: Tensor
+    loss: Tensor  # (V,) negative log posterior density, up to a constant
+    history: Tensor  # losses (T, V) at T iterations
     transform: AssumedTransform | None = None
 
 
@@ -105,7 +102,8 @@ class MaximumAPosteriori(GroupAttack):
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same examples. The prior is normal: mean and principal components of a class's public
-    images, or the spectrum of photographs. Leakage is what exceeds a control, the attack on updates of others.
+    images, or the spectrum of photographs. Only what exceeds a control, the attack on updates of other examples, counts
+    as leakage.
 
     Attributes:
         iterations: number of Adam's steps on the coefficients of the components.
@@ -259,7 +257,10 @@ class Posterior:
     def of_variables(
         self, variables: Tensor, labels: Tensor, shape: tuple[int, ...], *, softening: float, rng: torch.Generator
     ) -> Tensor:
-        """Return the loss (V,) of images with coefficients (V, B, M) of the prior, plus a penalty outside of [0, 1]."""
+        """Return the loss (V,) of images with the coefficients ``variables`` (V, B, M) in the prior's basis.
+
+        It is the negative log posterior plus a penalty outside of [0, 1]. ``softening``: see :class:`Likelihood`.
+        """
         pixels = self.prior.images_of(variables, labels)
         outside = (pixels - pixels.clamp(0, 1)).square().sum((1, 2))
         own = 0.5 * variables.square().sum((1, 2)) + _OUTSIDE * outside
@@ -268,7 +269,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, the posterior of its group, and its row there."""
+    """A reconstruction, the posterior of the group that it was attacked in, and its row in that posterior."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None
@@ -333,7 +334,10 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) for up to ``number`` attempts, likeliest first, and the number of worthwhile attempts."""
+    """Return labels (V, A, B) for ``number`` A attempts, and the number of worthwhile attempts.
+
+    For single images, labels are sorted, likeliest first; batches repeat the inferred labels.
+    """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
     known = torch.stack(found) if len(found) == len(victims) else None
@@ -370,7 +374,7 @@ def _better(one: Explained, other: Explained) -> Explained:
 
 
 def sentences(likelihood: Likelihood, one: str, *priors: str, same: str, under: str = "defense") -> tuple[str, ...]:
-    """Return sentences on a search for the likeliest ``one`` (such as ``image``) under ``under``.
+    """Return sentences for users on a search for the likeliest ``one`` (``image``), given ``under`` (``defense``).
 
     ``priors``: sentences on the priors. ``same``: what several updates have in common (such as ``examples``).
     """

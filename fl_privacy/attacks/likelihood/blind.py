@@ -83,10 +83,7 @@ class PrivateConvolution:
         return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the private convolution's outputs (N, O, H, W) behind ``features``, and ``True`` for known ones.
-
-        A ReLU hides outputs of at most 0.
-        """
+        """Return the convolution's outputs (N, O, H, W) behind ``features``, and ``True`` unless a ReLU hides them."""
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
         if isinstance(self.activation, nn.LeakyReLU):

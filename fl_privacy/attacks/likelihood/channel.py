@@ -27,7 +27,7 @@ class Belief:
     """Distribution of the uploads that a guess predicts for V victims, by tensor name.
 
     ``std``: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise. ``hidden``:
-    (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
+    (V, n) largest magnitude that an element without an upload can have, infinite if unbounded; 0 for uploaded ones.
     """
 
     mean: Tensors  # (V, n)
@@ -54,7 +54,7 @@ class Clientele:
     batch_size: int
     uploaded_per_matched: float  # factor from the guessed gradient to the upload
     local_steps: int = 1  # replayed steps of training, at least 1
-    head: str | None = None
+    head: str | None = None  # name of the output layer's weight
     clients: int = 1  # number of clients in the observed mean, each with its own defense
 
     @property
@@ -144,7 +144,7 @@ class Channel:
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
     """Return the negative log likelihood (V,) of ``observed`` (V, n), given the guess, under ``law``.
 
-    ``noise``: standard deviation. ``step``: distance of rounding's levels, ``None`` without rounding.
+    ``noise``: standard deviation. ``step``: distance between the levels of rounding, ``None`` without rounding.
     """
     if law == "unknown":
         # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
@@ -202,7 +202,7 @@ def _adds_known_noise(effect: effects.Effect) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Facts that an effect's likelihood may depend on; ``observed``: updates (V, n) by name."""
+    """Facts on which an effect's likelihood may depend; ``observed``: updates (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]

@@ -54,7 +54,7 @@ class RowPrior:
     log_shares: Tensor  # (D, Q, Q) log probability of a column's code (last) given its parent's
 
     def surprise(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the negative log density (...,) of rows (..., F) with labels (...,)."""
+        """Return the negative log density of each of ``rows`` (..., F) with ``labels`` (...)."""
         found = _coded(self.schema, self.edges, self.codes, rows, labels)
         columns = torch.arange(found.shape[-1], device=found.device)
         return -self.log_shares[columns, found[..., self.parents], found].sum(-1)
@@ -303,10 +303,10 @@ class LikeliestRows:
     """Attack that finds the rows with the largest posterior density, from all updates and a prior of rows.
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
-    over all updates of the same rows. Searches start from public rows, or rows drawn by the schema, which also give the
-    prior: a tree of dependent columns. Searches change cells, classes and whole rows, at a falling temperature.
-    ``evaluations``: number of evaluations of loss and gradient for each victim, which limits the time. ``device``:
-    ``None`` for that of the sent values.
+    over all updates of the same rows. Searches start from public rows or, if these are few, rows drawn by the schema.
+    The prior, a tree of dependent columns, is learned from the same rows. Searches change cells, classes and whole
+    rows, at a falling temperature. ``evaluations``: number of evaluations of loss and gradient for each victim, which
+    limits the time. ``device``: ``None`` for that of the sent values.
     """
 
     evaluations: int = 4800
