@@ -1,5 +1,6 @@
 """`audit --stand-in`: apps whose data are missing come to a page on drawn examples, which says so first."""
 
+import ast
 import importlib
 import importlib.util
 import json
@@ -25,7 +26,7 @@ from fl_privacy.auditing.app.lent import (
     nothing_served,
     older_names_lent,
 )
-from fl_privacy.auditing.app.scripts import parsed
+from fl_privacy.auditing.app.scripts import SourceFile, parsed
 from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
 from fl_privacy.auditing.app.stood_in import Hooks, stood_in
 from fl_privacy.auditing.instrument.fitted import FittedBy
@@ -288,6 +289,9 @@ def looked(folder):
         raise NotADirectoryError(folder)
     if os.path.isdir(folder):
         raise FileExistsError(folder)
+    found = os.path.exists(folder)
+    if not found:
+        sys.exit(1)
     return os.path.exists(folder)
 """
     (tmp_path / "looks.py").write_text(code)
@@ -378,6 +382,40 @@ assert [*next(pieces)[["amount"]]] == ["amount"]
     with stood_in(drawing_of(code, tmp_path)) as drawing:
         exec(code, {})
     assert [*drawing.asked] == ["select * from payments"]
+
+
+def test_a_table_has_the_column_by_which_it_is_divided_among_clients(tmp_path: Path) -> None:
+    drawn = drawing_of("partitioner = NaturalIdPartitioner(partition_by='Player')\n", tmp_path).table("plays.csv")
+    assert drawn["Player"].nunique() == 20 and "Player" in drawn.columns and len(drawn.columns) == 12
+
+
+def test_columns_that_the_run_config_names_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    config = {"dataset-input-feature": "scan_image", "dataset-target-feature": "kind", "num-features": 3, "lr": "adam"}
+    assert Drawing([], tmp_path, 0, config).names == ["scan_image", "kind"]
+    code = SourceFile(tmp_path / "app.py", ast.parse("x, y = batch[key], batch['img']\n"))
+    drawn = Drawing([code], tmp_path, 0, config).hub("somebody/letters", None, "train")
+    assert {*drawn.column_names} == {"scan_image", "kind"} and drawn[0]["scan_image"].size == (32, 32)
+
+
+def test_a_saved_set_without_its_rows_is_drawn_as_it_declares_itself(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features(
+        series=datasets.Sequence(datasets.Value("float64"), length=16),
+        label=datasets.ClassLabel(names=["normal", "defect"]),
+        speed=datasets.Value("int32"),
+        image=datasets.Image(),
+        text=datasets.Value("string"),
+    )
+    place = tmp_path / "clinic" / "part_0"
+    (place / "train").mkdir(parents=True)
+    (place / "train" / "dataset_info.json").write_text(json.dumps({"features": kinds.to_dict()}))
+    with stood_in(drawing_of("", tmp_path)) as drawing:
+        drawn = datasets.load_from_disk("/home/somebody/clinic/part_0/train")  # of its author
+        assert Path("/home/somebody/clinic/part_0").is_dir()
+    assert drawn.features == kinds and len(drawn) == 600 and set(drawn["label"]) == {0, 1}
+    assert np.std(drawn[0]["series"]) > 0 and len(drawn[0]["series"]) == 16
+    assert "600 drawn examples with series, label, speed, image, text" in drawing.in_words()
 
 
 def test_pairs_of_texts_and_columns_that_are_removed_are_drawn(tmp_path: Path) -> None:

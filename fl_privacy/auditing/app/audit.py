@@ -234,6 +234,7 @@ class AppAudit(AuditSession):
             wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
             nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
+            self.notes += [app.misnamed] * bool(app.misnamed)
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
                 self.failed = started.failed

@@ -1,5 +1,7 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
+import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -13,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
@@ -42,6 +45,7 @@ class App:
         python: value of ``requires-python``.
         scripts: files to run of a project without the app format, instead of ``server`` and ``client``.
         tried: scripts that were run in vain; ``None`` if the user named some, so that no others are run.
+        misnamed: sentence on modules that ``pyproject.toml`` names wrongly; those that are there are run.
     """
 
     folder: Path
@@ -54,6 +58,7 @@ class App:
     nodes: int | None = None
     scripts: Scripts | None = None
     tried: tuple[Scripts, ...] | None = ()
+    misnamed: str = ""
 
     def another(self) -> "App | None":
         """Return the app with other scripts of its folder; ``None`` if no others start Flower."""
@@ -87,7 +92,9 @@ class App:
             with blamed_on(f"The app {self.name}"):
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
-                server, client = self._loaded(self.server), self._loaded(self.client)
+                server = self._loaded(self.server)
+                of_server = {name: sys.modules.pop(name) for name in _modules_in(self.folder)}
+                client = self._loaded(self.client)
         except UserError as error:
             cause = error.__cause__
             said = str(error)
@@ -125,6 +132,7 @@ class App:
                 f"{self.server} and {self.client} are expected to be a ServerApp and a ClientApp of Flower, but are"
                 f" {type(server).__name__} and {type(client).__name__}; correct pyproject.toml."
             )
+        _keep_apart(client, of_server)
         return Started(server=server, client=client, nodes=self.nodes)
 
     def _loaded(self, reference: str) -> Any:
@@ -160,6 +168,32 @@ class App:
         if rounds is not None:
             config |= dict.fromkeys([key for key in ROUNDS_KEYS if key in config][:1], rounds)
         return config
+
+
+def _modules_in(folder: Path) -> list[str]:
+    """List the loaded modules of the code in ``folder``, without installed packages and this one."""
+    places = {name: str(getattr(module, "__file__", None)) for name, module in sys.modules.items()}
+    own = {name for name, place in places.items() if place.startswith(f"{folder}{os.sep}")}
+    return [name for name in own if "site-packages" not in places[name] and name.partition(".")[0] not in _NEVER]
+
+
+_NEVER = {"__main__", "fl_privacy"}
+
+
+def _keep_apart(client: Any, of_server: dict[str, ModuleType]) -> None:
+    """Give a client app modules of its own while it runs, as its process would have, and the server ``of_server``."""
+    of_client = {name: sys.modules[name] for name in of_server if name in sys.modules}
+    sys.modules.update(of_server)
+
+    class Apart(type(client)):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            sys.modules.update(of_client)
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:
+                sys.modules.update(of_server)
+
+    client.__class__ = Apart
 
 
 def _renamed(folder: Path, package: str, code: str) -> str:
@@ -251,16 +285,47 @@ def _read(folder: Path, path: str | Path) -> App:
     federations = [each for each in _table(flower, "federations").values() if isinstance(each, Mapping)]
     numbers = [_table(each, "options").get("num-supernodes") for each in federations]
     nodes = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    named_there = (str(components["serverapp"]), str(components["clientapp"]))
+    server, client = _elsewhere(folder, named_there) or named_there
+    misnamed = (
+        f"Its pyproject.toml names {' and '.join(named_there)}, which are not there: {server} and {client} are run."
+    )
     return App(
         folder=folder,
         name=str(about.get("name", folder.name)),
-        server=str(components["serverapp"]),
-        client=str(components["clientapp"]),
+        server=server,
+        client=client,
+        misnamed="" if (server, client) == named_there else f"{misnamed} Flower does not: correct the names there.",
         config=config,
         dependencies=_asked_for(folder, told),
         python=str(about.get("requires-python", "")),
         nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
+
+
+def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
+    """Return references to the modules of the only folder that holds both, if the package that is named is missing."""
+    inner = [tuple(each.partition(":")[0].split(".")) for each in references]
+    package = inner[0][:-1]
+    if not package or inner[1][:-1] != package or any(any(folder.rglob(f"{package[0]}{end}")) for end in ("/", ".py")):
+        return None
+    places = [Path(each) for each in holders(folder, inner[0][-1], folder)]
+    places = [each for each in places if each != folder and (each / f"{inner[1][-1]}.py").is_file()]
+    if len(places) != 1 or is_importable(package[0]):
+        return None
+    found = ".".join(places[0].relative_to(folder).parts)
+    server, client = (
+        f"{found}.{path[-1]}:{each.partition(':')[2]}" for path, each in zip(inner, references, strict=True)
+    )
+    return server, client
+
+
+def is_importable(name: str) -> bool:
+    """Return whether this Python has the module ``name``."""
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except (ValueError, ImportError):
+        return False
 
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:

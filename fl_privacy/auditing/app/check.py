@@ -18,7 +18,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
+from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App, is_importable
 from fl_privacy.auditing.app.review import NETWORK
 from fl_privacy.auditing.app.scripts import EARLIER, SourceFile, called, constant, dotted, guards_main, parsed, reached
 from fl_privacy.errors import visible
@@ -62,6 +62,7 @@ class Check:
         later: the same for packages that are not installed, but not needed at the start.
         versions: requirements that installed packages do not meet, in words.
         python: version that the app requires, if this Python does not meet it.
+        misnamed: sentence on modules that are run under other names.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
         above: modules that it lacks -> the folder around its own that holds them.
         lent: names of Flower that have moved since, as ``module.name``.
@@ -74,6 +75,7 @@ class Check:
     later: dict[str, str] = field(default_factory=dict)
     versions: list[str] = field(default_factory=list)
     python: str = ""
+    misnamed: str = ""
     modules: list[str] = field(default_factory=list)
     above: dict[str, str] = field(default_factory=dict)
     lent: list[str] = field(default_factory=list)
@@ -116,6 +118,7 @@ class Check:
 
     def in_words(self) -> str:
         lines = [f"{self.app}: {self.runs}; its code was read, not run."]
+        lines += [self.misnamed] * bool(self.misnamed)
         lines += [f"Stops: {self.stops}"] if self.stops else ["Packages: all that it imports at its start are here."]
         if self.later:
             lines.append(f"Not installed, and not needed at the start: {install(self.later.values())}")
@@ -163,7 +166,7 @@ def check_app(app: App) -> Check:
     def absent(names: Iterable[str]) -> dict[str, str]:
         found = {name: EARLIER["distributions"].get(name, name.replace("_", "-")) for name in sorted({*names} - own)}
         wanted = {name: asked.get(_normal(text), asked.get(_normal(name), text)) for name, text in found.items()}
-        return {name: text for name, text in wanted.items() if not _is_installed(name)}
+        return {name: text for name, text in wanted.items() if not is_importable(name)}
 
     unmet = ""
     with suppress(InvalidSpecifier):
@@ -176,6 +179,7 @@ def check_app(app: App) -> Check:
     return Check(
         app=app.name,
         runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}",
+        misnamed=app.misnamed,
         missing=missing,
         later={name: text for name, text in absent(optional | needed).items() if name not in missing},
         versions=list(_unmet(app.dependencies)),
@@ -202,7 +206,7 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
         there = next((path for path in places if path in files), None)
         if there is not None:
             found.append(there)
-        elif not any(path.exists() for path in places) and not _is_installed(inner.parts[0]):
+        elif not any(path.exists() for path in places) and not is_importable(inner.parts[0]):
             absent.append(f"{reference.partition(':')[0]} (of {reference})")
     return found, list(dict.fromkeys(absent))
 
@@ -228,13 +232,6 @@ def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
     for file in files:
         visit(file.tree.body, needed)
     return needed, optional - needed
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return name in sys.modules or importlib.util.find_spec(name) is not None
-    except (ValueError, ImportError):
-        return False
 
 
 def _requirements(texts: Iterable[str]) -> Iterator[tuple[Requirement, str]]:

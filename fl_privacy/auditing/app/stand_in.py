@@ -2,9 +2,10 @@
 
 import ast
 import importlib
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
 
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
+_COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -156,15 +158,20 @@ class Drawing:
         shares: largest number of clients that the app divides a data set among.
     """
 
-    def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
+    def __init__(
+        self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] | None = None
+    ) -> None:
         self.files, self._seed = folder, seed
+        columns = {key: value for key, value in (config or {}).items() if _COLUMN.search(key)}
         self.asked: dict[str, str] = {}
         self.shares, self._pretrained = 0, set[str]()
         self.class_names = list[str]()
         self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
+        self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
         self._removed = set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
-        self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
+        self.names = _names([*columns.values()])
+        named, features, layers = list[int](), list[int](), list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
         assigned = [(dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
@@ -287,7 +294,11 @@ class Drawing:
         rest = "The app's own may leak more or less" if self._pretrained else rest
         return f"The {what} were not here and were drawn: {told}. {rest}, so that counts and accuracy may differ."
 
-    def saved(self, path: object) -> Any:
+    def saved(self, path: object, there: Path | None = None) -> Any:
+        """Draw a data set that was saved to ``path``, with the features that its folder ``there`` states, if any."""
+        stated = (there or Path(str(path))) / "dataset_info.json"
+        if stated.is_file():
+            return self._stated(json.loads(stated.read_text(encoding="utf-8"))["features"], str(path))
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
         return self.hub(str(path), None, ("test" if named[1] else "train") if named else None)
 
@@ -312,6 +323,27 @@ class Drawing:
             return [whole[str(each)] if str(each) in whole else whole["train"] for each in split]
         return whole
 
+    def _stated(self, stated: Mapping[str, Any], path: str) -> Any:
+        hf = importlib.import_module("datasets")
+        kinds, rng = hf.Features.from_dict(stated), self.rng(path)
+        classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), self.classes or 2)
+
+        def drawn(name: str, kind: Any) -> Any:
+            inner = getattr(kind, "feature", kind)
+            if inner is not kind:
+                length = kind.length if kind.length > 0 else self.features or 10
+                rows = numbers(TRAIN, length, classes, rng)
+                return rows.round().astype(int).tolist() if "int" in str(inner.dtype) else rows.tolist()
+            if isinstance(kind, hf.Image):
+                return self._as_images(TRAIN, Shape(classes=classes), rng)
+            if getattr(kind, "dtype", "") == "string":
+                return texts(TRAIN, classes, rng)
+            found = labels(TRAIN, classes) if hasattr(kind, "num_classes") else self._column(name, TRAIN, classes, rng)
+            return [round(each) for each in found] if "int" in str(kind.dtype) else found
+
+        self.note(path, f"{TRAIN} drawn examples with {', '.join(kinds)}")
+        return hf.Dataset.from_dict({name: drawn(name, kind) for name, kind in kinds.items()}, features=kinds)
+
     def _columns(self, hf: Any, known: str, number: int) -> tuple[dict[str, Any], Any]:
         rng = self.rng(f"{known} {number}")
         for pattern, shape, image, label in PICTURES:
@@ -328,7 +360,7 @@ class Drawing:
                 kinds = {**{each: hf.Value("string") for each in columns}, "label": hf.ClassLabel(num_classes=classes)}
                 drawn = {each: texts(number, classes, rng) for each in columns}
                 return {**drawn, "label": labels(number, classes)}, hf.Features(kinds)
-        label = next((name for name in names if LABEL.search(name)), "label")
+        label = next((name for name in names if LABEL.search(name) or name in self._classed), "label")
         classes = self.classes or (10 if pictured else 2)
         kinds = {label: hf.ClassLabel(num_classes=max(classes, 2))}
         drawn = {label: labels(number, max(classes, 2))}
@@ -352,6 +384,7 @@ class Drawing:
     def table(self, path: object) -> Any:
         """Draw a table of pandas with the columns that the code names; others are drawn on first access."""
         pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
+        ids = [name for name in self._ids if name not in self.names]
         names = [name for name in dict.fromkeys(self.names) if not name.isdigit()]
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
@@ -389,7 +422,8 @@ class Drawing:
                 return super().drop(labels, *args, **{"errors": "ignore", **kwargs})
 
         number = max(TRAIN + TEST, 2 * self._least)
-        drawn = {name: self._column(name, number, classes, rng) for name in [*rest, *label]}
+        drawn: dict[str, Any] = {name: [str(n // 40) for n in range(number)] for name in ids}
+        drawn |= {name: self._column(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
         order = rng.permutation(number)
         return Table(drawn).iloc[order].reset_index(drop=True)
