@@ -101,7 +101,7 @@ APPS: Mapping[str, Found] = {
         repository="LavalAlexandre/flspam",
         commit="2972da2d85",
         about="spam, language model with LoRA",
-        setting=Setting(),
+        setting=Setting(nodes=20),
     ),
     "heat-demand": Found(
         repository="VarshaBadgujar/das-flwr-heatdemand",
@@ -113,7 +113,7 @@ APPS: Mapping[str, Found] = {
         repository="arpit35/heterogeneous_federated_learning_with_conditional_variational_autoencoder",
         commit="1cd9264790",
         about="pictures and a conditional VAE",
-        setting=Setting(),
+        setting=Setting(nodes=7),
     ),
     "graphs-ids": Found(
         repository="danieloladele7/g-pfl-ids",

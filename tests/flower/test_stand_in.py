@@ -4,17 +4,19 @@ import ast
 import importlib
 import importlib.util
 import json
+import linecache
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
+from fl_privacy.auditing.app.audit import AppAudit, AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.environment import data_sets_of
 from fl_privacy.auditing.app.lent import (
@@ -31,6 +33,7 @@ from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, t
 from fl_privacy.auditing.app.stood_in import Hooks, stood_in
 from fl_privacy.auditing.instrument.fitted import FittedBy
 from fl_privacy.auditing.instrument.watch import replaced
+from fl_privacy.federation.replies import Failure, attempt
 from tests.flower.untouched_apps import attacked_only, written_once
 from tests.selection import few
 
@@ -597,6 +600,34 @@ def test_a_package_that_is_not_installed_matters_only_when_it_is_called() -> Non
         assert isinstance(3, names["Base"]) is False and silent == []  # type: ignore[arg-type]
     with pytest.raises(ModuleNotFoundError, match="No module named"):
         exec("import gone_as_such", {})
+
+
+def test_a_missing_package_may_be_prepared_on_import_but_gives_no_result(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    with absent_left_out(["gone_as_such"]):
+        for code, fails in (("gone_as_such.init()", False), ("found = gone_as_such.init()", True)):
+            file.write_text(f"import gone_as_such\n{code}\n")
+            linecache.checkcache(str(file))
+            found = attempt(partial(exec, compile(file.read_text(), str(file), "exec"), {}))
+            assert (isinstance(found, Failure) and "is called" in found.reason) is fails, code
+
+
+def test_a_missing_list_of_records_is_drawn_like_the_one_next_to_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "ham.json").write_text('[{"text": "so it is", "label": 0, "who": "a1"}]')
+    with stood_in(drawing_of("", tmp_path)) as drawing:
+        found = json.loads((tmp_path / "data" / "spam.json").read_text())
+        with pytest.raises(FileNotFoundError):
+            (tmp_path / "settings.json").read_text()
+    assert len(found) == 600 and [each["label"] for each in found[:3]] == [0, 1, 0] and " " in found[0]["text"]
+    assert list(found[0]) == ["text", "label", "who"] and "drawn records with text, label, who" in drawing.in_words()
+
+
+@pytest.mark.parametrize(("place", "of_versions"), [("/app/src/task.py", False), ("/x/site-packages/lib/a.py", True)])
+def test_a_name_that_the_apps_own_module_lacks_is_of_no_version(place: str, of_versions: bool) -> None:
+    why = f"The app raised ImportError: cannot import name 'Net' from 'src.task' ({place}) (app.py, line 1)"
+    asked: Any = SimpleNamespace(drawing=None, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
+    assert ("Other versions may be why" in AppAudit.on_drawn(asked, why)) is of_versions
 
 
 def test_networks_take_their_weights_by_name(tmp_path: Path) -> None:

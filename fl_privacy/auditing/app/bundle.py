@@ -93,7 +93,7 @@ class App:
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
                 server = self._loaded(self.server)
-                of_server = {name: sys.modules.pop(name) for name in _modules_in(self.folder)}
+                of_server = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
                 client = self._loaded(self.client)
         except UserError as error:
             cause = error.__cause__
@@ -170,7 +170,7 @@ class App:
         return config
 
 
-def _modules_in(folder: Path) -> list[str]:
+def modules_in(folder: Path) -> list[str]:
     """List the loaded modules of the code in ``folder``, without installed packages and this one."""
     places = {name: str(getattr(module, "__file__", None)) for name, module in sys.modules.items()}
     own = {name for name, place in places.items() if place.startswith(f"{folder}{os.sep}")}

@@ -1,9 +1,11 @@
 """Provide what apps lack here: moved names of Flower, packages that only report, and the CPU in place of a GPU."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import json
+import linecache
 import os
 import pickle
 import re
@@ -415,8 +417,16 @@ class _NeverMade(type):
         return _NeverMade(f"{cls.__name__}.{name}", (), {"__module__": cls.__module__})
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if sys._getframe(1).f_code.co_name == "<module>" and _is_statement(sys._getframe(1)):
+            return None  # such as `package.init()`
         package = next((each.__module__ for each in cls.__mro__[::-1] if isinstance(each, _NeverMade)), "")
         raise ModuleNotFoundError(f"{package} is not installed here, and {cls.__name__} is called", name=package)
+
+
+def _is_statement(frame: FrameType) -> bool:
+    """Return whether the present line of ``frame`` is a call whose result is not used."""
+    tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    return any(isinstance(each, ast.Expr) and each.lineno == frame.f_lineno for each in tree.body)
 
 
 class _Absent(_Silent):

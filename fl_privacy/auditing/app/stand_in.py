@@ -474,12 +474,25 @@ class Drawing:
         made = self.files / "stand-in" / re.sub(r"\W+", "_", str(path))
         if not made.exists():
             made.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".txt":
+            if path.suffix == ".json":
+                made.write_text(json.dumps(self.records(path)), encoding="utf-8")
+            elif path.suffix == ".txt":
                 self.note(str(path), f"{TRAIN} drawn lines of text")
                 made.write_text("\n".join(texts(TRAIN, 1, self.rng(str(path)))), encoding="utf-8")
             else:
                 self.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
         return made
+
+    def records(self, path: Path) -> list[dict[str, Any]]:
+        """Draw records with the keys of a list of records next to the missing file ``path``; empty without one."""
+        near = [each for each in sorted(path.parent.glob("*.json")) if path.suffix == ".json"]
+        listed = (held for each in near if isinstance(held := json.loads(each.read_text(encoding="utf-8")), list))
+        keys = next(([*held[0]] for held in listed if held and isinstance(held[0], dict)), [])
+        drawn = {key: self._column(key, TRAIN, max(self.classes, 2), self.rng(f"{path} {key}")) for key in keys}
+        if keys:
+            self.note(str(path), f"{TRAIN} drawn records with {', '.join(keys)}")
+        columns = [np.asarray(each).tolist() for each in drawn.values()]
+        return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def folder(self, root: object) -> Path:
         """Write a folder of pictures for each class, and return it."""

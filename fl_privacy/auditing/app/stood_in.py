@@ -312,7 +312,8 @@ class Hooks:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
-            file = self.drawing.written(Path(file)) if Path(file).suffix in {".csv", ".tsv", ".txt"} else file
+            drawn = Path(file).suffix in {".csv", ".tsv", ".txt"} or self.drawing.records(Path(file))
+            file = self.drawing.written(Path(file)) if drawn else file
         return original(file, mode, *args, **kwargs)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
