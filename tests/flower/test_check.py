@@ -171,8 +171,16 @@ def test_server_and_clients_share_no_module(clinic: Path, monkeypatch: pytest.Mo
     monkeypatch.syspath_prepend(str(clinic))
     for name, code in {
         "task.py": "cache = []\n",
-        "server_app.py": "from flwr.serverapp import ServerApp\nfrom clinic.task import cache\napp = ServerApp()\n",
+        "server_app.py": """
+import clinic.nets.small.one
+from flwr.serverapp import ServerApp
+from clinic.task import cache
+app = ServerApp()
+""",
+        "nets/__init__.py": "",
+        "nets/small/one.py": "",  # a folder without __init__.py
         "client_app.py": """
+import clinic.nets.small.one
 from flwr.clientapp import ClientApp
 from clinic.task import cache
 app = ClientApp()
@@ -183,6 +191,7 @@ def answer(message, context):
     return task.cache is cache, len(cache)
 """,
     }.items():
+        (clinic / "clinic" / name).parent.mkdir(parents=True, exist_ok=True)
         (clinic / "clinic" / name).write_text(code)
     client = read_app(clinic).load(stops_of).client
     asked: Any = SimpleNamespace(metadata=SimpleNamespace(message_type="query"))

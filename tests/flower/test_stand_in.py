@@ -399,6 +399,10 @@ def test_columns_that_the_run_config_names_are_drawn(tmp_path: Path) -> None:
     code = SourceFile(tmp_path / "app.py", ast.parse("x, y = batch[key], batch['img']\n"))
     drawn = Drawing([code], tmp_path, 0, config).hub("somebody/letters", None, "train")
     assert {*drawn.column_names} == {"scan_image", "kind"} and drawn[0]["scan_image"].size == (32, 32)
+    saved = Drawing([code], tmp_path, 0, {"dataset-name": "somebody/emnist_letters"}).saved(
+        "clients/client_6/train_data"
+    )
+    assert saved.features["label"].num_classes == 26 and saved[0]["image"].size == (28, 28)
 
 
 def test_a_saved_set_without_its_rows_is_drawn_as_it_declares_itself(tmp_path: Path) -> None:

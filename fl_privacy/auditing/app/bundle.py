@@ -171,13 +171,15 @@ class App:
 
 
 def modules_in(folder: Path) -> list[str]:
-    """List the loaded modules of the code in ``folder``, without installed packages and this one."""
-    places = {name: str(getattr(module, "__file__", None)) for name, module in sys.modules.items()}
-    own = {name for name, place in places.items() if place.startswith(f"{folder}{os.sep}")}
-    return [name for name in own if "site-packages" not in places[name] and name.partition(".")[0] not in _NEVER]
+    """List the loaded modules and packages of the code in ``folder``, without installed ones and this one."""
 
+    def place(module: object) -> str:
+        return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
 
-_NEVER = {"__main__", "fl_privacy"}
+    places = {name: place(module) for name, module in list(sys.modules.items()) if not name.startswith("fl_privacy")}
+    return [
+        name for name, each in places.items() if each.startswith(f"{folder}{os.sep}") and "site-packages" not in each
+    ]
 
 
 def _keep_apart(client: Any, of_server: dict[str, ModuleType]) -> None:

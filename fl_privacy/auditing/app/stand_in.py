@@ -171,6 +171,8 @@ class Drawing:
         self._removed = set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
         self.names = _names([*columns.values()])
+        named_sets = [value for key, value in (config or {}).items() if re.match(r"data[-_]?set([-_](name|id))?$", key)]
+        self.set_named = named_sets[0] if named_sets else None
         named, features, layers = list[int](), list[int](), list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
@@ -300,7 +302,7 @@ class Drawing:
         if stated.is_file():
             return self._stated(json.loads(stated.read_text(encoding="utf-8"))["features"], str(path))
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
-        return self.hub(str(path), None, ("test" if named[1] else "train") if named else None)
+        return self.hub(str(path), self.set_named, ("test" if named[1] else "train") if named else None)
 
     def hub(self, path: str, name: object, split: object) -> Any:
         """Draw a data set of the hub by its name or, of an unknown one, by the columns that the code names."""
