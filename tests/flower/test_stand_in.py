@@ -392,6 +392,16 @@ def test_a_table_has_the_column_by_which_it_is_divided_among_clients(tmp_path: P
     assert drawn["Player"].nunique() == 20 and "Player" in drawn.columns and len(drawn.columns) == 12
 
 
+def test_a_table_has_no_column_that_the_app_adds_itself(tmp_path: Path) -> None:
+    code = """
+rows["target"] = rows["Label"].apply(int)
+rows["day"] = to_datetime(rows.day)
+rows["pace"] = rows["pace"].fillna(0)
+"""
+    drawn = drawing_of(code, tmp_path).table("flows.csv")
+    assert {"Label", "day", "pace"} <= {*drawn.columns} and "target" not in drawn.columns
+
+
 def test_columns_that_the_run_config_names_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     config = {"dataset-input-feature": "scan_image", "dataset-target-feature": "kind", "num-features": 3, "lr": "adam"}

@@ -168,7 +168,7 @@ class Drawing:
         self.class_names = list[str]()
         self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
         self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
-        self._removed = set[str]()
+        self._removed, self._made = set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
         self.names = _names([*columns.values()])
         named_sets = [value for key, value in (config or {}).items() if re.match(r"data[-_]?set([-_](name|id))?$", key)]
@@ -221,6 +221,9 @@ class Drawing:
             if isinstance(node.value, ast.Call) and called(node.value) == "load":
                 several = [each for each in node.targets if isinstance(each, ast.Tuple)]
                 self.unpacked += [[dotted(part) for part in each.elts] for each in several]
+            filled = (each for each in node.targets if isinstance(each, ast.Subscript))
+            made = {name for each in filled for name in _names(self._value(each.slice))}
+            self._made |= {name for name in made if name not in ast.unparse(node.value)}
             answers = any(re.match(r"(y|labels?|targets?)(_|$)", key) for key, _ in pairs)
             read = [each for each in ast.walk(node.value) if isinstance(each, ast.Subscript)] if answers else []
             self._classed |= {name for each in read[:1] for name in _names(self._value(each.slice))[:1]}
@@ -387,7 +390,7 @@ class Drawing:
         """Draw a table of pandas with the columns that the code names; others are drawn on first access."""
         pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
         ids = [name for name in self._ids if name not in self.names]
-        names = [name for name in dict.fromkeys(self.names) if not name.isdigit()]
+        names = [name for name in dict.fromkeys(self.names) if not name.isdigit() and name not in self._made]
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
