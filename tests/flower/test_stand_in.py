@@ -374,6 +374,7 @@ def test_sizes_of_a_larger_data_set_divide_the_drawn_one_in_proportion(tmp_path:
 def test_tables_of_a_database_that_is_not_here_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ModuleType("sqlalchemy")
     library.create_engine = lambda address: 1 / 0  # type: ignore[attr-defined]
+    pytest.importorskip("datasets")  # looks for it, too
     monkeypatch.setitem(sys.modules, "sqlalchemy", library)
     code = """
 import pandas, sqlalchemy

@@ -287,17 +287,15 @@ def _read(folder: Path, path: str | Path) -> App:
     federations = [each for each in _table(flower, "federations").values() if isinstance(each, Mapping)]
     numbers = [_table(each, "options").get("num-supernodes") for each in federations]
     nodes = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n > 0]
-    named_there = (str(components["serverapp"]), str(components["clientapp"]))
-    server, client = _elsewhere(folder, named_there) or named_there
-    misnamed = (
-        f"Its pyproject.toml names {' and '.join(named_there)}, which are not there: {server} and {client} are run."
-    )
+    given = (str(components["serverapp"]), str(components["clientapp"]))
+    server, client = there = _elsewhere(folder, given) or given
+    misnamed = f"Flower does not run it: its pyproject.toml names {' and '.join(given)}, which are not there."
     return App(
         folder=folder,
         name=str(about.get("name", folder.name)),
         server=server,
         client=client,
-        misnamed="" if (server, client) == named_there else f"{misnamed} Flower does not: correct the names there.",
+        misnamed="" if there == given else f"{misnamed} Here {server} and {client} ran: correct the names there.",
         config=config,
         dependencies=_asked_for(folder, told),
         python=str(about.get("requires-python", "")),

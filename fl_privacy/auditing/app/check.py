@@ -62,7 +62,6 @@ class Check:
         later: the same for packages that are not installed, but not needed at the start.
         versions: requirements that installed packages do not meet, in words.
         python: version that the app requires, if this Python does not meet it.
-        misnamed: sentence on modules that are run under other names.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
         above: modules that it lacks -> the folder around its own that holds them.
         lent: names of Flower that have moved since, as ``module.name``.
@@ -75,7 +74,6 @@ class Check:
     later: dict[str, str] = field(default_factory=dict)
     versions: list[str] = field(default_factory=list)
     python: str = ""
-    misnamed: str = ""
     modules: list[str] = field(default_factory=list)
     above: dict[str, str] = field(default_factory=dict)
     lent: list[str] = field(default_factory=list)
@@ -118,7 +116,6 @@ class Check:
 
     def in_words(self) -> str:
         lines = [f"{self.app}: {self.runs}; its code was read, not run."]
-        lines += [self.misnamed] * bool(self.misnamed)
         lines += [f"Stops: {self.stops}"] if self.stops else ["Packages: all that it imports at its start are here."]
         if self.later:
             lines.append(f"Not installed, and not needed at the start: {install(self.later.values())}")
@@ -176,10 +173,10 @@ def check_app(app: App) -> Check:
     around = [(each, name) for each in outer[::-1] for name in missing if not {name, _normal(name)} & asked.keys()]
     held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
     data = chain.from_iterable(_asked(node, file, app) for node, file in calls)
+    others = ", not the modules that its pyproject.toml names" * bool(app.misnamed)
     return Check(
         app=app.name,
-        runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}",
-        misnamed=app.misnamed,
+        runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}{others}",
         missing=missing,
         later={name: text for name, text in absent(optional | needed).items() if name not in missing},
         versions=list(_unmet(app.dependencies)),
