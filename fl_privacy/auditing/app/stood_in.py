@@ -270,7 +270,8 @@ class Hooks:
         if any(plain.is_relative_to(each) for each in self._elsewhere):
             return str(self.drawing.files / "elsewhere" / plain.relative_to("/"))
         own = tuple(part for part in plain.parts if part not in {"..", "."})
-        if plain.is_absolute() and not plain.suffix:  # a folder on the machine of its author
+        of_data = stand_in.OF_DATA.search(plain.name) and not _WRITTEN.search(plain.name) and not _is_of_packages(plain)
+        if plain.is_absolute() and not plain.suffix and of_data:  # a folder on the machine of its author
             inner = (self.drawing.files.joinpath(*own[place:]) for place in range(1, len(own)))
             return next((str(each) for each in inner if not _is_missing(each)), path)
         if not reads or not own or not (plain.suffix or "\\" in str(path)) or _is_of_packages(plain):
