@@ -1,7 +1,6 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, modules_in, named, parsed
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files.foreign import expanded, read_text
 
@@ -168,18 +167,6 @@ class App:
         if rounds is not None:
             config |= dict.fromkeys([key for key in ROUNDS_KEYS if key in config][:1], rounds)
         return config
-
-
-def modules_in(folder: Path) -> list[str]:
-    """List the loaded modules and packages of the code in ``folder``, without installed ones and this one."""
-
-    def place(module: object) -> str:
-        return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
-
-    places = {name: place(module) for name, module in list(sys.modules.items()) if not name.startswith("fl_privacy")}
-    return [
-        name for name, each in places.items() if each.startswith(f"{folder}{os.sep}") and "site-packages" not in each
-    ]
 
 
 def _keep_apart(client: Any, of_server: dict[str, ModuleType]) -> None:
