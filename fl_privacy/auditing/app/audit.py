@@ -21,9 +21,9 @@ from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, read_app, re
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
-from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
+from fl_privacy.auditing.app.lent import lent_in_words, modules_in, pickles_loaded
 from fl_privacy.auditing.app.odd_files import Score
-from fl_privacy.auditing.app.scripts import modules_in, named
+from fl_privacy.auditing.app.scripts import named
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, modules_in, named, parsed
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files.foreign import expanded, read_text
 
@@ -84,7 +84,7 @@ class App:
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
-        from fl_privacy.auditing.app.lent import code_of  # noqa: PLC0415
+        from fl_privacy.auditing.app.lent import code_of, modules_in  # noqa: PLC0415
         from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
 
         try:

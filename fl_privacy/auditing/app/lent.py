@@ -380,6 +380,18 @@ def code_of(app: Path) -> str:
     return "\n".join(text for path in files if isinstance(text := attempt(partial(path.read_text, "utf-8")), str))
 
 
+def modules_in(folder: Path) -> list[str]:
+    """List the loaded modules and packages of the code in ``folder``, without installed ones and this one."""
+
+    def place(module: object) -> str:
+        return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
+
+    places = {name: place(module) for name, module in list(sys.modules.items()) if not name.startswith("fl_privacy")}
+    return [
+        name for name, each in places.items() if each.startswith(f"{folder}{os.sep}") and "site-packages" not in each
+    ]
+
+
 class _Silent(ModuleType):
     """Placeholder of a package or any name in it, which does nothing."""
 

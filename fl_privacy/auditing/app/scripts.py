@@ -2,9 +2,7 @@
 
 import ast
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -286,18 +284,6 @@ def holders(folder: Path, module: str, near: Path) -> list[str]:
         return -sum(path.is_relative_to(each) for each in (near, *near.parents)), str(path)
 
     return [str(path) for path in sorted(own, key=away)]
-
-
-def modules_in(folder: Path) -> list[str]:
-    """List the loaded modules and packages of the code in ``folder``, without installed ones and this one."""
-
-    def place(module: object) -> str:
-        return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
-
-    places = {name: place(module) for name, module in list(sys.modules.items()) if not name.startswith("fl_privacy")}
-    return [
-        name for name, each in places.items() if each.startswith(f"{folder}{os.sep}") and "site-packages" not in each
-    ]
 
 
 def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[SourceFile]:
