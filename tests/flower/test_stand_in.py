@@ -629,6 +629,7 @@ def test_a_missing_package_may_be_prepared_on_import_but_gives_no_result(tmp_pat
 
 def test_a_missing_list_of_records_is_drawn_like_the_one_next_to_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "broken.json").write_text("{")
     (tmp_path / "data" / "ham.json").write_text('[{"text": "so it is", "label": 0, "who": "a1"}]')
     with stood_in(drawing_of("", tmp_path)) as drawing:
         found = json.loads((tmp_path / "data" / "spam.json").read_text())

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from scipy.ndimage import zoom
 
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import shipped
 
 TRAIN, TEST, MOST_ROWS, OF_SHARE, MOST_DRAWN = 600, 200, 10_000, 20, 20_000
@@ -302,8 +304,9 @@ class Drawing:
     def saved(self, path: object, there: Path | None = None) -> Any:
         """Draw a data set that was saved to ``path``, with the features that its folder ``there`` states, if any."""
         stated = (there or Path(str(path))) / "dataset_info.json"
-        if stated.is_file():
-            return self._stated(json.loads(stated.read_text(encoding="utf-8"))["features"], str(path))
+        made = attempt(lambda: self._stated(_json_of(stated)["features"], str(path)))
+        if not isinstance(made, Failure):
+            return made
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
         return self.hub(str(path), self.set_named, ("test" if named[1] else "train") if named else None)
 
@@ -334,17 +337,16 @@ class Drawing:
         classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), self.classes or 2)
 
         def drawn(name: str, kind: Any) -> Any:
-            inner = getattr(kind, "feature", kind)
-            if inner is not kind:
-                length = kind.length if kind.length > 0 else self.features or 10
-                rows = numbers(TRAIN, length, classes, rng)
-                return rows.round().astype(int).tolist() if "int" in str(inner.dtype) else rows.tolist()
+            inner, classed = getattr(kind, "feature", kind), hasattr(kind, "num_classes")
             if isinstance(kind, hf.Image):
                 return self._as_images(TRAIN, Shape(classes=classes), rng)
             if getattr(kind, "dtype", "") == "string":
                 return texts(TRAIN, classes, rng)
-            found = labels(TRAIN, classes) if hasattr(kind, "num_classes") else self._column(name, TRAIN, classes, rng)
-            return [round(each) for each in found] if "int" in str(kind.dtype) else found
+            if inner is not kind:
+                found = numbers(TRAIN, max(kind.length, 0) or self.features or 10, classes, rng)
+            else:
+                found = np.asarray(labels(TRAIN, classes) if classed else self._column(name, TRAIN, classes, rng))
+            return (found.round().astype(int) if "int" in inner.dtype else found).tolist()
 
         self.note(path, f"{TRAIN} drawn examples with {', '.join(kinds)}")
         return hf.Dataset.from_dict({name: drawn(name, kind) for name, kind in kinds.items()}, features=kinds)
@@ -490,9 +492,10 @@ class Drawing:
 
     def records(self, path: Path) -> list[dict[str, Any]]:
         """Draw records with the keys of a list of records next to the missing file ``path``; empty without one."""
-        near = [each for each in sorted(path.parent.glob("*.json")) if path.suffix == ".json"]
-        listed = (held for each in near if isinstance(held := json.loads(each.read_text(encoding="utf-8")), list))
-        keys = next(([*held[0]] for held in listed if held and isinstance(held[0], dict)), [])
+        near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
+        held = (attempt(partial(_json_of, each)) for each in near)
+        firsts = (each[0] for each in held if isinstance(each, list) and each)
+        keys = next(([*each] for each in firsts if isinstance(each, dict)), [])
         drawn = {key: self._column(key, TRAIN, max(self.classes, 2), self.rng(f"{path} {key}")) for key in keys}
         if keys:
             self.note(str(path), f"{TRAIN} drawn records with {', '.join(keys)}")
@@ -517,6 +520,10 @@ class Drawing:
             place.mkdir(parents=True, exist_ok=True)
             image.save(place / f"{number}{self._suffix}")
         self.note(asked, f"{24 * classes} drawn pictures{f' in {classes} folders' * by_class}")
+
+
+def _json_of(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _names(value: object) -> list[str]:

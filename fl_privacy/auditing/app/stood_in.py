@@ -436,8 +436,8 @@ def _ends_without() -> bool | None:
     line, lines = frame.f_lineno, linecache.getlines(frame.f_code.co_filename)
     tree = attempt(lambda: ast.parse("".join(lines)))
     nodes = [] if isinstance(tree, Failure) else [*ast.walk(tree)]
-    kept = {name for node in nodes if isinstance(node, ast.Assign) and node.lineno == line for name in node.targets}
-    answers = {ast.unparse(each) for each in kept}
+    kept = (node for node in nodes if isinstance(node, ast.Assign) and node.lineno == line)
+    answers = {ast.unparse(name) for node in kept for name in node.targets}
     for node in reversed(nodes):  # the innermost first
         if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
             caught = (each for each in node.handlers if each.type and _MISSING.search(ast.unparse(each.type)))
