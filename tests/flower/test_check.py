@@ -160,6 +160,14 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     found = check_app(read_app(clinic))
     assert found.runs.startswith("src.server_app:app and src.client_app:app, not") and not found.modules
     assert "its pyproject.toml names clinic.server_app:app and clinic.client_app:app" in read_app(clinic).misnamed
+    for name in ("server_app.py", "client_app.py"):
+        (clinic / name).write_text("")
+    assert check_app(read_app(clinic)).modules, "two folders hold both"
+    for name in ("server_app.py", "client_app.py"):
+        (clinic / "src" / name).rename(clinic / name)
+    assert (read_app(clinic).server, read_app(clinic).client) == ("server_app:app", "client_app:app")
+    for name in ("server_app.py", "client_app.py"):
+        (clinic / name).rename(clinic / "src" / name)
     (clinic / "src" / "clinic").mkdir()
     assert check_app(read_app(clinic)).modules
     (clinic / "src" / "server_app.py").rename(clinic / "src" / "clinic" / "server_app.py")

@@ -292,18 +292,15 @@ def _read(folder: Path, path: str | Path) -> App:
 
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
     """Return references to the modules of the only folder that holds both, if the package that is named is missing."""
-    inner = [tuple(each.partition(":")[0].split(".")) for each in references]
-    package = inner[0][:-1]
-    if not package or inner[1][:-1] != package or any(any(folder.rglob(f"{package[0]}{end}")) for end in ("/", ".py")):
+    (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
+    there = any(any(folder.rglob(f"{package}{end}")) for end in ("/", ".py")) or is_importable(package)
+    if there or package != of_client or not (inner and others):
         return None
-    places = [Path(each) for each in holders(folder, inner[0][-1], folder)]
-    places = [each for each in places if each != folder and (each / f"{inner[1][-1]}.py").is_file()]
-    if len(places) != 1 or is_importable(package[0]):
+    places = [each for each in holders(folder, inner[-1], folder) if Path(each, f"{others[-1]}.py").is_file()]
+    if len(places) != 1:
         return None
-    found = ".".join(places[0].relative_to(folder).parts)
-    server, client = (
-        f"{found}.{path[-1]}:{each.partition(':')[2]}" for path, each in zip(inner, references, strict=True)
-    )
+    before = "".join(f"{part}." for part in Path(places[0]).relative_to(folder).parts)
+    server, client = (re.sub(r"^[\w.]*\.(?=\w+:)", before, each) for each in references)
     return server, client
 
 
