@@ -403,6 +403,13 @@ rows["pace"] = rows["pace"].fillna(0)
     assert {"Label", "day", "pace"} <= {*drawn.columns} and "target" not in drawn.columns
 
 
+@pytest.mark.parametrize("what", ["[each for each in unused if each in rows.columns]", "unused"])
+def test_columns_that_are_dropped_by_a_list_are_drawn_beyond_the_features(tmp_path: Path, what: str) -> None:
+    code = f"unused = ['Flow ID', 'Src IP']\nrows = rows.drop({what}, axis=1)\nnet = Linear(6, 2)\n"
+    drawn = drawing_of(code, tmp_path).table("flows.csv")
+    assert len(drawn.drop(["Flow ID", "Src IP", "label"], axis=1).columns) == 6 and len(drawn.columns) == 9
+
+
 def test_columns_that_the_run_config_names_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     config = {"dataset-input-feature": "scan_image", "dataset-target-feature": "kind", "num-features": 3, "lr": "adam"}

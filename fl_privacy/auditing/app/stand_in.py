@@ -181,6 +181,10 @@ class Drawing:
         assigned = [(dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
         times = Counter(name for name, _ in assigned)
         once = {name for name, node in assigned if times[name] == 1 and isinstance(constant(node.value), str)}
+        lists = ((name, node.value) for name, node in assigned if isinstance(node.value, ast.List))
+        once |= {
+            name for name, value in lists if value.elts and all(isinstance(each, ast.Constant) for each in value.elts)
+        }
         self._constants = {name: node.value for name, node in assigned if name.isupper() or name in once}
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
@@ -201,6 +205,8 @@ class Drawing:
     def _value(self, node: ast.AST | None) -> object:
         """Return the value of a literal, of a constant's name, or of a list of these."""
         node = self._constants.get(dotted(node), node) if isinstance(node, ast.Name) else node
+        if isinstance(node, ast.ListComp) and dotted(node.elt) == dotted(node.generators[0].target) != "":
+            return self._value(node.generators[0].iter)  # such as those columns that are there
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(each) for each in node.elts]
         return constant(node)
