@@ -292,8 +292,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         "",
         f"{len(again)} of them were run again at {_heads(again)}, {sum(row['stand_in'] for row in again)} with"
         f" `--stand-in`, which the first error advises where data are missing: {_counts(again)}."
-        f" Then errors of ours were mended, and {sum('second' in row for row in rows)} were tried a second time, which"
-        f" counts apart: with the newest try of each {_counts(newest)}. Reasons of the others are named.",
+        f" Then errors of ours were mended, and {sum('second' in row for row in rows)} were tried a second time, some"
+        f" more often, which counts apart: with the newest try of each {_counts(newest)}. Reasons of the others are"
+        " named. Large files that a copy of a repository lacked, such as data, count as missing.",
         "",
         "Columns are those of [Flower's examples](flower_examples.md).",
         "",
