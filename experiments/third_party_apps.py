@@ -290,8 +290,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{len(rows)} apps of public repositories were found by searching and run by `fl-privacy audit APP --sandbox`,"
         f" not a line of them edited: {_counts(rows)}.",
         "",
-        f"{len(again)} of them were run again at {_heads(again)}, {sum(row['stand_in'] for row in again)} with"
-        f" `--stand-in`, which the first error advises where data are missing: {_counts(again)}."
+        f"{len(again)} of them, first those without a page, were run again at {_heads(again)},"
+        f" {sum(row['stand_in'] for row in again)} with `--stand-in`, which the first error advises where data are missing: {_counts(again)}."
         f" Then errors of ours were mended, and {sum('second' in row for row in rows)} were tried a second time, some"
         f" more often, which counts apart: with the newest try of each {_counts(newest)}. Reasons of the others are"
         " named. Large files that a copy of a repository lacked, such as data, count as missing.",
@@ -322,8 +322,9 @@ def latest(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def head() -> str:
-    """Return the version that runs."""
-    return subprocess.check_output(["git", "-C", HERE, "rev-parse", "--short=8", "HEAD"], text=True).strip()
+    """Return the last commit that changed the package."""
+    command = ["git", "-C", HERE.parent, "log", "-1", "--format=%h", "--abbrev=8", "--", "fl_privacy"]
+    return subprocess.check_output(command, text=True).strip()
 
 
 def _heads(rows: list[dict[str, Any]]) -> str:
