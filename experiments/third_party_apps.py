@@ -291,7 +291,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         f" not a line of them edited: {_counts(rows)}.",
         "",
         f"{len(again)} of them, first those without a page, were run again at {_heads(again)},"
-        f" {sum(row['stand_in'] for row in again)} with `--stand-in`, which the first error advises where data are missing: {_counts(again)}."
+        f" {sum(row['stand_in'] for row in again)} with `--stand-in`, which the first error advises where data are"
+        f" missing: {_counts(again)}."
         f" Then errors of ours were mended, and {sum('second' in row for row in rows)} were tried a second time, some"
         f" more often, which counts apart: with the newest try of each {_counts(newest)}. Reasons of the others are"
         " named. Large files that a copy of a repository lacked, such as data, count as missing.",
