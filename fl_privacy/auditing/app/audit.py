@@ -17,11 +17,11 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
-from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, read_app, read_pairs
+from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, modules_in, read_app, read_pairs
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
-from fl_privacy.auditing.app.lent import lent_in_words, modules_in, pickles_loaded
+from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
 from fl_privacy.auditing.app.odd_files import Score
 from fl_privacy.auditing.app.scripts import named
 from fl_privacy.auditing.app.stand_in import Drawing

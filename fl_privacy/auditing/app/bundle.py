@@ -1,6 +1,7 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -14,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
@@ -84,16 +84,14 @@ class App:
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
-        from fl_privacy.auditing.app.lent import code_of, modules_in  # noqa: PLC0415
+        from fl_privacy.auditing.app.lent import code_of  # noqa: PLC0415
         from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
 
         try:
             with blamed_on(f"The app {self.name}"):
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
-                server = self._loaded(self.server)
-                of_server = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
-                client = self._loaded(self.client)
+                server, client = self._loaded(self.server), self._loaded_apart(self.client)
         except UserError as error:
             cause = error.__cause__
             said = str(error)
@@ -131,7 +129,6 @@ class App:
                 f"{self.server} and {self.client} are expected to be a ServerApp and a ClientApp of Flower, but are"
                 f" {type(server).__name__} and {type(client).__name__}; correct pyproject.toml."
             )
-        _keep_apart(client, of_server)
         return Started(server=server, client=client, nodes=self.nodes)
 
     def _loaded(self, reference: str) -> Any:
@@ -149,6 +146,25 @@ class App:
                     raise
                 sys.path.append(places[0])
         return loaded(reference, self.folder)
+
+    def _loaded_apart(self, reference: str) -> Any:
+        """Load an app with modules of its own while it runs, as its process would have."""
+        others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
+        app = self._loaded(reference)
+        own = {name: sys.modules[name] for name in others if name in sys.modules}
+        sys.modules.update(others)
+        with suppress(TypeError):  # an object that is no app is refused later
+
+            class OwnModules(type(app)):  # type: ignore[misc]
+                def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                    sys.modules.update(own)
+                    try:
+                        return super().__call__(*args, **kwargs)
+                    finally:
+                        sys.modules.update(others)
+
+            app.__class__ = OwnModules
+        return app
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
         """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` if key or type differ."""
@@ -169,20 +185,16 @@ class App:
         return config
 
 
-def _keep_apart(client: Any, of_server: dict[str, ModuleType]) -> None:
-    """Give a client app modules of its own while it runs, as its process would have, and the server ``of_server``."""
-    of_client = {name: sys.modules[name] for name in of_server if name in sys.modules}
-    sys.modules.update(of_server)
+def modules_in(folder: Path) -> list[str]:
+    """List the loaded modules and packages of the code in ``folder``, without installed ones and this one."""
 
-    class Apart(type(client)):  # type: ignore[misc]
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            sys.modules.update(of_client)
-            try:
-                return super().__call__(*args, **kwargs)
-            finally:
-                sys.modules.update(of_server)
+    def place(module: object) -> str:
+        return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
 
-    client.__class__ = Apart
+    places = {name: place(module) for name, module in list(sys.modules.items()) if not name.startswith("fl_privacy")}
+    return [
+        name for name, each in places.items() if each.startswith(f"{folder}{os.sep}") and "site-packages" not in each
+    ]
 
 
 def _renamed(folder: Path, package: str, code: str) -> str:

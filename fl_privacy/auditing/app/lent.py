@@ -380,18 +380,6 @@ def code_of(app: Path) -> str:
     return "\n".join(text for path in files if isinstance(text := attempt(partial(path.read_text, "utf-8")), str))
 
 
-def modules_in(folder: Path) -> list[str]:
-    """List the loaded modules and packages of the code in ``folder``, without installed ones and this one."""
-
-    def place(module: object) -> str:
-        return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
-
-    places = {name: place(module) for name, module in list(sys.modules.items()) if not name.startswith("fl_privacy")}
-    return [
-        name for name, each in places.items() if each.startswith(f"{folder}{os.sep}") and "site-packages" not in each
-    ]
-
-
 class _Silent(ModuleType):
     """Placeholder of a package or any name in it, which does nothing."""
 
@@ -429,16 +417,12 @@ class _NeverMade(type):
         return _NeverMade(f"{cls.__name__}.{name}", (), {"__module__": cls.__module__})
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if sys._getframe(1).f_code.co_name == "<module>" and _is_statement(sys._getframe(1)):
-            return None  # such as `package.init()`
+        frame = sys._getframe(1)
+        begun = ast.parse("".join(linecache.getlines(frame.f_code.co_filename))).body
+        if frame.f_code.co_name == "<module>" and ast.Expr in {type(n) for n in begun if n.lineno == frame.f_lineno}:
+            return None  # a statement such as `package.init()`
         package = next((each.__module__ for each in cls.__mro__[::-1] if isinstance(each, _NeverMade)), "")
         raise ModuleNotFoundError(f"{package} is not installed here, and {cls.__name__} is called", name=package)
-
-
-def _is_statement(frame: FrameType) -> bool:
-    """Return whether the present line of ``frame`` is a call whose result is not used."""
-    tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
-    return any(isinstance(each, ast.Expr) and each.lineno == frame.f_lineno for each in tree.body)
 
 
 class _Absent(_Silent):

@@ -2,12 +2,10 @@
 
 import ast
 import importlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import numpy as np
 from scipy.ndimage import zoom
 
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
-from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import shipped
 
 TRAIN, TEST, MOST_ROWS, OF_SHARE, MOST_DRAWN = 600, 200, 10_000, 20, 20_000
@@ -280,7 +277,7 @@ class Drawing:
         if isinstance(name, str) and (told := [each for each in values if isinstance(each, str)]):
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *told]))
 
-    def _column(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
+    def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
         if told := self.values.get(name):
             told = told if len(told) > 1 else [*told, "other"]
             return [told[n] for n in labels(number, len(told))]
@@ -307,12 +304,7 @@ class Drawing:
         rest = "The app's own may leak more or less" if self._pretrained else rest
         return f"The {what} were not here and were drawn: {told}. {rest}, so that counts and accuracy may differ."
 
-    def saved(self, path: object, there: Path | None = None) -> Any:
-        """Draw a data set that was saved to ``path``, with the features that its folder ``there`` states, if any."""
-        stated = (there or Path(str(path))) / "dataset_info.json"
-        made = attempt(lambda: self._stated(_json_of(stated)["features"], str(path)))
-        if not isinstance(made, Failure):
-            return made
+    def saved(self, path: object) -> Any:
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
         return self.hub(str(path), self.set_named, ("test" if named[1] else "train") if named else None)
 
@@ -337,32 +329,12 @@ class Drawing:
             return [whole[str(each)] if str(each) in whole else whole["train"] for each in split]
         return whole
 
-    def _stated(self, stated: Mapping[str, Any], path: str) -> Any:
-        hf = importlib.import_module("datasets")
-        kinds, rng = hf.Features.from_dict(stated), self.rng(path)
-        classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), self.classes or 2)
-
-        def drawn(name: str, kind: Any) -> Any:
-            inner, classed = getattr(kind, "feature", kind), hasattr(kind, "num_classes")
-            if isinstance(kind, hf.Image):
-                return self._as_images(TRAIN, Shape(classes=classes), rng)
-            if getattr(kind, "dtype", "") == "string":
-                return texts(TRAIN, classes, rng)
-            if inner is not kind:
-                found = numbers(TRAIN, max(kind.length, 0) or self.features or 10, classes, rng)
-            else:
-                found = np.asarray(labels(TRAIN, classes) if classed else self._column(name, TRAIN, classes, rng))
-            return (found.round().astype(int) if "int" in inner.dtype else found).tolist()
-
-        self.note(path, f"{TRAIN} drawn examples with {', '.join(kinds)}")
-        return hf.Dataset.from_dict({name: drawn(name, kind) for name, kind in kinds.items()}, features=kinds)
-
     def _columns(self, hf: Any, known: str, number: int) -> tuple[dict[str, Any], Any]:
         rng = self.rng(f"{known} {number}")
         for pattern, shape, image, label in PICTURES:
             if pattern.search(known):
                 kinds = {image: hf.Image(), label: hf.ClassLabel(num_classes=shape.classes)}
-                drawn = {image: self._as_images(number, shape, rng), label: labels(number, shape.classes)}
+                drawn = {image: self.as_images(number, shape, rng), label: labels(number, shape.classes)}
                 return drawn, hf.Features(kinds)
         names = list(dict.fromkeys(self.names))
         pictured = [name for name in names if IMAGE.search(name) and not LABEL.search(name)][:1]
@@ -379,17 +351,17 @@ class Drawing:
         drawn = {label: labels(number, max(classes, 2))}
         if pictured or not names:
             image = pictured[0] if pictured else "image"
-            kinds, drawn[image] = {image: hf.Image(), **kinds}, self._as_images(number, Shape(classes=classes), rng)
+            kinds, drawn[image] = {image: hf.Image(), **kinds}, self.as_images(number, Shape(classes=classes), rng)
         elif worded:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
             rest = [f"feature_{n}" for n in range(len(names), self.features or max(len(names), 10))]
             for each in [*rest, *names]:
-                drawn.setdefault(each, self._column(each, number, classes, rng))
+                drawn.setdefault(each, self.column_of(each, number, classes, rng))
             return {**{each: drawn.pop(each) for each in rest}, **drawn}, None
         return drawn, hf.Features(kinds)
 
-    def _as_images(self, number: int, shape: Shape, rng: np.random.Generator) -> list[Any]:
+    def as_images(self, number: int, shape: Shape, rng: np.random.Generator) -> list[Any]:
         pillow = importlib.import_module("PIL.Image")
         drawn = pictures(number, shape, rng)
         return [pillow.fromarray(each[..., 0] if shape.channels == 1 else each) for each in drawn]
@@ -404,7 +376,7 @@ class Drawing:
         kept = [name for name in rest if name not in self._dropped]
         rest += [f"feature_{n}" for n in range(len(kept), self.features or max(len(kept), 10))]
 
-        drawn_column = self._column
+        drawn_column = self.column_of
 
         class Table(pandas.DataFrame):  # type: ignore[name-defined]
             @property
@@ -436,7 +408,7 @@ class Drawing:
 
         number = max(TRAIN + TEST, 2 * self._least)
         drawn: dict[str, Any] = {name: [str(n // 40) for n in range(number)] for name in ids}
-        drawn |= {name: self._column(name, number, classes, rng) for name in [*rest, *label]}
+        drawn |= {name: self.column_of(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
         order = rng.permutation(number)
         return Table(drawn).iloc[order].reset_index(drop=True)
@@ -480,33 +452,19 @@ class Drawing:
 
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
-        return self._as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
+        return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 
     def written(self, path: Path) -> Path:
         """Write a drawn table, or lines of text, and return its file."""
         made = self.files / "stand-in" / re.sub(r"\W+", "_", str(path))
         if not made.exists():
             made.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".json":
-                made.write_text(json.dumps(self.records(path)), encoding="utf-8")
-            elif path.suffix == ".txt":
+            if path.suffix == ".txt":
                 self.note(str(path), f"{TRAIN} drawn lines of text")
                 made.write_text("\n".join(texts(TRAIN, 1, self.rng(str(path)))), encoding="utf-8")
             else:
                 self.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
         return made
-
-    def records(self, path: Path) -> list[dict[str, Any]]:
-        """Draw records with the keys of a list of records next to the missing file ``path``; empty without one."""
-        near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
-        held = (attempt(partial(_json_of, each)) for each in near)
-        firsts = (each[0] for each in held if isinstance(each, list) and each)
-        keys = next(([*each] for each in firsts if isinstance(each, dict)), [])
-        drawn = {key: self._column(key, TRAIN, max(self.classes, 2), self.rng(f"{path} {key}")) for key in keys}
-        if keys:
-            self.note(str(path), f"{TRAIN} drawn records with {', '.join(keys)}")
-        columns = [np.asarray(each).tolist() for each in drawn.values()]
-        return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def folder(self, root: object) -> Path:
         """Write a folder of pictures for each class, and return it."""
@@ -521,15 +479,11 @@ class Drawing:
         by_class = by_class or bool(OF_DATA.search(made.name))
         if made.is_dir():
             return
-        for number, image in enumerate(self._as_images(24 * classes, Shape(side=64, classes=classes), rng)):
+        for number, image in enumerate(self.as_images(24 * classes, Shape(side=64, classes=classes), rng)):
             place = made / names[number % classes] if by_class else made
             place.mkdir(parents=True, exist_ok=True)
             image.save(place / f"{number}{self._suffix}")
         self.note(asked, f"{24 * classes} drawn pictures{f' in {classes} folders' * by_class}")
-
-
-def _json_of(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _names(value: object) -> list[str]:

@@ -29,7 +29,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fl_privacy.auditing.app.lent import caller, code_of, is_installed, modules_in
+from fl_privacy.auditing.app.bundle import modules_in
+from fl_privacy.auditing.app.lent import caller, code_of, is_installed
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for, usual_settings
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line

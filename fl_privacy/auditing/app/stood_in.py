@@ -160,7 +160,8 @@ class Hooks:
         try:
             return original(there, *args, **kwargs)
         except FileNotFoundError:
-            return self.drawing.saved(path, Path(there))
+            found = attempt(lambda: odd_files.stated(self.drawing, str(path), Path(there)))
+            return self.drawing.saved(path) if isinstance(found, Failure) else found
 
     def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         found = self.read(self.drawing.table, original, *args, **kwargs)
@@ -313,8 +314,8 @@ class Hooks:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
-            drawn = Path(file).suffix in {".csv", ".tsv", ".txt"} or self.drawing.records(Path(file))
-            file = self.drawing.written(Path(file)) if drawn else file
+            drawn = Path(file).suffix in {".csv", ".tsv", ".txt"}
+            file = self.drawing.written(Path(file)) if drawn else odd_files.records(self.drawing, Path(file)) or file
         return original(file, mode, *args, **kwargs)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
