@@ -305,7 +305,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         "",
         "| App | First try | Again | Second try |",
         "|---|---|---|---|",
-        *(f"| {row['example']} | {how_ended(row)} | {_of(row, 'again')} | {_of(row, 'second')} |" for row in rows),
+        *(f"| {row['example']} | {_first(row)} | {_of(row, 'again')} | {_of(row, 'second')} |" for row in rows),
         "",
         "The newest try of each:",
         "",
@@ -338,6 +338,11 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{len(pages)} of {len(rows)} ended in a page on what their clients upload,"
         f" {sum(map(is_measured, pages))} of them with a measured attack"
     )
+
+
+def _first(row: Mapping[str, Any]) -> str:
+    page = "a page, measured" if is_measured(row) else "a page, not attacked"
+    return page if first_tries.is_page(row) else how_ended(row)
 
 
 def _of(row: Mapping[str, Any], which: str) -> str:
