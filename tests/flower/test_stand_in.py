@@ -405,7 +405,7 @@ rows["pace"] = rows["pace"].fillna(0)
 
 @pytest.mark.parametrize("what", ["[each for each in unused if each in rows.columns]", "unused"])
 def test_columns_that_are_dropped_by_a_list_are_drawn_beyond_the_features(tmp_path: Path, what: str) -> None:
-    code = f"unused = ['Flow ID', 'Src IP']\nrows = rows.drop({what}, axis=1)\nnet = Linear(6, 2)\n"
+    code = f"unused = ['Flow ID']\nunused = ['Src IP']\nrows = rows.drop({what}, axis=1)\nnet = Linear(6, 2)\n"
     drawn = drawing_of(code, tmp_path).table("flows.csv")
     assert len(drawn.drop(["Flow ID", "Src IP", "label"], axis=1).columns) == 6 and len(drawn.columns) == 9
 
@@ -414,6 +414,8 @@ def test_columns_that_the_run_config_names_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     config = {"dataset-input-feature": "scan_image", "dataset-target-feature": "kind", "num-features": 3, "lr": "adam"}
     assert Drawing([], tmp_path, 0, config).names == ["scan_image", "kind"]
+    sized = Drawing([], tmp_path, 0, {"input-dim": 67, "num-classes": 5})
+    assert (sized.features, sized.classes) == (67, 5)
     code = SourceFile(tmp_path / "app.py", ast.parse("x, y = batch[key], batch['img']\n"))
     drawn = Drawing([code], tmp_path, 0, config).hub("somebody/letters", None, "train")
     assert {*drawn.column_names} == {"scan_image", "kind"} and drawn[0]["scan_image"].size == (32, 32)

@@ -3,7 +3,7 @@
 import ast
 import importlib
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,17 +172,20 @@ class Drawing:
         self.names = _names([*columns.values()])
         named_sets = [value for key, value in (config or {}).items() if re.match(r"data[-_]?set([-_](name|id))?$", key)]
         self.set_named = named_sets[0] if named_sets else None
-        named, features, layers = list[int](), list[int](), list[list[Any]]()
+        sizes = [(key.replace("-", "_"), value) for key, value in (config or {}).items() if type(value) is int]
+        named = [value for key, value in sizes if _CLASSES.match(key)]
+        features, layers = [value for key, value in sizes if _FEATURES.match(key)], list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
         assigned = [(dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
         times = Counter(name for name, _ in assigned)
         once = {name for name, node in assigned if times[name] == 1 and isinstance(constant(node.value), str)}
-        lists = ((name, node.value) for name, node in assigned if isinstance(node.value, ast.List))
-        once |= {
-            name for name, value in lists if value.elts and all(isinstance(each, ast.Constant) for each in value.elts)
-        }
         self._constants = {name: node.value for name, node in assigned if name.isupper() or name in once}
+        listed = defaultdict[str, list[ast.expr]](list)
+        for name, node in assigned:
+            if isinstance(node.value, ast.List) and all(isinstance(each, ast.Constant) for each in node.value.elts):
+                listed[name] += node.value.elts
+        self._constants |= {name: ast.List(elts=elts) for name, elts in listed.items() if elts}
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         self._imported = {name.partition(".")[0] for name in modules}
