@@ -206,7 +206,13 @@ def answer(message, context):
     of_server = sys.modules["clinic.server_app"]
     assert isinstance(client, ClientApp) and [client(asked, None) for _ in range(2)] == [(True, 1), (True, 2)]
     assert of_server.cache == [] and sys.modules["clinic.task"].cache is of_server.cache
-    for each in [name for name in sys.modules if name.partition(".")[0] == "clinic"]:
+    modules = [name for name in sys.modules if name.partition(".")[0] == "clinic"]
+    for each in modules:
+        monkeypatch.delitem(sys.modules, each)
+    monkeypatch.chdir(clinic)
+    (clinic / "clinic" / "task.py").write_text("import os\ncache = []\nos.mkdir('runs')\n")
+    assert [read_app(clinic).load(stops_of).client(asked, None) for _ in range(2)] == [(True, 1), (True, 2)]
+    for each in modules:
         monkeypatch.delitem(sys.modules, each)
 
 

@@ -150,7 +150,11 @@ class App:
     def _loaded_apart(self, reference: str) -> Any:
         """Load an app with modules of its own while it runs, as its process would have."""
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
-        app = self._loaded(reference)
+        try:
+            app = self._loaded(reference)
+        except Exception:  # noqa: BLE001  (code that runs only once, such as one that makes a folder)
+            sys.modules.update(others)
+            return self._loaded(reference)
         own = {name: sys.modules[name] for name in others if name in sys.modules}
         sys.modules.update(others)
         with suppress(TypeError):  # an object that is no app is refused later
