@@ -321,6 +321,7 @@ def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | N
 
 
 def is_importable(name: str) -> bool:
+    """Return whether this Python has the module ``name``."""
     try:
         return name in sys.modules or importlib.util.find_spec(name) is not None
     except (ValueError, ImportError):
