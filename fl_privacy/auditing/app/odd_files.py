@@ -180,7 +180,7 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 def records(drawing: Drawing, path: Path) -> Path | None:
     """Write drawn records with the keys of a list of records next to the missing ``path``; ``None`` without one."""
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
-    held = (attempt(lambda each=each: json.loads(each.read_text(encoding="utf-8"))) for each in near)
+    held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)
     keys = next(([*each] for each in firsts if isinstance(each, dict)), [])
     classes, made = max(drawing.classes, 2), drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))

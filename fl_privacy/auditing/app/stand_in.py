@@ -182,9 +182,9 @@ class Drawing:
         once = {name for name, node in assigned if times[name] == 1 and isinstance(constant(node.value), str)}
         self._constants = {name: node.value for name, node in assigned if name.isupper() or name in once}
         listed = defaultdict[str, list[ast.expr]](list)
-        for name, node in assigned:
-            if isinstance(node.value, ast.List) and all(isinstance(each, ast.Constant) for each in node.value.elts):
-                listed[name] += node.value.elts
+        for name, value in ((name, node.value) for name, node in assigned):
+            if isinstance(value, ast.List) and all(isinstance(each, ast.Constant) for each in value.elts):
+                listed[name] += value.elts
         self._constants |= {name: ast.List(elts=elts) for name, elts in listed.items() if elts}
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
