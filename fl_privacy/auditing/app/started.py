@@ -29,7 +29,6 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fl_privacy.auditing.app.bundle import modules_in
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for, usual_settings
 from fl_privacy.auditing.instrument.watch import replaced
@@ -303,9 +302,11 @@ class _Runner:
 
             @stack.callback
             def forget() -> None:  # so that the next script gets modules of its own
-                for each in set(modules_in(self.folder)) - before:
-                    del sys.modules[each]
-                    self._loggers.add(each)
+                for each in set(sys.modules) - before:
+                    place = getattr(sys.modules[each], "__file__", None)
+                    if place and Path(place).is_relative_to(self.folder):
+                        del sys.modules[each]
+                        self._loggers.add(each)
 
             stack.enter_context(_taken_over(calls, self.heard))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
