@@ -549,7 +549,7 @@ def section() -> list[str]:
         "| Project | Draw | First try | Second try |",
         "|---|---|---|---|",
         *(
-            f"| {row['repository']} | {number} | {_ended(row)} | {_ended(row['second'])} |"
+            f"| {row['repository']} | {number} | {how_ended(row)} | {how_ended(row['second'])} |"
             for number, held in draws.items()
             for row in held
             if "second" in row
@@ -572,15 +572,20 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _ended(row: Mapping[str, Any]) -> str:
+def how_ended(row: Mapping[str, Any]) -> str:
     """Say in a cell how a try ended."""
     said = why_none(row) or str(row["headline"])
     return ("measured: " if is_measured(row) else "") + said.replace("|", "/").replace("\n", " ")[:240]
 
 
-def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+def is_page(row: Mapping[str, Any]) -> bool:
+    """Return whether a try ended in a page on what clients upload, other than parameters that nobody trained."""
     untrained = re.compile(r"Not attacked: .*\b(no|before a) client trained")
-    pages = [row for row in rows if not why_none(row) and not untrained.match(row["headline"])]
+    return not why_none(row) and not untrained.match(row["headline"])
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    pages = [row for row in rows if is_page(row)]
     return (
         f"{sum(row['format'] == 'scripts' for row in rows)} without Flower's app format, {len(pages)} ended in a page"
         f" on what clients upload, {sum(map(is_measured, pages))} of them with a"

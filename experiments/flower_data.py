@@ -141,7 +141,7 @@ def pathology(data: Path, into: Path) -> None:
 
 
 FLOW_COLUMNS = [
-    " RunLocation Port",
+    " Destination Port",
     " Flow Duration",
     " Total Fwd Packets",
     "Total Length of Fwd Packets",

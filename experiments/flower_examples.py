@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,15 +205,16 @@ def audit_of(
     asked: argparse.Namespace,
     *,
     python: Path = Path(sys.executable),
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Audit the app in a folder, in a sandbox of its own, and return its row."""
+    """Audit the app in a folder, in a sandbox of its own, and return its row; ``more`` are further options."""
     started, started_at, limit, out = time.perf_counter(), time.time(), float(asked.limit), asked.out.absolute()
     if setting.files:
         app = with_files(app, mirror / setting.files, out / "apps" / app.name)
     command = [str(python), "-m", "fl_privacy", "audit", str(app)]
     command += ["--mirror", str(mirror), "--nodes", str(setting.nodes), "--rounds", str(setting.rounds)]
     command += ["--victims", str(asked.victims), "--out", str(out), "--seconds", str(limit / 6), "--sandbox"]
-    command += ["--environment", "WANDB_MODE"]
+    command += ["--environment", "WANDB_MODE", *more]
     command += ["--run-config", setting.config.format(mirror=mirror)] if setting.config else []
     command += ["--node-config", setting.node_config.replace("{mirror}", str(mirror))] if setting.node_config else []
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "TORCH_HOME": str(mirror / "torch")}

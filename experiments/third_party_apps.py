@@ -1,23 +1,27 @@
 """Flower apps of others, found by searching public repositories, audited as they are and never outside a sandbox.
 
-    python experiments/third_party_apps.py --apps FOLDER --data DATA [--only NAME ...] [--out FOLDER]
+    python experiments/third_party_apps.py --apps FOLDER --data DATA [--only NAME ...] [--out FOLDER] [--stand-in]
 
 FOLDER holds a checkout of each repository, ``OWNER+NAME``, at the commit that its row says. None of their code is kept
-here. Rows are in ``experiments/rows/third_party_apps``; ``--table`` writes docs/third_party_apps.md.
+here. Rows are in ``experiments/rows/third_party_apps``; ``--table`` writes docs/third_party_apps.md. A row keeps the
+app's first try, its try ``again`` on a later version, and the ``second`` try there, after errors of ours were mended.
 """
 
 import argparse
 import json
 import re
 import shutil
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import first_tries
+from first_tries import how_ended
 from flower_data import make_mirror
-from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of, why_none, without_places
+from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of, without_places
 from row_file import RowFile
 
 HERE = Path(__file__).resolve().parent
@@ -97,7 +101,7 @@ APPS: Mapping[str, Found] = {
         repository="LavalAlexandre/flspam",
         commit="2972da2d85",
         about="spam, language model with LoRA",
-        setting=Setting(),
+        setting=Setting(nodes=20),
     ),
     "heat-demand": Found(
         repository="VarshaBadgujar/das-flwr-heatdemand",
@@ -109,7 +113,7 @@ APPS: Mapping[str, Found] = {
         repository="arpit35/heterogeneous_federated_learning_with_conditional_variational_autoencoder",
         commit="1cd9264790",
         about="pictures and a conditional VAE",
-        setting=Setting(),
+        setting=Setting(nodes=7),
     ),
     "graphs-ids": Found(
         repository="danieloladele7/g-pfl-ids",
@@ -239,6 +243,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("third_party_apps"), help="folder of pages and logs")
     parser.add_argument("--victims", type=int, default=4)
     parser.add_argument("--limit", type=float, default=420.0, help="seconds for an app")
+    parser.add_argument("--stand-in", action="store_true", help="draw data that are missing")
+    parser.add_argument("--second", action="store_true", help="keep the try again, with this try beside it")
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="a Python with the apps' packages")
     parser.add_argument("--table", action="store_true", help="write the table of the rows alone")
     asked = parser.parse_args()
     kept = RowFile(ROWS)
@@ -252,20 +259,26 @@ def main() -> None:
                 into = asked.apps / app.repository.replace("/", "+") / app.placed[1]
                 shutil.copytree(mirror / app.placed[0], into, dirs_exist_ok=True)
             place = asked.apps / app.repository.replace("/", "+") / app.setting.folder
-            row = audit_of(name, place, app.setting, mirror, asked)
+            more = ["--stand-in"] if asked.stand_in else []
+            row = audit_of(name, place, app.setting, mirror, asked, python=asked.python, more=more)
             row = without_places(row, {str(asked.apps / app.repository.replace("/", "+")): "CHECKOUT"})
             row = json.loads(HOMES.sub("HOME_OF_ITS_AUTHOR", json.dumps(row)))
             told = {"repository": app.repository, "commit": app.commit, "about": app.about}
+            first = kept.find({"example": name})
+            if first is not None:
+                row |= {"stand_in": asked.stand_in, "head": head()}
+                row = {**first, "second" if asked.second else "again": row}
             kept.add({"example": name}, row | told)
-            print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
+            newest = latest(row)
+            print(f"{name}: {newest.get('headline') or newest.get('reason')} ({newest['seconds']:.0f} s)", flush=True)
     PAGE.write_text(table(kept.rows), encoding="utf-8")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Render the page for the docs."""
     rows = sorted(rows, key=lambda row: str(row["example"]))
-    pages = [row for row in rows if not why_none(row)]
-    measured = [row for row in pages if is_measured(row)]
+    again = [row["again"] for row in rows if "again" in row]
+    newest = [latest(row) for row in rows]
     lines = [
         "# Flower apps of others, audited as they are",
         "",
@@ -275,18 +288,66 @@ def table(rows: list[dict[str, Any]]) -> str:
         " and how much of their data the server can reconstruct from it.",
         "",
         f"{len(rows)} apps of public repositories were found by searching and run by `fl-privacy audit APP --sandbox`,"
-        f" not a line of them edited: {len(pages)} ended in a page on what their clients upload,"
-        f" {len(measured)} of them with a measured attack; of"
-        " the others the reason is named. Columns are those of [Flower's examples](flower_examples.md).",
+        f" not a line of them edited: {_counts(rows)}.",
+        "",
+        f"{len(again)} of them, first those without a page, were run again at {_heads(again)},"
+        f" {sum(row['stand_in'] for row in again)} with `--stand-in`, which the first error advises where data are"
+        f" missing: {_counts(again)}."
+        f" Then errors of ours were mended, and {sum('second' in row for row in rows)} were tried a second time, some"
+        f" more often, which counts apart: with the newest try of each {_counts(newest)}. Reasons of the others are"
+        " named. Large files that a copy of a repository lacked, such as data, count as missing.",
+        "",
+        "Columns are those of [Flower's examples](flower_examples.md).",
         "",
         "| App | Repository | Commit | About |",
         "|---|---|---|---|",
         *(f"| {row['example']} | `{row['repository']}` | `{row['commit']}` | {row['about']} |" for row in rows),
         "",
-        *lines_of(rows),
+        "| App | First try | Again | Second try |",
+        "|---|---|---|---|",
+        *(f"| {row['example']} | {_first(row)} | {_of(row, 'again')} | {_of(row, 'second')} |" for row in rows),
+        "",
+        "The newest try of each:",
+        "",
+        *lines_of(newest),
         *first_tries.section(),
     ]
     return "\n".join(lines)
+
+
+def latest(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the newest try of an app."""
+    newest = row.get("second") or row.get("again") or row
+    stood = "; data that were missing are drawn" if newest.get("stand_in") else ""
+    return {**newest, "data": (newest["data"] or "its own") + stood}
+
+
+def head() -> str:
+    """Return the last commit that changed the package."""
+    command = ["git", "-C", HERE.parent, "log", "-1", "--format=%h", "--abbrev=8", "--", "fl_privacy"]
+    return subprocess.check_output(command, text=True).strip()
+
+
+def _heads(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"`{each}`" for each in sorted({row["head"] for row in rows}))
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    pages = [row for row in rows if first_tries.is_page(row)]
+    return (
+        f"{len(pages)} of {len(rows)} ended in a page on what their clients upload,"
+        f" {sum(map(is_measured, pages))} of them with a measured attack"
+    )
+
+
+def _first(row: Mapping[str, Any]) -> str:
+    page = "a page, measured" if is_measured(row) else "a page, not attacked"
+    return page if first_tries.is_page(row) else how_ended(row)
+
+
+def _of(row: Mapping[str, Any], which: str) -> str:
+    tried = row.get(which)
+    return "-" if tried is None else how_ended(tried) + " (`--stand-in`)" * tried["stand_in"]
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from flwr.clientapp import ClientApp
 
 from fl_privacy.auditing.app.bundle import read_app
-from fl_privacy.auditing.app.check import check_app
+from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 
@@ -153,11 +157,63 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     (clinic / "clinic" / "task.py").write_text("import helpers\ndef train(): ...\n")
     assert "helpers, of its own" in check_app(read_app(clinic)).stops
     (clinic / "clinic").rename(clinic / "src")
+    found = check_app(read_app(clinic))
+    assert found.runs.startswith("src.server_app:app and src.client_app:app, not") and not found.modules
+    assert "its pyproject.toml names clinic.server_app:app and clinic.client_app:app" in read_app(clinic).misnamed
+    for name in ("server_app.py", "client_app.py"):
+        (clinic / name).write_text("")
+    assert check_app(read_app(clinic)).modules, "two folders hold both"
+    for name in ("server_app.py", "client_app.py"):
+        (clinic / "src" / name).rename(clinic / name)
+    assert (read_app(clinic).server, read_app(clinic).client) == ("server_app:app", "client_app:app")
+    for name in ("server_app.py", "client_app.py"):
+        (clinic / name).rename(clinic / "src" / name)
     (clinic / "src" / "clinic").mkdir()
     assert check_app(read_app(clinic)).modules
     (clinic / "src" / "server_app.py").rename(clinic / "src" / "clinic" / "server_app.py")
     (clinic / "src" / "client_app.py").rename(clinic / "src" / "clinic" / "client_app.py")
     assert not check_app(read_app(clinic)).modules
+
+
+def test_server_and_clients_share_no_module(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(clinic))
+    for name, code in {
+        "task.py": "cache = []\n",
+        "server_app.py": """
+import clinic.nets.small.one
+from flwr.serverapp import ServerApp
+from clinic.task import cache
+app = ServerApp()
+""",
+        "nets/__init__.py": "",
+        "nets/small/one.py": "",  # a folder without __init__.py
+        "client_app.py": """
+import clinic.nets.small.one
+from flwr.clientapp import ClientApp
+from clinic.task import cache
+app = ClientApp()
+@app.query()
+def answer(message, context):
+    from clinic import task
+    cache.append(message)
+    return task.cache is cache, len(cache)
+""",
+    }.items():
+        (clinic / "clinic" / name).parent.mkdir(parents=True, exist_ok=True)
+        (clinic / "clinic" / name).write_text(code)
+    client = read_app(clinic).load(stops_of).client
+    asked: Any = SimpleNamespace(metadata=SimpleNamespace(message_type="query"))
+    of_server = sys.modules["clinic.server_app"]
+    assert isinstance(client, ClientApp) and [client(asked, None) for _ in range(2)] == [(True, 1), (True, 2)]
+    assert of_server.cache == [] and sys.modules["clinic.task"].cache is of_server.cache
+    modules = [name for name in sys.modules if name.partition(".")[0] == "clinic"]
+    for each in modules:
+        monkeypatch.delitem(sys.modules, each)
+    monkeypatch.chdir(clinic)
+    (clinic / "clinic" / "task.py").write_text("import os\ncache = []\nos.mkdir('runs')\n")
+    assert [read_app(clinic).load(stops_of).client(asked, None) for _ in range(2)] == [(True, 1), (True, 2)]
+    for each in modules:
+        monkeypatch.delitem(sys.modules, each)
 
 
 def test_an_app_in_a_folder_of_a_repository_is_found(clinic: Path) -> None:

@@ -1,19 +1,22 @@
 """`audit --stand-in`: apps whose data are missing come to a page on drawn examples, which says so first."""
 
+import ast
 import importlib
 import importlib.util
 import json
+import linecache
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
+from fl_privacy.auditing.app.audit import AppAudit, AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.environment import data_sets_of
 from fl_privacy.auditing.app.lent import (
@@ -25,11 +28,12 @@ from fl_privacy.auditing.app.lent import (
     nothing_served,
     older_names_lent,
 )
-from fl_privacy.auditing.app.scripts import parsed
+from fl_privacy.auditing.app.scripts import SourceFile, parsed
 from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
 from fl_privacy.auditing.app.stood_in import Hooks, stood_in
 from fl_privacy.auditing.instrument.fitted import FittedBy
 from fl_privacy.auditing.instrument.watch import replaced
+from fl_privacy.federation.replies import Failure, attempt
 from tests.flower.untouched_apps import attacked_only, written_once
 from tests.selection import few
 
@@ -288,6 +292,9 @@ def looked(folder):
         raise NotADirectoryError(folder)
     if os.path.isdir(folder):
         raise FileExistsError(folder)
+    found = os.path.exists(folder)
+    if not found:
+        sys.exit(1)
     return os.path.exists(folder)
 """
     (tmp_path / "looks.py").write_text(code)
@@ -367,6 +374,7 @@ def test_sizes_of_a_larger_data_set_divide_the_drawn_one_in_proportion(tmp_path:
 def test_tables_of_a_database_that_is_not_here_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ModuleType("sqlalchemy")
     library.create_engine = lambda address: 1 / 0  # type: ignore[attr-defined]
+    pytest.importorskip("datasets")  # looks for it, too
     monkeypatch.setitem(sys.modules, "sqlalchemy", library)
     code = """
 import pandas, sqlalchemy
@@ -378,6 +386,63 @@ assert [*next(pieces)[["amount"]]] == ["amount"]
     with stood_in(drawing_of(code, tmp_path)) as drawing:
         exec(code, {})
     assert [*drawing.asked] == ["select * from payments"]
+
+
+def test_a_table_has_the_column_by_which_it_is_divided_among_clients(tmp_path: Path) -> None:
+    drawn = drawing_of("partitioner = NaturalIdPartitioner(partition_by='Player')\n", tmp_path).table("plays.csv")
+    assert drawn["Player"].nunique() == 20 and "Player" in drawn.columns and len(drawn.columns) == 12
+
+
+def test_a_table_has_no_column_that_the_app_adds_itself(tmp_path: Path) -> None:
+    code = """
+rows["target"] = rows["Label"].apply(int)
+rows["day"] = to_datetime(rows.day)
+rows["pace"] = rows["pace"].fillna(0)
+"""
+    drawn = drawing_of(code, tmp_path).table("flows.csv")
+    assert {"Label", "day", "pace"} <= {*drawn.columns} and "target" not in drawn.columns
+
+
+@pytest.mark.parametrize("what", ["[each for each in unused if each in rows.columns]", "unused"])
+def test_columns_that_are_dropped_by_a_list_are_drawn_beyond_the_features(tmp_path: Path, what: str) -> None:
+    code = f"unused = ['Flow ID']\nunused = ['Src IP']\nrows = rows.drop({what}, axis=1)\nnet = Linear(6, 2)\n"
+    drawn = drawing_of(code, tmp_path).table("flows.csv")
+    assert len(drawn.drop(["Flow ID", "Src IP", "label"], axis=1).columns) == 6 and len(drawn.columns) == 9
+
+
+def test_columns_that_the_run_config_names_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    config = {"dataset-input-feature": "scan_image", "dataset-target-feature": "kind", "num-features": 3, "lr": "adam"}
+    assert Drawing([], tmp_path, 0, config).names == ["scan_image", "kind"]
+    sized = Drawing([], tmp_path, 0, {"input-dim": 67, "num-classes": 5})
+    assert (sized.features, sized.classes) == (67, 5)
+    code = SourceFile(tmp_path / "app.py", ast.parse("x, y = batch[key], batch['img']\n"))
+    drawn = Drawing([code], tmp_path, 0, config).hub("somebody/letters", None, "train")
+    assert {*drawn.column_names} == {"scan_image", "kind"} and drawn[0]["scan_image"].size == (32, 32)
+    saved = Drawing([code], tmp_path, 0, {"dataset-name": "somebody/emnist_letters"}).saved(
+        "clients/client_6/train_data"
+    )
+    assert saved.features["label"].num_classes == 26 and saved[0]["image"].size == (28, 28)
+
+
+def test_a_saved_set_without_its_rows_is_drawn_as_it_declares_itself(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    kinds = datasets.Features(
+        series=datasets.Sequence(datasets.Value("float64"), length=16),
+        label=datasets.ClassLabel(names=["normal", "defect"]),
+        speed=datasets.Value("int32"),
+        image=datasets.Image(),
+        text=datasets.Value("string"),
+    )
+    place = tmp_path / "clinic" / "part_0"
+    (place / "train").mkdir(parents=True)
+    (place / "train" / "dataset_info.json").write_text(json.dumps({"features": kinds.to_dict()}))
+    with stood_in(drawing_of("", tmp_path)) as drawing:
+        drawn = datasets.load_from_disk("/home/somebody/clinic/part_0/train")  # of its author
+        assert Path("/home/somebody/clinic/part_0").is_dir() and not Path("/home/somebody/clinic").exists()
+    assert drawn.features == kinds and len(drawn) == 600 and set(drawn["label"]) == {0, 1}
+    assert np.std(drawn[0]["series"]) > 0 and len(drawn[0]["series"]) == 16
+    assert "600 drawn examples with series, label, speed, image, text" in drawing.in_words()
 
 
 def test_pairs_of_texts_and_columns_that_are_removed_are_drawn(tmp_path: Path) -> None:
@@ -559,6 +624,35 @@ def test_a_package_that_is_not_installed_matters_only_when_it_is_called() -> Non
         assert isinstance(3, names["Base"]) is False and silent == []  # type: ignore[arg-type]
     with pytest.raises(ModuleNotFoundError, match="No module named"):
         exec("import gone_as_such", {})
+
+
+def test_a_missing_package_may_be_prepared_on_import_but_gives_no_result(tmp_path: Path) -> None:
+    file = tmp_path / "task.py"
+    with absent_left_out(["gone_as_such"]):
+        for code, fails in (("gone_as_such.init()", False), ("found = gone_as_such.init()", True)):
+            file.write_text(f"import gone_as_such\n{code}\n")
+            linecache.checkcache(str(file))
+            found = attempt(partial(exec, compile(file.read_text(), str(file), "exec"), {}))
+            assert (isinstance(found, Failure) and "is called" in found.reason) is fails, code
+
+
+def test_a_missing_list_of_records_is_drawn_like_the_one_next_to_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "broken.json").write_text("{")
+    (tmp_path / "data" / "ham.json").write_text('[{"text": "so it is", "label": 0, "who": "a1"}]')
+    with stood_in(drawing_of("", tmp_path)) as drawing:
+        found = json.loads((tmp_path / "data" / "spam.json").read_text())
+        with pytest.raises(FileNotFoundError):
+            (tmp_path / "settings.json").read_text()
+    assert len(found) == 600 and [each["label"] for each in found[:3]] == [0, 1, 0] and " " in found[0]["text"]
+    assert list(found[0]) == ["text", "label", "who"] and "drawn records with text, label, who" in drawing.in_words()
+
+
+@pytest.mark.parametrize(("place", "of_versions"), [("/app/src/task.py", False), ("/x/site-packages/lib/a.py", True)])
+def test_a_name_that_the_apps_own_module_lacks_is_of_no_version(place: str, of_versions: bool) -> None:
+    why = f"The app raised ImportError: cannot import name 'Net' from 'src.task' ({place}) (app.py, line 1)"
+    asked: Any = SimpleNamespace(drawing=None, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
+    assert ("Other versions may be why" in AppAudit.on_drawn(asked, why)) is of_versions
 
 
 def test_networks_take_their_weights_by_name(tmp_path: Path) -> None:

@@ -104,6 +104,11 @@ def test_weights_that_transformers_seeks_in_vain_are_not_here(tmp_path: Path) ->
     found = _or_drawn(lambda kind, name: f"drawn {name}", Network.from_pretrained.__func__, Network, "somebody/net")  # type: ignore[attr-defined]
     assert found == "drawn somebody/net"
 
+    def seek(kind: type, name: str) -> None:
+        raise ValueError("Couldn't instantiate the backend tokenizer from one of: \n(1) a `tokenizers` library")
+
+    assert _or_drawn(lambda kind, name: f"drawn {name}", seek, Network, "somebody/net") == "drawn somebody/net"
+
 
 def test_errors_of_the_apps_own_stay(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
-from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, read_app, read_pairs
+from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, modules_in, read_app, read_pairs
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
@@ -146,9 +146,8 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
 
 
 def _forget(folder: Path) -> None:
-    for name, module in list(sys.modules.items()):
-        if (place := getattr(module, "__file__", None)) and Path(place).is_relative_to(folder):
-            del sys.modules[name]  # it may hold a trained network
+    for name in modules_in(folder):
+        del sys.modules[name]  # it may hold a trained network
 
 
 def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[bytes]], None]) -> None:
@@ -230,6 +229,7 @@ class AppAudit(AuditSession):
             wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
             nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
+            self.notes += [app.misnamed] * bool(app.misnamed)
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
                 self.failed = started.failed
@@ -341,6 +341,8 @@ class AppAudit(AuditSession):
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
         others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()
+        own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
+        others = others if own is None or "site-packages" in own[1] else ()
         may = {
             f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
             f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,

@@ -1,5 +1,7 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
+import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -44,6 +46,7 @@ class App:
         nodes: number of nodes of the first simulation, if any.
         scripts: files to run of a project without the app format, instead of ``server`` and ``client``.
         tried: scripts that were run in vain; ``None`` if the user named some, so that no others are run.
+        misnamed: sentence on modules that ``pyproject.toml`` names wrongly; those that are there are run.
     """
 
     folder: Path
@@ -56,6 +59,7 @@ class App:
     nodes: int | None = None
     scripts: Scripts | None = None
     tried: tuple[Scripts, ...] | None = ()
+    misnamed: str = ""
 
     def another(self) -> "App | None":
         """Return the app with other scripts of its folder; ``None`` if no others start Flower."""
@@ -86,7 +90,7 @@ class App:
             with blamed_on(f"The app {self.name}"):
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
-                server, client = self._loaded(self.server), self._loaded(self.client)
+                server, client = self._loaded(self.server), self._loaded_apart(self.client)
         except UserError as error:
             cause = error.__cause__
             said = str(error)
@@ -142,6 +146,29 @@ class App:
                 sys.path.append(places[0])
         return loaded(reference, self.folder)
 
+    def _loaded_apart(self, reference: str) -> Any:
+        """Load an app with modules of its own while it runs, as its process would have."""
+        others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
+        try:
+            app = self._loaded(reference)
+        except Exception:  # noqa: BLE001  (code that runs only once, such as one that makes a folder)
+            sys.modules.update(others)
+            return self._loaded(reference)
+        own = {name: sys.modules[name] for name in others if name in sys.modules}
+        sys.modules.update(others)
+        with suppress(TypeError):  # an object that is no app is refused later
+
+            class OwnModules(type(app)):  # type: ignore[misc]
+                def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                    sys.modules.update(own)
+                    try:
+                        return super().__call__(*args, **kwargs)
+                    finally:
+                        sys.modules.update(others)
+
+            app.__class__ = OwnModules
+        return app
+
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
         """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` if key or type differ."""
         config: Config = dict(self.config)
@@ -159,6 +186,18 @@ class App:
         if rounds is not None:
             config |= dict.fromkeys([key for key in ROUNDS_KEYS if key in config][:1], rounds)
         return config
+
+
+def modules_in(folder: Path) -> list[str]:
+    """List the loaded modules and packages of the code in ``folder``, without installed ones and this one."""
+
+    def place(module: object) -> str:
+        return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
+
+    places = {name: place(module) for name, module in list(sys.modules.items()) if not name.startswith("fl_privacy")}
+    return [
+        name for name, each in places.items() if each.startswith(f"{folder}{os.sep}") and "site-packages" not in each
+    ]
 
 
 def _renamed(folder: Path, package: str, code: str) -> str:
@@ -245,16 +284,42 @@ def _read(folder: Path, path: str | Path) -> App:
     federations = [each for each in _table(flower, "federations").values() if isinstance(each, Mapping)]
     numbers = [_table(each, "options").get("num-supernodes") for each in federations]
     nodes = [n for n in numbers if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    given = (str(components["serverapp"]), str(components["clientapp"]))
+    server, client = there = _elsewhere(folder, given) or given
+    misnamed = f"Flower does not run it: its pyproject.toml names {' and '.join(given)}, which are not there."
     return App(
         folder=folder,
         name=str(about.get("name", folder.name)),
-        server=str(components["serverapp"]),
-        client=str(components["clientapp"]),
+        server=server,
+        client=client,
+        misnamed="" if there == given else f"{misnamed} Here {server} and {client} ran: correct the names there.",
         config=config,
         dependencies=_asked_for(folder, told),
         python=str(about.get("requires-python", "")),
         nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
+
+
+def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
+    """Return references to the modules of the only folder that holds both, if the package that is named is missing."""
+    (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
+    there = any(any(folder.rglob(f"{package}{end}")) for end in ("/", ".py")) or is_importable(package)
+    if there or package != of_client or not (inner and others):
+        return None
+    places = [each for each in holders(folder, inner[-1], folder) if Path(each, f"{others[-1]}.py").is_file()]
+    if len(places) != 1:
+        return None
+    before = "".join(f"{part}." for part in Path(places[0]).relative_to(folder).parts)
+    server, client = (re.sub(r"^[\w.]*\.(?=\w+:)", before, each) for each in references)
+    return server, client
+
+
+def is_importable(name: str) -> bool:
+    """Return whether this Python has the module ``name``."""
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except (ValueError, ImportError):
+        return False
 
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:

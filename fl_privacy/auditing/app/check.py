@@ -18,7 +18,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
+from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App, is_importable
 from fl_privacy.auditing.app.review import NETWORK
 from fl_privacy.auditing.app.scripts import EARLIER, SourceFile, called, constant, dotted, guards_main, parsed, reached
 from fl_privacy.errors import visible
@@ -163,7 +163,7 @@ def check_app(app: App) -> Check:
     def absent(names: Iterable[str]) -> dict[str, str]:
         found = {name: EARLIER["distributions"].get(name, name.replace("_", "-")) for name in sorted({*names} - own)}
         wanted = {name: asked.get(_normal(text), asked.get(_normal(name), text)) for name, text in found.items()}
-        return {name: text for name, text in wanted.items() if not _is_installed(name)}
+        return {name: text for name, text in wanted.items() if not is_importable(name)}
 
     unmet = ""
     with suppress(InvalidSpecifier):
@@ -173,9 +173,10 @@ def check_app(app: App) -> Check:
     around = [(each, name) for each in outer[::-1] for name in missing if not {name, _normal(name)} & asked.keys()]
     held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
     data = chain.from_iterable(_asked(node, file, app) for node, file in calls)
+    others = ", not the modules that its pyproject.toml names" * bool(app.misnamed)
     return Check(
         app=app.name,
-        runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}",
+        runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}{others}",
         missing=missing,
         later={name: text for name, text in absent(optional | needed).items() if name not in missing},
         versions=list(_unmet(app.dependencies)),
@@ -202,7 +203,7 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
         there = next((path for path in places if path in files), None)
         if there is not None:
             found.append(there)
-        elif not any(path.exists() for path in places) and not _is_installed(inner.parts[0]):
+        elif not any(path.exists() for path in places) and not is_importable(inner.parts[0]):
             absent.append(f"{reference.partition(':')[0]} (of {reference})")
     return found, list(dict.fromkeys(absent))
 
@@ -228,13 +229,6 @@ def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
     for file in files:
         visit(file.tree.body, needed)
     return needed, optional - needed
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        return name in sys.modules or importlib.util.find_spec(name) is not None
-    except (ValueError, ImportError):
-        return False
 
 
 def _requirements(texts: Iterable[str]) -> Iterator[tuple[Requirement, str]]:

@@ -13,7 +13,7 @@ from fl_privacy.federation.replies import Failure, attempt
 
 _NOT_HERE = re.compile(
     r"connect|offline|resolv|cached|not a (valid|local)|Can't load|not found|hub|gated|incorrect path|No such file"
-    r"|does not appear to have|'NoneType' object has no attribute 'endswith'",
+    r"|does not appear to have|'NoneType' object has no attribute 'endswith'|instantiate the backend tokenizer",
     re.IGNORECASE,
 )
 """Words in errors on files that are not on this machine."""

@@ -1,6 +1,7 @@
 """Placeholders for an app's missing pickles, certificates, arrays and metrics."""
 
 import importlib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, Drawing
+from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TRAIN, Drawing, Shape, labels, numbers, texts
+from fl_privacy.federation.replies import attempt
 
 PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
@@ -153,3 +155,42 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
         return None
     drawing.note(str(path), "an empty file, since nothing is connected here,")
     return BytesIO() if "b" in mode else StringIO()
+
+
+def stated(drawing: Drawing, path: str, there: Path) -> Any:
+    """Draw the data set that was saved to ``path`` with the features that its folder ``there`` states."""
+    hf, kept = importlib.import_module("datasets"), (there / "dataset_info.json").read_text(encoding="utf-8")
+    kinds, rng = hf.Features.from_dict(json.loads(kept)["features"]), drawing.rng(path)
+    classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), drawing.classes or 2)
+
+    def drawn(name: str, kind: Any) -> Any:
+        inner, classed = getattr(kind, "feature", kind), hasattr(kind, "num_classes")
+        if isinstance(kind, hf.Image):
+            return drawing.as_images(TRAIN, Shape(classes=classes), rng)
+        if getattr(kind, "dtype", "") == "string":
+            return texts(TRAIN, classes, rng)
+        if inner is not kind:
+            found = numbers(TRAIN, max(kind.length, 0) or drawing.features or 10, classes, rng)
+        else:
+            found = np.asarray(labels(TRAIN, classes) if classed else drawing.column_of(name, TRAIN, classes, rng))
+        return (found.round().astype(int) if "int" in inner.dtype else found).tolist()
+
+    drawing.note(path, f"{TRAIN} drawn examples with {', '.join(kinds)}")
+    return hf.Dataset.from_dict({name: drawn(name, kind) for name, kind in kinds.items()}, features=kinds)
+
+
+def records(drawing: Drawing, path: Path) -> Path | None:
+    """Write drawn records with the keys of a list of records next to the missing ``path``; ``None`` without one."""
+    near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
+    held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
+    firsts = (each[0] for each in held if isinstance(each, list) and each)
+    keys = next(([*each] for each in firsts if isinstance(each, dict)), [])
+    classes, made = max(drawing.classes, 2), drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+    drawn = [drawing.column_of(key, TRAIN, classes, drawing.rng(f"{path} {key}")) for key in keys]
+    rows = zip(*(np.asarray(each).tolist() for each in drawn), strict=True)
+    if not keys:
+        return None
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_text(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]), encoding="utf-8")
+    drawing.note(str(path), f"{TRAIN} drawn records with {', '.join(keys)}")
+    return made

@@ -3,8 +3,8 @@
 import ast
 import importlib
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
 
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
+_COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -155,21 +156,35 @@ class Drawing:
     ``shares``: largest number of clients that the app divides a data set among.
     """
 
-    def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
+    def __init__(
+        self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] | None = None
+    ) -> None:
         self.files, self._seed = folder, seed
+        columns = {key: value for key, value in (config or {}).items() if _COLUMN.search(key)}
         self.asked: dict[str, str] = {}
         self.shares, self._pretrained = 0, set[str]()
         self.class_names = list[str]()
         self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
-        self._removed = set[str]()
+        self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
+        self._removed, self._made = set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
-        self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
+        self.names = _names([*columns.values()])
+        named_sets = [value for key, value in (config or {}).items() if re.match(r"data[-_]?set([-_](name|id))?$", key)]
+        self.set_named = named_sets[0] if named_sets else None
+        sizes = [(key.replace("-", "_"), value) for key, value in (config or {}).items() if type(value) is int]
+        named = [value for key, value in sizes if _CLASSES.match(key)]
+        features, layers = [value for key, value in sizes if _FEATURES.match(key)], list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
         assigned = [(dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
         times = Counter(name for name, _ in assigned)
         once = {name for name, node in assigned if times[name] == 1 and isinstance(constant(node.value), str)}
         self._constants = {name: node.value for name, node in assigned if name.isupper() or name in once}
+        listed = defaultdict[str, list[ast.expr]](list)
+        for name, value in ((name, node.value) for name, node in assigned):
+            if isinstance(value, ast.List) and all(isinstance(each, ast.Constant) for each in value.elts):
+                listed[name] += value.elts
+        self._constants |= {name: ast.List(elts=elts) for name, elts in listed.items() if elts}
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         self._imported = {name.partition(".")[0] for name in modules}
@@ -188,6 +203,8 @@ class Drawing:
 
     def _value(self, node: ast.AST | None) -> object:
         node = self._constants.get(dotted(node), node) if isinstance(node, ast.Name) else node
+        if isinstance(node, ast.ListComp) and dotted(node.elt) == dotted(node.generators[0].target) != "":
+            return self._value(node.generators[0].iter)  # such as those columns that are there
         if isinstance(node, ast.List | ast.Tuple):
             return [self._value(each) for each in node.elts]
         return constant(node)
@@ -210,6 +227,9 @@ class Drawing:
             if isinstance(node.value, ast.Call) and called(node.value) == "load":
                 several = [each for each in node.targets if isinstance(each, ast.Tuple)]
                 self.unpacked += [[dotted(part) for part in each.elts] for each in several]
+            filled = (each for each in node.targets if isinstance(each, ast.Subscript))
+            made = {name for each in filled for name in _names(self._value(each.slice))}
+            self._made |= {name for name in made if name not in ast.unparse(node.value)}
             answers = any(re.match(r"(y|labels?|targets?)(_|$)", key) for key, _ in pairs)
             read = [each for each in ast.walk(node.value) if isinstance(each, ast.Subscript)] if answers else []
             self._classed |= {name for each in read[:1] for name in _names(self._value(each.slice))[:1]}
@@ -258,7 +278,7 @@ class Drawing:
         if isinstance(name, str) and (told := [each for each in values if isinstance(each, str)]):
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *told]))
 
-    def _column(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
+    def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
         if told := self.values.get(name):
             told = told if len(told) > 1 else [*told, "other"]
             return [told[n] for n in labels(number, len(told))]
@@ -286,7 +306,7 @@ class Drawing:
 
     def saved(self, path: object) -> Any:
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
-        return self.hub(str(path), None, ("test" if named[1] else "train") if named else None)
+        return self.hub(str(path), self.set_named, ("test" if named[1] else "train") if named else None)
 
     def hub(self, path: str, name: object, split: object) -> Any:
         """Make up data in place of the Hugging Face data set, or saved folder, ``path``.
@@ -318,7 +338,7 @@ class Drawing:
         for pattern, shape, image, label in PICTURES:
             if pattern.search(known):
                 kinds = {image: hf.Image(), label: hf.ClassLabel(num_classes=shape.classes)}
-                drawn = {image: self._as_images(number, shape, rng), label: labels(number, shape.classes)}
+                drawn = {image: self.as_images(number, shape, rng), label: labels(number, shape.classes)}
                 return drawn, hf.Features(kinds)
         names = list(dict.fromkeys(self.names))
         pictured = [name for name in names if IMAGE.search(name) and not LABEL.search(name)][:1]
@@ -329,23 +349,23 @@ class Drawing:
                 kinds = {**{each: hf.Value("string") for each in columns}, "label": hf.ClassLabel(num_classes=classes)}
                 drawn = {each: texts(number, classes, rng) for each in columns}
                 return {**drawn, "label": labels(number, classes)}, hf.Features(kinds)
-        label = next((name for name in names if LABEL.search(name)), "label")
+        label = next((name for name in names if LABEL.search(name) or name in self._classed), "label")
         classes = self.classes or (10 if pictured else 2)
         kinds = {label: hf.ClassLabel(num_classes=max(classes, 2))}
         drawn = {label: labels(number, max(classes, 2))}
         if pictured or not names:
             image = pictured[0] if pictured else "image"
-            kinds, drawn[image] = {image: hf.Image(), **kinds}, self._as_images(number, Shape(classes=classes), rng)
+            kinds, drawn[image] = {image: hf.Image(), **kinds}, self.as_images(number, Shape(classes=classes), rng)
         elif worded:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
             rest = [f"feature_{n}" for n in range(len(names), self.features or max(len(names), 10))]
             for each in [*rest, *names]:
-                drawn.setdefault(each, self._column(each, number, classes, rng))
+                drawn.setdefault(each, self.column_of(each, number, classes, rng))
             return {**{each: drawn.pop(each) for each in rest}, **drawn}, None
         return drawn, hf.Features(kinds)
 
-    def _as_images(self, number: int, shape: Shape, rng: np.random.Generator) -> list[Any]:
+    def as_images(self, number: int, shape: Shape, rng: np.random.Generator) -> list[Any]:
         pillow = importlib.import_module("PIL.Image")
         drawn = pictures(number, shape, rng)
         return [pillow.fromarray(each[..., 0] if shape.channels == 1 else each) for each in drawn]
@@ -353,13 +373,14 @@ class Drawing:
     def table(self, path: object) -> Any:
         """Make up a pandas table with the columns that the code names; others are added on first access."""
         pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
-        names = [name for name in dict.fromkeys(self.names) if not name.isdigit()]
+        ids = [name for name in self._ids if name not in self.names]
+        names = [name for name in dict.fromkeys(self.names) if not name.isdigit() and name not in self._made]
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
         rest += [f"feature_{n}" for n in range(len(kept), self.features or max(len(kept), 10))]
 
-        drawn_column = self._column
+        drawn_column = self.column_of
 
         class Table(pandas.DataFrame):  # type: ignore[name-defined]
             @property
@@ -390,7 +411,8 @@ class Drawing:
                 return super().drop(labels, *args, **{"errors": "ignore", **kwargs})
 
         number = max(TRAIN + TEST, 2 * self._least)
-        drawn = {name: self._column(name, number, classes, rng) for name in [*rest, *label]}
+        drawn: dict[str, Any] = {name: [str(n // 40) for n in range(number)] for name in ids}
+        drawn |= {name: self.column_of(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
         order = rng.permutation(number)
         return Table(drawn).iloc[order].reset_index(drop=True)
@@ -433,7 +455,7 @@ class Drawing:
 
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
-        return self._as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
+        return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 
     def written(self, path: Path) -> Path:
         """Write a made-up file in place of the missing table or text ``path``, and return its path."""
@@ -459,7 +481,7 @@ class Drawing:
         by_class = by_class or bool(OF_DATA.search(made.name))
         if made.is_dir():
             return
-        for number, image in enumerate(self._as_images(24 * classes, Shape(side=64, classes=classes), rng)):
+        for number, image in enumerate(self.as_images(24 * classes, Shape(side=64, classes=classes), rng)):
             place = made / names[number % classes] if by_class else made
             place.mkdir(parents=True, exist_ok=True)
             image.save(place / f"{number}{self._suffix}")

@@ -45,7 +45,7 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
     """Make up random data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
     code = parsed(app.folder)
-    drawing = Drawing(reached(entries(app, code)[0] or list(code), code), files, seed)
+    drawing = Drawing(reached(entries(app, code)[0] or list(code), code), files, seed, app.config)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
 
@@ -83,7 +83,7 @@ class Hooks:
         learn = attempt(lambda: importlib.import_module("sklearn.datasets"))
         yield from (
             ("datasets", "load_dataset", self.hub),
-            ("datasets", "load_from_disk", drawn(drawing.saved)),
+            ("datasets", "load_from_disk", self.saved),
             ("numpy", "load", drawn(partial(odd_files.archive, drawing))),
             *(("numpy", name, drawn(drawing.lines)) for name in ("loadtxt", "genfromtxt")),
             *(("pandas", name, self.table) for name in TABLES),
@@ -154,6 +154,14 @@ class Hooks:
         if there is not path:
             return original(there, *args[1:], **{key: value for key, value in kwargs.items() if value is not path})
         return draw(path) if _is_missing(path) else original(*args, **kwargs)
+
+    def saved(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        there = self._twin(path)
+        try:
+            return original(there, *args, **kwargs)
+        except FileNotFoundError:
+            found = attempt(lambda: odd_files.stated(self.drawing, str(path), Path(there)))
+            return self.drawing.saved(path) if isinstance(found, Failure) else found
 
     def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         found = self.read(self.drawing.table, original, *args, **kwargs)
@@ -262,6 +270,10 @@ class Hooks:
         if any(plain.is_relative_to(each) for each in self._elsewhere):
             return str(self.drawing.files / "elsewhere" / plain.relative_to("/"))
         own = tuple(part for part in plain.parts if part not in {"..", "."})
+        of_data = stand_in.OF_DATA.search(plain.name) and not _WRITTEN.search(plain.name) and not _is_of_packages(plain)
+        if plain.is_absolute() and not plain.suffix and of_data:  # a folder on the machine of its author
+            inner = (self.drawing.files.joinpath(*own[place:]) for place in range(1, len(own)))
+            return next((str(each) for each in inner if not _is_missing(each)), path)
         if not reads or not own or not (plain.suffix or "\\" in str(path)) or _is_of_packages(plain):
             return path
         if plain.is_absolute() or re.match("[A-Za-z]:", own[0]):  # on the machine of its author
@@ -288,7 +300,8 @@ class Hooks:
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Return ``True`` also for a missing folder of data, if the app would end without it."""
         wanted = _is_missing(path) and not Path(path).suffix and stand_in.OF_DATA.search(Path(path).name)
-        return original(path, *args, **kwargs) or bool(wanted and _ends_without())
+        twin = wanted and (there := self._twin(path)) is not path and Path(there).is_dir()
+        return original(path, *args, **kwargs) or bool(twin or (wanted and _ends_without()))
 
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         written = bool(set(mode) & set("wax"))
@@ -300,7 +313,8 @@ class Hooks:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
-            file = self.drawing.written(Path(file)) if Path(file).suffix in {".csv", ".tsv", ".txt"} else file
+            drawn = Path(file).suffix in {".csv", ".tsv", ".txt"}
+            file = self.drawing.written(Path(file)) if drawn else odd_files.records(self.drawing, Path(file)) or file
         return original(file, mode, *args, **kwargs)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -426,12 +440,16 @@ def _ends_without() -> bool | None:
         return None
     line, lines = frame.f_lineno, linecache.getlines(frame.f_code.co_filename)
     tree = attempt(lambda: ast.parse("".join(lines)))
-    for node in () if isinstance(tree, Failure) else reversed([*ast.walk(tree)]):  # the innermost first
+    nodes = [] if isinstance(tree, Failure) else [*ast.walk(tree)]
+    kept = (node for node in nodes if isinstance(node, ast.Assign) and node.lineno == line)
+    answers = {ast.unparse(name) for node in kept for name in node.targets}
+    for node in reversed(nodes):  # the innermost first
         if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
             caught = (each for each in node.handlers if each.type and _MISSING.search(ast.unparse(each.type)))
             if (handler := next(caught, None)) is not None:
                 return _leaves(handler.body)
-        if isinstance(node, ast.If | ast.Assert) and node.test.lineno <= line <= (node.test.end_lineno or 0):
+        later = isinstance(node, ast.If) and ast.unparse(node.test).removeprefix("not ") in answers
+        if isinstance(node, ast.If | ast.Assert) and (later or node.test.lineno <= line <= (node.test.end_lineno or 0)):
             negated = "not " in ast.unparse(node.test)
             return not negated if isinstance(node, ast.Assert) else _leaves(node.body if negated else node.orelse)
     return None
