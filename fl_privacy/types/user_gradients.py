@@ -191,7 +191,7 @@ class _LinearCalls(TorchFunctionMode):
 
 @without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
-    """Return the number K of outputs, and the linear layers whose gradient's rank counts the examples.
+    """Return the number K of outputs, and the linear layers whose gradient's rank is the number of examples.
 
     Such a layer is called once, on one vector per example, and its features differ between images.
     """
