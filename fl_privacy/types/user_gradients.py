@@ -244,7 +244,7 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Return random combinations of columns of ``values`` (M, N), of equal rank up to ``_MOST`` (Halko et al. 2011)."""
+    """Return random combinations of columns of ``values`` (M, N), with its rank up to ``_MOST`` (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
