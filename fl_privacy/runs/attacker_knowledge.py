@@ -133,7 +133,7 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` of ``unattacked`` (``None``: at most ``MOST_PUBLIC``, evenly spaced), if any."""
+    """Return the attacker's public examples: the first ``count``, or by default at most ``MOST_PUBLIC``, if any."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

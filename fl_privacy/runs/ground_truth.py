@@ -149,7 +149,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Build the summed probes of a run, if the attacker sees sums; ``UserError`` for a sum of one client."""
+        """Build the summed probes if sites ``own`` attack or SecAgg+ sums; ``UserError`` for a sum of one client."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:

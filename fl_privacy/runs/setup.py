@@ -238,7 +238,7 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build a setup without training: one client, perhaps a colluder; ``UserError`` for too few examples."""
+    """Build a setup without training, of one client and perhaps a colluder; ``UserError`` for too few examples."""
     dataset, victims, batch_size = build.build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":

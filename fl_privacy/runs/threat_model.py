@@ -141,7 +141,7 @@ def _server(attack: ServerAttack | None) -> list[str]:
 
 
 def _attacked(audit: Audit, others: int = 0) -> list[str]:
-    """Describe the attacked uploads; another site sees only their means over ``others`` clients."""
+    """Describe the attacked uploads: those of single clients, or, if a site attacks, means over ``others`` clients."""
     clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
         return [f"The attack targets the training updates of {clients}."]

@@ -108,7 +108,6 @@ class Schema:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Return the index of each column's first encoded value, (C,)."""
         widths = [len(column.shift) for column in self.columns]
         return tuple(sum(widths[:number]) for number in range(len(widths)))
 

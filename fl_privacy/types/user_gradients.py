@@ -191,7 +191,7 @@ class _LinearCalls(TorchFunctionMode):
 
 @without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
-    """Return the number K of outputs, and the linear layers whose gradient's rank counts the examples.
+    """Return the number K of outputs, and the linear layers whose gradient's rank is the number of examples.
 
     Such a layer is called once, on one vector per example, and its features differ between images.
     """
@@ -244,7 +244,7 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Return random combinations of columns of ``values`` (M, N), of equal rank up to ``_MOST`` (Halko et al. 2011)."""
+    """Return random combinations of columns of ``values`` (M, N), with its rank up to ``_MOST`` (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values

@@ -316,7 +316,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Return overrides, with ``++`` for settings that no file names; ``UserError`` for unknown keys."""
+    """Return ``overrides``, with ``++`` before settings that no file names; ``UserError`` for unknown keys."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

@@ -209,7 +209,10 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing; ``None`` if all leak, or nothing leaks even undefended."""
+    """Return the most accurate candidate that leaks nothing, and of which no image reaches ``psnr_below`` dB.
+
+    ``None`` if there is none, or if no example is reconstructed even without a defense.
+    """
     if not comparable(candidates) or unread_undefended(candidates):
         return None
     least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)

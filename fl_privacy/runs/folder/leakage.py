@@ -82,7 +82,7 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the count of reconstructed images that a defense put in place of originals, where its share is largest.
+    """Return the result in which most of the images that a defense put in place of originals were reconstructed.
 
     ``None`` if no such image was reconstructed.
     """

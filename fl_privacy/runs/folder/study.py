@@ -101,7 +101,6 @@ class StudyRow:
 
     @property
     def loss(self) -> float | None:
-        """Return the largest accuracy loss in percentage points over trainings; ``None`` unless all finished."""
         return max(self.losses.values()) if len(self.losses) == len(self.entry.trainings) else None
 
     @property

@@ -118,7 +118,6 @@ class Apart:
 
     @property
     def is_quiet(self) -> bool:
-        """Return ``True`` if the process runs and has sent no unrequested message."""
         if self._process is None or self._process.poll() is not None:
             return False
         poll = select.poll()

@@ -80,8 +80,8 @@ class Ledger:
     def settle(self, number: int, outcome: str, rho: float | None, left: str = "") -> Account:
         """Write the outcome of the open entry ``number``, and return the new total.
 
-        ``rho`` is that of the entry, or 0 if weights without noise did not leave. ``LedgerError`` if the entry is not
-        open or can't be written, or if ledger or anchor can't be trusted.
+        ``rho`` is that of the entry, or 0 if weights without noise did not leave; ``left`` describes what left.
+        ``LedgerError`` if the entry is not open or can't be written, or if ledger or anchor can't be trusted.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)

@@ -84,9 +84,9 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Return a change in whole steps of the grid, flattened, after scaling it to a norm of at most ``clip_norm``.
+    """Scale a change to a norm of at most ``clip_norm``, and return it in whole steps of the grid, flattened.
 
-    ``pieces`` are pairs of finite values (n,) before and after.
+    ``pieces``: pairs of finite values (n,) before and after the change.
     """
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
