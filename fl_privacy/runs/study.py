@@ -256,7 +256,7 @@ def _module_called(name: str) -> ModuleType:
 
 
 def _function_in(module: ModuleType, name: str) -> str:
-    """Return ``name`` or, if empty, that of the one function of ``module`` annotated to return a ``Defense``."""
+    """Return ``name``; if it is empty, the name of the one function of ``module`` annotated to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
             raise UserError(f"--entry is expected to name a function, but {module.__name__} has no {name}; define it.")

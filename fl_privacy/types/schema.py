@@ -122,10 +122,7 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of each categorical column's encoded values, padded with the first, and a mask.
-
-        The mask (G, L) is false for padding.
-        """
+        """Return indices (G, L) of the encoded values of G categorical columns, and a mask (false for padding)."""
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -212,7 +209,7 @@ class Schema:
     def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
         """Infer the schema of rows (N, F): neighboring columns of 0 and 1 that sum to 1 become one categorical column.
 
-        ``names``: of the F columns. ``UserError`` unless ``inputs`` are finite numbers of at least two rows.
+        ``names`` are those of the F columns. ``UserError`` unless ``inputs`` are finite numbers of at least two rows.
         """
         if inputs.dim() != 2 or len(inputs) < 2 or not bool(torch.isfinite(inputs.double()).all()):
             raise UserError(

@@ -42,7 +42,11 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options: its settings that change no result (``runtime``), ranges, and allowed ``names``."""
+    """Declare a group of options.
+
+    ``runtime``: settings that change no result. ``within``: range of each numeric setting. ``names``: allowed names, if
+    not all.
+    """
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 

@@ -30,7 +30,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """Overrides of one attack of a study, with the training whose model it attacks, and the model's state."""
+    """One attack of a study: the training whose model it attacks, the state of that model, and overrides."""
 
     training: str
     state: State
@@ -158,7 +158,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """Kind of upload in a benchmark: its training, attacked model states, and malicious servers' overrides by name."""
+    """Kind of upload in a benchmark: training, model states to attack, and malicious servers' overrides by name."""
 
     training: str
     states: tuple[State, ...]
@@ -193,10 +193,16 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
         where = f"uploads.{upload} of the track {name}"
         uploads[upload] = kind = UploadKind(**_checked(entry, get_type_hints(UploadKind), where))
         if kind.training not in raw["trainings"]:
-            raise UserError(f"{where} has no training {kind.training}{suggest(kind.training, raw['trainings'])}")
+            raise UserError(
+                f"{where} is expected to have a training of the track, but got {kind.training}"
+                f"{suggest(kind.training, raw['trainings'])}"
+            )
     for training in raw["evaluators"]:
         if training not in raw["trainings"]:
-            raise UserError(f"evaluators of the track {name} got {training}{suggest(training, raw['trainings'])}")
+            raise UserError(
+                f"evaluators of the track {name} are expected to be among its trainings, but one is {training}"
+                f"{suggest(training, raw['trainings'])}"
+            )
     whole(f"version of the track {name}", raw["version"], at_least=1, example=1)
     whole(f"early of the track {name}", raw["early"], at_least=1, example=3)
     for key in ("trainings", "uploads", "accuracy_loss"):
@@ -264,7 +270,7 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
 
 
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return a mapping with its lists as tuples; ``UserError`` unless keys and types are those of ``sections``."""
+    """Return the mapping ``raw`` with lists as tuples; ``UserError`` unless its keys and types match ``sections``."""
     if not isinstance(raw, Mapping):
         raise UserError(f"{what} is expected to be a mapping, but got {raw!r}; write KEY: VALUE lines.")
     for key in raw:

@@ -190,7 +190,7 @@ def read_bundle(content: bytes) -> Bundle:
 
 
 def unmet_packages(bundle: Bundle, *, any_version: bool = False) -> dict[str, str]:
-    """Map each unmet requirement of ``bundle`` to what is installed instead; ``any_version`` ignores versions."""
+    """Return unmet requirements of ``bundle`` with reasons; ``any_version`` accepts any version of a package."""
     found, seen = dict[str, str](), set[tuple[str, str]]()
     with suppress(InvalidSpecifier):
         if not SpecifierSet(bundle.python).contains(here := ".".join(map(str, sys.version_info[:3]))):
@@ -209,7 +209,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (requirement, reason) if ``wanted`` is missing or of another version, and for its extras."""
+    """Yield (requirement, reason) if ``wanted`` is missing or of another version, and for what its extras require."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra
@@ -357,10 +357,7 @@ class Approvals:
         return found
 
     def decide(self, run: str, says: str, token: str = "") -> None:
-        """Write the site's decision on a run, in the name of this process's user.
-
-        ``says``: ``yes`` or ``no`` to the waiting run of ``token``, or ``REVOKED``.
-        """
+        """Write this user's decision ``says`` on a run: ``yes`` or ``no`` to the waiting ``token``, or ``REVOKED``."""
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
             who = pwd.getpwuid(os.getuid()).pw_name

@@ -73,7 +73,7 @@ def _fill(found: Integers, random: Bytes) -> None:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Return the accepted values of ``trials`` proposals of 64 random bits each, 71 % of them on average."""
+    """Return the accepted ones (71 % on average) of ``trials`` proposals, each of which takes 64 random bits."""
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
     j = (words & np.uint64(SCALE - 1)).astype(np.int64)

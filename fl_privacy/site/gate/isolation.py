@@ -240,7 +240,7 @@ def _folder(place: Path) -> str:
 
 
 def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
-    """Mount overlays over folders, which disconnect sockets and pipes in them; yield folders without overlay."""
+    """Mount an overlay over each folder, which disconnects its sockets and pipes; yield folders where that fails."""
     for bare in bound:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113

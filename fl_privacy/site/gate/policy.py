@@ -61,7 +61,7 @@ class Arrays:
         dtypes: allowed floating-point types of received arrays, or allowed types of ``lists``.
         counters: source of whole numbers: as ``received``, or as ``sent`` by the app.
         record: name of the only record of arrays; ``None`` keeps the received names.
-        lists: largest shape of each array that the app makes; all of them leave or none.
+        lists: name -> largest shape of an array that the app makes; either all of these arrays leave or none.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
@@ -90,32 +90,22 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Protect:
-    """Protection of the parameters' change in a reply.
+    """Protection of the parameters' change in a reply."""
 
-    Attributes:
-        noising: clipping and noise; ``None`` if ``defense`` acts instead.
-        unit: unit of protection, see ``entries.FACTORS``.
-    """
-
-    noising: Noising | None = None
-    unit: str = "client"
+    noising: Noising | None = None  # clipping and noise; ``None`` if ``defense`` acts instead
+    unit: str = "client"  # unit of protection, see ``entries.FACTORS``
     defense: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Privacy budget of the node's data.
+    """Privacy budget of the node's data."""
 
-    Attributes:
-        epsilon: largest epsilon; ``None`` for no limit.
-        anchor: file with the digest of the ledger's last entry, in a folder that is not restored together with it.
-    """
-
-    epsilon: float | None
+    epsilon: float | None  # largest epsilon; ``None`` for no limit
     delta: float
     ledger: Path
-    anchor: Path
+    anchor: Path  # file with the digest of the ledger's last entry, in a folder that is not restored together with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +167,7 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Return the zCDP rho of a reply to a message of ``kind``; ``None`` for weights without noise."""
+        """Return the zCDP rho of a reply to a message of ``kind``: 0 without weights, ``None`` for unnoised ones."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0
