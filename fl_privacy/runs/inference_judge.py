@@ -143,9 +143,9 @@ def expect_attributes(setup: Setup) -> None:
 
 
 def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
-    """Build the attacker's simulated client, which defends public examples like the real clients.
+    """Build the attacker's simulated client, which defends public examples as real clients defend theirs.
 
-    ``None`` if the attacker knows no defense, the defense replaces examples, or public ones have no attributes.
+    ``None`` if the attacker knows no defense, the defense replaces examples, or public examples have no attributes.
     """
     config, defense = setup.config, setup.defense
     known = config.threat_model.knows_defense and defense.parts and not defense.examples

@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """Jobs of a defense at one strength; ``early`` trains only the first rounds, for attacks on that model."""
+    """Jobs of a defense at one strength; ``early``: trainings of the first rounds only, for attacks on early models."""
 
     point: GridPoint
     trainings: Mapping[str, Job]

@@ -103,7 +103,7 @@ def _moved(tensors: Tensors, device: torch.device | str) -> Tensors:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """Attacker's knowledge in addition to what the protocol shows it; ``None`` is unknown.
+    """Attacker's knowledge beyond what the protocol shows; ``None`` means unknown.
 
     Attributes:
         labels: client's labels, (B,) class indices or (B, K) class probabilities.

@@ -108,7 +108,7 @@ class Schema:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """Return the index of each column's first encoded value, (C,)."""
+        """Return the index of the first encoded value of each of the C columns."""
         widths = [len(column.shift) for column in self.columns]
         return tuple(sum(widths[:number]) for number in range(len(widths)))
 
@@ -141,7 +141,7 @@ class Schema:
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Return the least and largest encoded value of each of the N numeric columns, (2, N)."""
+        """Return (2, N): the least and the largest encoded value of each of the N numeric columns."""
         return (torch.stack(self._limits).float() - self.shift[self.number_values]) / self.scale[self.number_values]
 
     @cached_property

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of the section ``name``; ``UserError`` if it is missing or a key or value is wrong."""
+    """Call the ``_target_`` of section ``name`` with its settings and ``arguments``; ``UserError`` if one is wrong."""
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
     check_arguments(locate_target(section, name), settings, name)

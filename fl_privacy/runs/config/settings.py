@@ -44,8 +44,8 @@ def group(
 ) -> Any:
     """Declare a group of options.
 
-    ``runtime``: settings that change no result. ``within``: range of each numeric setting. ``names``: allowed names, if
-    not all.
+    ``runtime``: settings that change no result. ``within``: setting -> range. ``names``: allowed values of ``name``, if
+    any.
     """
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 

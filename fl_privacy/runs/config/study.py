@@ -131,7 +131,7 @@ def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
 
 
 def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
-    """Yield the points of ``family``, one for each strength in its ``overrides``."""
+    """Yield a point for each strength of the defense ``family`` that ``overrides`` list."""
     key = swept_key(overrides)
     for point in expand_sweep(overrides):
         value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
@@ -192,17 +192,9 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     for upload, entry in raw["uploads"].items():
         where = f"uploads.{upload} of the track {name}"
         uploads[upload] = kind = UploadKind(**_checked(entry, get_type_hints(UploadKind), where))
-        if kind.training not in raw["trainings"]:
-            raise UserError(
-                f"{where} is expected to have a training of the track, but got {kind.training}"
-                f"{suggest(kind.training, raw['trainings'])}"
-            )
+        _expect_training(kind.training, raw["trainings"], where)
     for training in raw["evaluators"]:
-        if training not in raw["trainings"]:
-            raise UserError(
-                f"evaluators of the track {name} are expected to be among its trainings, but one is {training}"
-                f"{suggest(training, raw['trainings'])}"
-            )
+        _expect_training(training, raw["trainings"], f"The section evaluators of the track {name}")
     whole(f"version of the track {name}", raw["version"], at_least=1, example=1)
     whole(f"early of the track {name}", raw["early"], at_least=1, example=3)
     for key in ("trainings", "uploads", "accuracy_loss"):
@@ -267,6 +259,13 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
         for server in kind.servers:
             for state in kind.server_states:
                 yield kind, state, server, AttackCell(uploads=name, state=state, server=server)
+
+
+def _expect_training(name: str, trainings: Mapping[str, object], where: str) -> None:
+    if name not in trainings:
+        raise UserError(
+            f"{where} is expected to name a training of the track, but got {name}{suggest(name, trainings)}"
+        )
 
 
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:

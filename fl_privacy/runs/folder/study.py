@@ -39,7 +39,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Folders of the results of a defense at one strength; unfinished jobs have no results."""
+    """Result folders of the jobs of a defense at one strength; some jobs may not have finished."""
 
     own: bool = False  # ``True`` if the user entered it
     trainings: Mapping[str, Path]  # folder of each training by name, the main one first

@@ -184,7 +184,7 @@ class LoopbackFederation:
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
-    """Make the folder of ``federation``, and end its processes with the context."""
+    """Make the folder of ``federation``, and end the federation's processes when the context ends."""
     federation.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield federation

@@ -85,7 +85,10 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Return the section ``runs`` of a policy; paths are relative to ``folder``. ``UserError`` if a value is wrong."""
+    """Return the section ``runs`` of a policy; ``UserError`` if a value is wrong, or there is no ``ledger``.
+
+    Paths are relative to ``folder``.
+    """
     told = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
     if ledger is None:
         raise UserError("runs is expected with a budget, whose ledger names each bundle, but got none; add budget.")
@@ -131,20 +134,14 @@ def _key(name: str, given: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """Bundle of a run; the fields after ``digest`` are as the bundle states them.
-
-    Attributes:
-        name: name of the app, ``publisher/name``.
-        client: reference to the client app, such as ``package.client_app:app``.
-        packages: required packages, such as ``numpy>=1.21``, without Flower.
-    """
+    """Bundle of a run; the fields after ``digest`` are as the bundle states them."""
 
     content: bytes
     digest: str
-    name: str
+    name: str  # name of the app, ``publisher/name``
     version: str
-    client: str
-    packages: tuple[str, ...] = ()
+    client: str  # reference to the client app, such as ``package.client_app:app``
+    packages: tuple[str, ...] = ()  # required packages, such as ``numpy>=1.21``, without Flower
     python: str = ""
 
     def in_words(self) -> str:

@@ -100,8 +100,9 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 def keep_apart(wishes: Wishes) -> Isolation:
     """Isolate the code that follows: return in an isolated grandchild process.
 
-    This process, which must have one thread, then counts the app's resources; its child waits for the grandchild, and
-    all end with it. Without namespaces this process itself returns. ``OSError`` if the memory can't be limited.
+    This process, which must have one thread, then counts the app's resources; its child waits for the grandchild. If
+    one of the three ends, so do the others. Without namespaces this process itself returns. ``OSError`` if the memory
+    can't be limited.
     """
     held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:

@@ -204,7 +204,7 @@ def read_policy(path: str | Path) -> SitePolicy:
 
 
 def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
-    """Return the policy in ``content``, with paths relative to ``folder``; ``UserError`` with ``name`` if wrong."""
+    """Return the policy in ``content``, with paths relative to ``folder``; ``UserError`` for file ``name`` if wrong."""
     from fl_privacy.site.gate.plain_yaml import loaded  # noqa: PLC0415
 
     told = loaded(content, name)

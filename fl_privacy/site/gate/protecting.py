@@ -41,7 +41,7 @@ class Noising:
 
     @property
     def longest(self) -> int:
-        """Return the largest squared norm of a clipped change, in steps."""
+        """Return the largest squared norm of a clipped change, in squared steps of the grid."""
         return int(Fraction(SCALE) ** 2 / Fraction(self.noise_multiplier) ** 2)
 
     @property
