@@ -74,7 +74,7 @@ class PlannedPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan(Generic[S]):
-    """All jobs of a study, whose folders are in ``out``."""
+    """All jobs of a study; the jobs' folders are in ``out``."""
 
     study: S
     out: Path

@@ -326,7 +326,7 @@ def sections() -> list[str]:
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
-    """Return the dotted keys of all settings whose role is ``role``, and ``choices.GROUP`` for such groups."""
+    """Return the dotted keys of all settings with ``role``, and ``choices.GROUP`` of all groups with it."""
     found: list[str] = []
     for key, declared in declared_settings():
         if "group" in declared.metadata and role is Role.RUNTIME:

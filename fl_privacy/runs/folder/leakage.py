@@ -173,7 +173,7 @@ def described_facts(
     threats: Sequence[str] = (),
     defenses: Sequence[str] = (),
 ) -> AttackFacts:
-    """Describe the attacks tried, from the contents of a run's folder."""
+    """Describe the attacks tried on a run, given its settings, records, and sentences on ``threats``."""
     images = [record for attacker in Attacker for record in records_of(records, "image", attacker)]
     sizes = Counter({str(image["id"]): 0 for image in images})
     for image in images:

@@ -47,7 +47,7 @@ def expect_finished(path: Path) -> None:
 
 
 def is_aside(path: Path) -> bool:
-    """Return ``True`` if the folder has a name that ``move_aside`` gives."""
+    """Return ``True`` if ``move_aside`` gave the folder its name."""
     return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 

@@ -203,7 +203,7 @@ def failed_attackers(path: Path) -> dict[Attacker, str]:
 
 
 def find_baseline(out: Path, config: Mapping[str, Any]) -> tuple[Path, float] | None:
-    """Return a finished undefended run in ``out`` that trained like ``config``, and its accuracy in [0, 1]; else ``None``."""
+    """Return a finished undefended run in ``out`` that trained like ``config``, if any, and its accuracy in [0, 1]."""
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:

@@ -228,7 +228,7 @@ def _unmet(
 
 
 def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
-    """Install packages from the site's index into a subfolder of ``folder``, and return it.
+    """Install the ``unmet`` packages from the site's index; return their new subfolder of ``folder``.
 
     Only wheels are installed, so that no code of a package runs. ``RefusedError`` on failure.
     """
@@ -267,7 +267,7 @@ def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: 
     """Return the names in ``keys`` whose keys signed ``bundle``.
 
     Args:
-        signatures: pairs of signed message, which must end with the bundle's digest, and signature.
+        signatures: pairs (message, signature); a message must end with the bundle's digest.
         keys: Ed25519 public keys in OpenSSH's format.
     """
     found = dict[str, None]()

@@ -115,7 +115,7 @@ def _cumulative() -> tuple[int, ...]:
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
     """Return booleans that are true with probability exp(-exponent / (2 s^2)) for each of ``exponents``.
 
-    ``uniform``: a random number of ``bits`` bits for each; more bits are drawn if it does not decide.
+    ``uniform``: a random number of ``bits`` bits for each exponent; more bits are drawn if this number does not decide.
     """
     half = 2.0 ** -(bits + 1)
     away = np.exp(exponents * (-0.5 / SCALE**2))

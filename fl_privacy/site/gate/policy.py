@@ -36,7 +36,7 @@ LEAST_MEMORY = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """Allowed values: names of their records, and a rule for each key."""
+    """Allowed values: names of the records that hold them, and a rule for each key."""
 
     records: tuple[str, ...]
     rules: Mapping[str, Rule] = field(default_factory=dict)
