@@ -106,7 +106,10 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Build the source of features and of substitutes for private layers; ``None`` if attackers need neither."""
+    """Build the source of features and of substitutes for private layers; ``None`` if attackers need neither.
+
+    ``UserError`` if ``threats.features_at`` names no module, or is set without knowledge of features.
+    """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:
             raise UserError(

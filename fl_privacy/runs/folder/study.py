@@ -170,7 +170,11 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the worst figures of attacks up to ``threat`` on ``uploads`` (``None``: of any kind), if scored."""
+        """Return the worst figures of attacks up to ``threat``; ``None`` if none was scored.
+
+        ``uploads``: kind of upload, by default all kinds. ``asked``: questions of inference for which figures are
+        needed.
+        """
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,

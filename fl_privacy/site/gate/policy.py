@@ -110,22 +110,15 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class AppLimits:
-    """Limits on the app's process.
+    """Limits on the app's process."""
 
-    Attributes:
-        reads: readable paths in addition to Python and its packages.
-        writes: writable paths in addition to a temporary folder.
-        most_bytes: most bytes of memory of the process with its children, including files in its temporary folder.
-        required: ``True`` if the gate only starts with isolation from network and files.
-    """
-
-    reads: tuple[Path, ...] = ()
-    writes: tuple[Path, ...] = ()
+    reads: tuple[Path, ...] = ()  # readable paths in addition to Python and its packages
+    writes: tuple[Path, ...] = ()  # writable paths in addition to a temporary folder
     environment: tuple[str, ...] = ()
-    most_bytes: int = 8192 * MIB
+    most_bytes: int = 8192 * MIB  # memory of the process with its children, and of files in its temporary folder
     most_processes: int = 128
     seconds: float = 3600.0
-    required: bool = True
+    required: bool = True  # ``True`` if the gate only starts with isolation from network and files
 
 
 @dataclass(frozen=True, kw_only=True)
