@@ -27,13 +27,13 @@ class AttackerKnowledge:
     """Knowledge of the plain attacker and of the adaptive one, which attacks the same victims afterwards.
 
     Attributes:
-        same_data: name of a victim's examples; see :func:`data_names`.
+        same_data: returns the name of a victim's examples; see :func:`data_names`.
         labels: returns the labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
-        public: labelled examples of the same domain.
+        public: labelled examples of the same domain as the clients' data.
         defense: public description of the defense; ``None`` without an adaptive attacker.
         defenses: client -> description of its defense, if it differs from ``defense``; may be empty.
         lengths: returns the lengths of texts; ``None`` if not known.
-        remembers: ``True`` starts from the last result on the same examples (attack.start=previous).
+        remembers: ``True`` starts an attack from the last result on the same examples (attack.start=previous).
     """
 
     same_data: Callable[[VictimId], str | None]
@@ -84,9 +84,9 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function that names a victim's examples, the same in each round, or returns ``None`` if they change.
+    """Return a function victim -> name of its examples, equal in each round; ``None`` if the examples change.
 
-    They change if a client trains on a part of its data, or augmentation or a defense redraws images. Mixed images
+    Examples change if a client trains on a part of its data, or augmentation or a defense redraws images. Mixed images
     count as unchanged, since each mixture contains the same image.
     """
 
@@ -106,7 +106,10 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Return the simulated source of features and private layers that the attacker knows; ``None`` if it knows none."""
+    """Build the source of features and of substitutes for private layers; ``None`` if attackers need neither.
+
+    ``UserError`` if ``threats.features_at`` names no module, or is set without knowledge of features.
+    """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:
             raise UserError(
@@ -133,7 +136,7 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the attacker's public examples: the first ``count``, or by default at most ``MOST_PUBLIC``, if any."""
+    """Return the attacker's examples: the first ``count``, or for ``None`` up to ``MOST_PUBLIC`` evenly spaced ones."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a random mask (``examples``,) of ``number`` examples that no client gets; ``UserError`` if that is all."""
+    """Return a mask (``examples``,) of ``number`` random ones that no client gets; ``UserError`` if none are left."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -52,7 +52,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
 
 
 def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
-    """Return indices of every fourth of ``unattacked``, at most ``DEFENDERS``, with which clients prepare defenses."""
+    """Return the indices of the public examples with which clients prepare defenses, at most ``DEFENDERS``."""
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
@@ -77,7 +77,7 @@ _CHECKS: Mapping[Modality, Callable[[nn.Module, Any], nn.Module | None]] = {
 def build_network_for(
     section: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
 ) -> nn.Module:
-    """Build the model of ``section`` for images (C, H, W) of ``num_classes`` classes, with ``more`` options."""
+    """Build the model of ``section`` for images (C, H, W); its settings replace those in ``more``."""
     channels, height, _ = input_shape
     facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
     model = _network(section, facts, seed, **more)
@@ -163,7 +163,7 @@ def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Mo
 
 
 def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
-    """Build the check that clients make of received models against that of ``config``; ``None`` for ``guard=off``."""
+    """Build the check by which clients compare received models with the configured one; ``None`` for ``guard=off``."""
     if "_target_" not in config.guard:
         expect_named(config.guard, "guard")
         return None
@@ -226,7 +226,7 @@ _MOST_OF_PRIOR = 1000  # number of public images, from the first, whose pixels a
 def build_metrics(
     bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
 ) -> dict[str, MetricFunction]:
-    """Build the metrics that need a run's settings, by name; ``public`` are examples that nobody attacks."""
+    """Build the metrics that depend on settings, by name: ``bpki``, and ``noise_ratio`` if ``evaluator`` is set."""
     register_plugin_metrics()
     known = None
     if bpki.prior is not None:
@@ -279,7 +279,7 @@ def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPla
 def build_parts(
     section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
 ) -> list[torch.Tensor]:
-    """Divide ``examples`` by the partition of ``section``; return indices (N_i,) of each of ``number`` clients."""
+    """Divide ``examples`` among ``number`` clients by the partition of ``section``; return indices (N_i,) by client."""
     partition, target = instantiate(section, "partition"), f"partition._target_={section.get('_target_')}"
     with blamed_on(target):
         parts: Any = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
@@ -320,7 +320,7 @@ def prepared_client(
 
 @lru_cache(maxsize=1)
 def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
-    """Build the data and clients of ``config``; the latest are cached."""
+    """Build the data and the clients of ``config``; the result of the last call is cached."""
     plan, number = build_plan(config.federation.plan, config.model), config.federation.clients
     dataset = build_dataset(config.data)
     first = prepared_client(config, plan, dataset, agreed_network(config, dataset, number))
@@ -334,7 +334,7 @@ def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """Return an attack and its name from an attack or text such as ``idlg attack.iterations=50``."""
+    """Return an attack and its name, from an attack or from text such as ``idlg attack.iterations=50``."""
     if not isinstance(attack, str):
         if not callable(attack):
             raise UserError(

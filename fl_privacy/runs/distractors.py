@@ -36,7 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Return up to ``number`` random images of the data set ``name`` as distractors, or up to 10,000 texts or rows."""
+    """Return up to ``number`` random images, or up to 10,000 texts or rows, of the data set ``name`` as distractors."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -74,7 +74,7 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Return ``number`` distractors (C, H, W) from installed packages: photograph crops; digits too for one channel."""
+    """Return up to ``number`` images of ``shape`` from packages: parts of photographs; digits, too, for one channel."""
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made
@@ -103,7 +103,7 @@ def at_most(number: int, shape: tuple[int, ...]) -> int:
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    """Return ``number`` random crops (N, C, H, W) of photographs, between a tenth and all of the shorter side."""
+    """Return random crops (N, C, H, W) of photographs, of 10 to 100 % of the largest size; none unless C is 1 or 3."""
     pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
     if not pictures or shape[0] not in (1, 3):
         return torch.empty(0, *shape)
@@ -143,7 +143,7 @@ Samples = list[tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class _Drawn:
-    """An image (C, H, W) in [0, 1]; ``place`` is its partition and index, ``None`` if no client trains on it."""
+    """An image (C, H, W) in [0, 1]; ``place``: (partition, index), ``None`` if no client trains on the image."""
 
     image: Tensor
     label: int
@@ -162,7 +162,8 @@ def others_of_app(
 ) -> Distractors:
     """Return distractors from the app's data, and images from installed packages if those are few.
 
-    For a client's updates, only its own attacked images are left out, so that other clients don't change the result.
+    For a client's updates, only that client's attacked images are left out, so that other clients don't change the
+    result.
 
     Args:
         data: data of the app; test examples, if there are any, are taken first.
@@ -246,7 +247,6 @@ def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None,
 
 
 def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: int) -> list[_Drawn]:
-    """Draw about ``number`` images in [0, 1] from partitions ``places``, first those that no client trains on."""
     held: list[_Drawn] = []
     trained: list[_Drawn] = []
     most = 1 + (number + SPARE) // len(places)

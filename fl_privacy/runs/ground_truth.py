@@ -31,7 +31,7 @@ _AT_ONCE = 256  # images converted to floats at a time
 
 @dataclass(frozen=True, eq=False)
 class SummedReplay:
-    """Replays of uploads whose mean the attacker observes as one upload."""
+    """Replays of several uploads, of which the attacker observes only the mean."""
 
     each: Sequence[Replay]
 
@@ -68,8 +68,8 @@ def as_wide(batches: Sequence[Batch]) -> list[Batch]:
 class GroundTruth:
     """Looks up victims in the simulated clients' data, and replays their uploads; attackers see neither.
 
-    ``batch_size``: examples of a probe. ``behind``: ids of the clients whose mean is a victim's upload. ``states``:
-    states of the clients at the upload.
+    ``batch_size``: examples of a probe. ``behind``: returns the ids of the clients whose mean is the victim's upload.
+    ``states``: states of the clients at the time of the upload.
     """
 
     clients: Mapping[int, Client]
@@ -114,7 +114,7 @@ def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """Return the client's nearest image for each of ``batch``, of the same class if it has some of that class."""
+    """Return the client's nearest image for each image of ``batch``, of the same class if the client has that class."""
     labels = hard_labels(batch.labels)
     own = client.examples.labels[client.indices].to(labels.device)
     nearest = torch.empty_like(batch.inputs)
@@ -190,7 +190,7 @@ class SummedProbes:
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean update that the attacker observes as victim ``probe``; ``client`` simulates all clients."""
+        """Return the mean update that the attacker observes as number ``probe``; ``client`` stands for all clients."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))

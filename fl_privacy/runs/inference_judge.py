@@ -64,7 +64,7 @@ class InferenceQuestions:
 
 
 def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions:
-    """Draw as many members and non-members as any of ``inferences`` needs; ``UserError`` if there are fewer."""
+    """Draw as many members and non-members as the most demanding of ``inferences`` needs; ``UserError`` for too few."""
     asked = {
         kind: [(int(getattr(i, kind, 0)), name) for name, i in inferences.items()] for kind in ("members", "others")
     }
@@ -143,9 +143,9 @@ def expect_attributes(setup: Setup) -> None:
 
 
 def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
-    """Build the attacker's simulated client, which defends public examples like the real clients.
+    """Build the attacker's simulated client, which defends public examples as real clients defend theirs.
 
-    ``None`` if the attacker knows no defense, the defense replaces examples, or public ones have no attributes.
+    ``None`` if the attacker knows no defense, the defense replaces examples, or public examples have no attributes.
     """
     config, defense = setup.config, setup.defense
     known = config.threat_model.knows_defense and defense.parts and not defense.examples
@@ -176,17 +176,12 @@ FROM_TEST = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InferenceJudge:
-    """Compares the answers of inference attacks with the truth.
-
-    Attributes:
-        attributes: (V,) attributes of the victims, -1 if not known.
-        epsilon: largest epsilon of a client by the last observed round; ``None`` without guarantee.
-    """
+    """Compares the answers of inference attacks with the truth."""
 
     setup: Setup
     asked: InferenceQuestions
-    attributes: Tensor
-    epsilon: float | None
+    attributes: Tensor  # (V,) attributes of the victims, -1 if not known
+    epsilon: float | None  # largest epsilon of a client by the last observed round; ``None`` without guarantee
 
     @property
     def _columns(self) -> Tensor:

@@ -94,7 +94,7 @@ class InferenceStage:
         self._waiting.append(observation)
 
     def end_round(self, following: Observation | None = None) -> None:
-        """Pass the collected round to all attacks; ``following`` is the first observation of a later round."""
+        """Pass the collected round to all attacks; ``following``: first observation of a later round, if any."""
         if not self._waiting:
             return
         probed = [o for o in self._waiting if o.id.probe is not None]

@@ -52,7 +52,10 @@ class PaperTable:
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Return, by line, the runs to start for each strength: one, or a training and the attack on it."""
+        """Return line of the table -> for each strength, the runs to start.
+
+        These are ``command`` and, if there is one, ``attack`` on uploads of an untrained model.
+        """
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])
@@ -82,7 +85,10 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table of the preset in ``overrides``, unless they change it; ``UserError`` for a wrong ``paper=``."""
+    """Return the table of a paper's preset in ``overrides``, unless they change what it fixes.
+
+    ``UserError`` for a wrong ``paper=``, or one without such a preset.
+    """
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
     own = [text for key, text in given.items() if key not in (FORM, "experiment")]
@@ -136,7 +142,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return the figure ``of`` for ``paper.json``: published, measured (mean over strengths), interval, number."""
+    """Return [published, measured, low, high, number] of the figure ``of``; for several ``strengths``, their mean."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])
@@ -145,7 +151,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return the statistic named ``of``: of the training (the first of ``runs``), or of the attack (the last)."""
+    """Return the statistic ``of``, from the training (first of ``runs``), the attack (last), or both (``cap``)."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

@@ -65,7 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of the clients that may lose most privacy, one for each sampling rate and step number."""
+    """Return the guarantees of clients that may lose most privacy, one for each sampling rate and number of steps."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -88,19 +88,22 @@ def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Gu
 
 
 def rounds_taken_part(setup: Setup) -> Sequence[int]:
-    """Return, for each round, the largest number of rounds in which a client has taken part so far."""
+    """Return, for each round, the largest number of rounds in which one client has taken part so far."""
     turns = len(setup.clients) if setup.server.plan.aggregation == "round_robin" else 1
     return [math.ceil(round / turns) for round in range(1, setup.rounds + 1)]
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with the noise from ``noise_for_budget``, and ``privacy.epsilon`` set to ``null``."""
+    """Return ``config`` with noise that spends ``privacy.epsilon``, then set to ``null``; unchanged without budget."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return settings whose noise spends ``privacy.epsilon`` by the last round; ``UserError`` without a guarantee."""
+    """Return settings whose noise spends ``privacy.epsilon``, if set, by the last round.
+
+    ``UserError`` if the defense gives no guarantee, or its noise is not proportional to a setting.
+    """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}

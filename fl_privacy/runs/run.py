@@ -94,7 +94,7 @@ def run_experiment(
 
 
 def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:
-    """Train ``config`` undefended if its accuracy is needed and no such run exists."""
+    """Train ``config`` without a defense, if a comparison needs the accuracy and no such run exists."""
     if config.compares and _undefended_accuracy(RunLocation("run", config)) is None:
         monitor.say("First the same training without defense, to compare accuracy with (baseline=false skips it).")
         none = compose_run(["defense=none", "attack=none", "inference=none"])
@@ -110,7 +110,7 @@ def _undefended_accuracy(place: RunLocation) -> float | None:
 
 
 def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[str], clients: ClientLocation) -> None:
-    """Record environment, threat model, defense and guarantee before the training; ``prior``: further sentences."""
+    """Record environment, threat model, defense and guarantee before training; ``prior``: sentences on image priors."""
     config, train = setup.config, setup.dataset.train
     start = ["The training starts at weights trained elsewhere."] if config.weights else []
     folder.write_environment(seed=config.seed)
@@ -163,7 +163,7 @@ def train(
     privacy: Privacy,
     early: int | None = None,
 ) -> None:
-    """Run all rounds, and pass intercepted updates to all readers; their errors do not stop the training."""
+    """Run all rounds, and pass intercepted updates to ``readers``, whose errors do not stop the training."""
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
     audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
     seen: Callable[[Round], Iterator[Observation]] = lambda round: chain(round, means())  # noqa: E731

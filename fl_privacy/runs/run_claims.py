@@ -74,7 +74,7 @@ def _facts(run: Run, defense: Defense, rounds: int, asked: DpCheckRequest) -> tu
 
 
 def facts_of(found: Guarantee, rounds: int) -> Facts:
-    """Return what a guarantee assumes (noise, sampling, number of releases), over ``rounds`` rounds."""
+    """Return what is needed to recompute epsilon of a guarantee over ``rounds`` rounds: noise, sampling, releases."""
     return Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
         sample_rate=found.sample_rate,

@@ -31,7 +31,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack, if any, with ``public`` images and, if it needs them, ``attacked`` ones."""
+    """Build a malicious server's attack, if any, with ``public`` images; some attacks get ``attacked`` ones, too."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None
@@ -47,7 +47,7 @@ def build_server_attack(
 
 
 def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> None:
-    """Raise ``UserError`` if ``attack`` needs the mean of training updates, which ``config`` does not intercept."""
+    """Raise ``UserError`` if ``attack`` needs mean updates that ``config`` does not intercept, or sends as weights."""
     if attack is None or not attack.reads_sum:
         return
     server, uploads = config.choices["server"], config.intercept.uploads
@@ -69,7 +69,7 @@ def hand_over(
     """Make ``server`` send crafted models in the rounds of ``audit``, if it is malicious.
 
     Return the replies to intercept, and a function to call after each round. If the attack needs only the mean of the
-    replies, the function yields it once for each attacked client, scaled to its number of examples.
+    replies, the function yields it once for each attacked client, scaled to that client's number of examples.
     """
     of_means: list[Observation] = []
 
@@ -108,7 +108,7 @@ def hand_over(
 def _decay(
     plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
 ) -> Mapping[int, Mapping[str, Tensor]]:
-    """Return each client's weight decay in the mean update, by client and parameter; empty without weight decay."""
+    """Return client -> parameter -> that client's weight decay in the mean update; empty without weight decay."""
     if not plan.weight_decay or plan.shares == "gradient":
         return {}
     total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()
@@ -121,7 +121,7 @@ def _decay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """Reconstructs images from replies to crafted models, with ``attack`` if the server does not do so itself."""
+    """Reconstructs images from replies to crafted models by the method of ``server``, or else by ``attack``."""
 
     server: ServerAttack
     attack: ReconstructionAttack

@@ -99,7 +99,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Return the intercepted uploads of all probes, for the model ``sent`` or as a malicious server changes it."""
+        """Return the intercepted uploads of all probes, for the model ``sent`` or a malicious server's change of it."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients behind the upload ``victim``: one, or, if a site attacks, all in its mean."""
+        """Return the ids of the clients in the upload ``victim``: one, or, if a site attacks, those in the mean."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}
@@ -199,7 +199,7 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def assumed_knowledge(self) -> Knowledge:
-        """Return the strongest attacker's knowledge; known fields have empty values, others are ``None``."""
+        """Return what the strongest attacker knows: placeholders in fields that are known, ``None`` in the others."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None

@@ -66,7 +66,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """Jobs of a defense at one strength."""
+    """Jobs of a defense at one strength; ``early``: trainings of the first rounds only, for attacks on early models."""
 
     point: GridPoint
     trainings: Mapping[str, Job]
@@ -75,7 +75,7 @@ class PlannedPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyPlan(Generic[S]):
-    """All jobs of a study, whose folders are in ``out``."""
+    """All jobs of a study; the jobs' folders are in ``out``."""
 
     study: S
     out: Path
@@ -258,7 +258,7 @@ def _module_called(name: str) -> ModuleType:
 
 
 def _function_in(module: ModuleType, name: str) -> str:
-    """Return ``name`` or, if empty, that of the one function of ``module`` annotated to return a ``Defense``."""
+    """Return ``name``; if it is empty, the name of the one function of ``module`` annotated to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
             raise UserError(f"--entry is expected to name a function, but {module.__name__} has no {name}; define it.")

@@ -38,7 +38,7 @@ Snapshot = Frame | TextFrame
 
 
 def shots(moments: int) -> frozenset[int]:
-    """Return the iterations, among 0 to ``moments - 1``, of which a film keeps a snapshot: most at the beginning.
+    """Return the iterations, of 0 to ``moments - 1``, at which a film has a snapshot; they are denser at the beginning.
 
     >>> sorted(shots(101))
     [0, 1, 3, 7, 13, 21, 30, 40, 53, 67, 83, 100]
@@ -48,7 +48,7 @@ def shots(moments: int) -> frozenset[int]:
 
 
 def frame(at: int, images: Tensor) -> Frame:
-    """Return a frame of the first of ``images`` (B, C, H, W), clamped to [0, 1] and scaled down to ``LARGEST``."""
+    """Return a frame of the first of ``images`` (B, C, H, W), clamped to [0, 1], with sides of at most ``LARGEST``."""
     from torch.nn.functional import interpolate  # noqa: PLC0415  (pages go without)
 
     image = images[:1].detach().clamp(0, 1).float().cpu()
@@ -82,7 +82,7 @@ def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
 
 
 def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Join two films; those of ``then`` come ``moments`` iterations later."""
+    """Join two films; the iterations of ``then`` are counted from ``moments``."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 

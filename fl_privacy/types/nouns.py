@@ -103,7 +103,7 @@ def _moved(tensors: Tensors, device: torch.device | str) -> Tensors:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """Attacker's knowledge in addition to what the protocol shows it; ``None`` is unknown.
+    """Attacker's knowledge beyond what the protocol shows; ``None`` means unknown.
 
     Attributes:
         labels: client's labels, (B,) class indices or (B, K) class probabilities.
@@ -248,8 +248,9 @@ class Observation:
         """Build an observation of a client's weights before and after local training, as in FedAvg.
 
         Args:
-            before: model as sent; if ``model`` is given, also its ``state_dict()`` or the arrays of that in order.
-            after: model after the training, its ``state_dict()``, or the arrays of that in order.
+            before: model as sent; if ``model`` is given, also its ``state_dict()``, or the arrays of that dict in
+                order.
+            after: model after the training, its ``state_dict()``, or the arrays of that dict in order.
             plan: client's plan, known to the server: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``.
             input_shape, number: see :meth:`of_gradients`.
             model: architecture, if ``before`` is no model.

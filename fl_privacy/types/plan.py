@@ -127,7 +127,7 @@ class LocalPlan:
         return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """Return the plan of ``round``, from 1: its learning rate, and batch norm of a ``probe`` or of training."""
+        """Return the plan of one ``round`` (from 1): its learning rate, and batch norm for probes or for training."""
         return _in_round(self, round, probe)
 
 

@@ -108,6 +108,7 @@ class Schema:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
+        """Return the index of the first encoded value of each of the C columns."""
         widths = [len(column.shift) for column in self.columns]
         return tuple(sum(widths[:number]) for number in range(len(widths)))
 
@@ -121,10 +122,7 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of each categorical column's encoded values, padded with the first, and a mask.
-
-        The mask (G, L) is false for padding.
-        """
+        """Return indices (G, L) of the encoded values of G categorical columns, and a mask (false for padding)."""
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -143,7 +141,7 @@ class Schema:
 
     @cached_property
     def bounds(self) -> Tensor:
-        """Return the least and largest encoded value of each of the N numeric columns, (2, N)."""
+        """Return (2, N): the least and the largest encoded value of each of the N numeric columns."""
         return (torch.stack(self._limits).float() - self.shift[self.number_values]) / self.scale[self.number_values]
 
     @cached_property
@@ -211,7 +209,7 @@ class Schema:
     def inferred(cls, inputs: Tensor, names: Sequence[str] = ()) -> "Schema":
         """Infer the schema of rows (N, F): neighboring columns of 0 and 1 that sum to 1 become one categorical column.
 
-        ``names``: of the F columns. ``UserError`` unless ``inputs`` are finite numbers of at least two rows.
+        ``names`` are those of the F columns. ``UserError`` unless ``inputs`` are finite numbers of at least two rows.
         """
         if inputs.dim() != 2 or len(inputs) < 2 or not bool(torch.isfinite(inputs.double()).all()):
             raise UserError(

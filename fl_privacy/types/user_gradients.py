@@ -55,7 +55,7 @@ class UserUpload:
     """One upload as stated by a user, with tensors under the model's parameter names.
 
     Attributes:
-        parameters, buffers: copies of the values sent, by name.
+        parameters, buffers: copies of the model's values before training, which the server sent, by name.
         tensors: gradients, or parameters after the local training.
         notes: sentences on a batch size that was inferred or that contradicts the gradient's rank.
     """
@@ -112,7 +112,7 @@ def read_gradients(
 def examples_by_rank(
     plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> int | None:
-    """Infer the number of examples from the rank of weight changes ``gradients``; ``None`` if that is impossible."""
+    """Infer the number of examples from the rank of ``gradients``, here changes of weights; ``None`` if impossible."""
     num_classes, vectors = _watched(plain, shape, parameters)
     return _Evidence(parameters, gradients, num_classes, vectors, of_weights=True).batch_size()
 
@@ -244,7 +244,7 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Return random combinations of columns of ``values`` (M, N), with its rank up to ``_MOST`` (Halko et al. 2011)."""
+    """Combine columns of ``values`` (M, N) at random, with equal rank up to ``_MOST`` (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
@@ -254,24 +254,19 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence for the number of examples behind a gradient.
-
-    Attributes:
-        vectors: names of the linear layers that take one vector of each example.
-        of_weights: ``True`` if gradients are differences of weights, whose rounding adds to their rank.
-    """
+    """Evidence for the number of examples behind a gradient."""
 
     parameters: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
     num_classes: int
-    vectors: frozenset[str]
-    of_weights: bool = False
+    vectors: frozenset[str]  # names of the linear layers that take one vector of each example
+    of_weights: bool = False  # ``True`` if gradients are differences of weights, whose rounding adds to their rank
 
     def batch_size(self) -> int | None:
         """Return the largest rank of a layer's gradient as the number of examples; ``None`` if no layer shows it.
 
-        A layer's gradient is a sum of one outer product for each example. Under cross entropy, the output layer's
-        columns sum to 0, so its rank is at most K - 1.
+        A layer's gradient is a sum of one outer product for each example. Under cross entropy over K classes, the
+        output layer's columns sum to 0, so its rank is at most K - 1.
         """
         told, whole, full = list[int](), list[int](), 0
         for name in sorted(self.vectors, key=self._size):

@@ -410,7 +410,7 @@ def test_rows_leave_in_the_policy_s_shape_alone() -> None:
         assert release(policy(rows), "query", Records(), reply).arrays["survival"]["T"].shape == shape
     for shape in ((), (2,), (4, 2), (3, 1), (2, 3), (0, 3), (3, 2, 1), (1, 3, 2)):
         reply = Records(arrays={"survival": {"T": raw_array(np.ones(shape)), "E": E}})
-        with pytest.raises(RefusedError, match=r"T is of shape .*; \(3, 2\) is the most"):
+        with pytest.raises(RefusedError, match=r"T is of shape .*; send at most 3 rows of shape \(2,\)"):
             release(policy(rows), "query", Records(), reply)
 
 

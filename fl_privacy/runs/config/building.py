@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of the section ``name``; ``UserError`` if it is missing or a key or value is wrong."""
+    """Call the ``_target_`` of section ``name`` with its settings and ``arguments``; ``UserError`` if one is wrong."""
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
     check_arguments(locate_target(section, name), settings, name)
@@ -69,7 +69,7 @@ def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
-    """Raise ``UserError`` if one of ``settings`` is no parameter of ``function``, or of a wrong type."""
+    """Raise ``UserError`` if ``function`` has no parameter for one of ``settings``, or its type is wrong."""
     try:
         signature = Signature.of(function)
     except (TypeError, ValueError) as error:
@@ -135,7 +135,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Parameters of a section's target; ``takes_any`` if it accepts any others."""
+    """Parameters of a section's target, a function or class; ``takes_any`` if it accepts other names, too."""
 
     defaults: Mapping[str, Any]
     annotations: Mapping[str, Any]
@@ -165,7 +165,7 @@ class Signature:
 
 @cache
 def signature_of(target: str, section: str) -> Signature:
-    """Return the signature of import path ``target`` in a ``section``; ``UserError`` if it can't be imported."""
+    """Return the signature of import path ``target``; ``UserError``, which names ``section``, if the import fails."""
     if not target.startswith("fl_privacy."):
         return _decoded(_asked(target, section))
     kept = _kept()

@@ -28,7 +28,10 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Return ``base`` with the ``chosen`` options (``attack=idlg``), and each group's option. Raises Hydra's errors."""
+    """Return the settings of file ``base`` with the options ``chosen``, and the option of each group.
+
+    ``chosen``: texts such as ``attack=idlg``. Raises Hydra's errors.
+    """
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     if len(apart) == len(chosen):
@@ -43,7 +46,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and section of ``group=option``; ``None`` if it may affect other sections."""
+    """Return group, option and the option's settings for ``group=option``; ``None`` if it may change other sections."""
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"
@@ -233,7 +236,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the key with several values (``defense.rate`` of ``defense.rate=0,1``), if any; ``UserError`` for two."""
+    """Return the key with several values (``seed`` of ``seed=0,1``), or ``""``; ``UserError`` for several such keys."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
@@ -246,7 +249,7 @@ def override_keys(overrides: Sequence[str]) -> list[str]:
 
 
 def merge_overrides(*parts: Sequence[str]) -> list[str]:
-    """Merge all overrides; the last one of each key wins."""
+    """Merge the lists of overrides ``parts``; the last override of each key wins."""
     overrides = [override for part in parts for override in part]
     return list(dict(zip(override_keys(overrides), overrides, strict=True)).values())
 
@@ -316,7 +319,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Return ``overrides``, with ``++`` before settings that no file names; ``UserError`` for unknown keys."""
+    """Raise ``UserError`` for unknown keys; return ``overrides``, with ``++`` for settings that no file names."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

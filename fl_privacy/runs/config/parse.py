@@ -59,13 +59,13 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
 
 
 def expect_type(name: str, value: object, annotation: Any) -> None:
-    """Raise ``UserError`` unless ``value`` fits ``annotation`` or is to be built by Hydra."""
+    """Raise ``UserError`` unless ``value`` fits the type ``annotation``, or has a ``_target_`` that builds it later."""
     if not (isinstance(value, dict) and "_target_" in value) and not fits(value, annotation):
         raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}; change it.")
 
 
 def expect_within(name: str, value: object, within: tuple[float, float] | None) -> None:
-    """Raise ``UserError`` for a number outside ``within``."""
+    """Raise ``UserError`` for a number outside ``within`` (least, largest)."""
     if within and isinstance(value, int | float) and not within[0] <= value <= within[1]:
         low, high = (f"{end:g}" for end in within)
         raise UserError(f"{name} is expected to be at least {low} and at most {high}, but got {value}; change it.")
@@ -152,8 +152,8 @@ def called(option: str, section: Any) -> str:
 def suggest(word: str, allowed: Iterable[str], known: str = "", *, group: str = "", above: str | None = None) -> str:
     """Return the tail of an error about a name: `` (did you mean X?); allowed: X, Y.``
 
-    At most ``MOST_NAMED`` names similar to ``word`` are listed; ``known`` is a choice that they depend on, such as
-    ``attack=idlg``, ``group`` the group of options, and ``above`` the section of settings.
+    At most ``MOST_NAMED`` names similar to ``word`` are listed. ``known``: choice that determines ``allowed``, such as
+    ``attack=idlg``; ``group``: group of options; ``above``: section of settings.
     """
     names = sorted(name for name in allowed if not name.startswith("_") and name != "defaults")
     like = meant_by(word, names, group, above=above)

@@ -42,7 +42,11 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options: its settings that change no result (``runtime``), ranges, and allowed ``names``."""
+    """Declare a group of options.
+
+    ``runtime``: settings that change no result. ``within``: setting -> range. ``names``: allowed values of ``name``, if
+    any.
+    """
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 
@@ -322,7 +326,7 @@ def sections() -> list[str]:
 
 
 def keys_of(role: Role) -> tuple[str, ...]:
-    """Return the dotted keys of all settings whose role is ``role``, and ``choices.GROUP`` for such groups."""
+    """Return the dotted keys of all settings with ``role``, and ``choices.GROUP`` of all groups with it."""
     found: list[str] = []
     for key, declared in declared_settings():
         if "group" in declared.metadata and role is Role.RUNTIME:

@@ -30,7 +30,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """Overrides of one attack of a study, with the training whose model it attacks, and the model's state."""
+    """One attack of a study: the training whose model it attacks, the state of that model, and overrides."""
 
     training: str
     state: State
@@ -130,7 +130,7 @@ def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
 
 
 def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
-    """Yield the points of ``family``, one for each strength in its ``overrides``."""
+    """Yield a point for each strength of the defense ``family`` that ``overrides`` list."""
     key = swept_key(overrides)
     for point in expand_sweep(overrides):
         value = next((o.partition("=")[2] for o in point if o.partition("=")[0] == key), "")
@@ -157,7 +157,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """Kind of upload in a benchmark: its training, attacked model states, and malicious servers' overrides by name."""
+    """Kind of upload in a benchmark: training, model states to attack, and malicious servers' overrides by name."""
 
     training: str
     states: tuple[State, ...]
@@ -191,11 +191,9 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     for upload, entry in raw["uploads"].items():
         where = f"uploads.{upload} of the track {name}"
         uploads[upload] = kind = UploadKind(**_checked(entry, get_type_hints(UploadKind), where))
-        if kind.training not in raw["trainings"]:
-            raise UserError(f"{where} has no training {kind.training}{suggest(kind.training, raw['trainings'])}")
+        _expect_training(kind.training, raw["trainings"], where)
     for training in raw["evaluators"]:
-        if training not in raw["trainings"]:
-            raise UserError(f"evaluators of the track {name} got {training}{suggest(training, raw['trainings'])}")
+        _expect_training(training, raw["trainings"], f"The section evaluators of the track {name}")
     whole(f"version of the track {name}", raw["version"], at_least=1, example=1)
     whole(f"early of the track {name}", raw["early"], at_least=1, example=3)
     for key in ("trainings", "uploads", "accuracy_loss"):
@@ -262,8 +260,15 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
                 yield kind, state, server, AttackCell(uploads=name, state=state, server=server)
 
 
+def _expect_training(name: str, trainings: Mapping[str, object], where: str) -> None:
+    if name not in trainings:
+        raise UserError(
+            f"{where} is expected to name a training of the track, but got {name}{suggest(name, trainings)}"
+        )
+
+
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return a mapping with its lists as tuples; ``UserError`` unless keys and types are those of ``sections``."""
+    """Return the mapping ``raw`` with lists as tuples; ``UserError`` unless its keys and types match ``sections``."""
     if not isinstance(raw, Mapping):
         raise UserError(f"{what} is expected to be a mapping, but got {raw!r}; write KEY: VALUE lines.")
     for key in raw:

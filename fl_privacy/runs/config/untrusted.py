@@ -91,7 +91,7 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
-    """Return the option of each group in ``found``; ``UserError`` if one in ``parts`` is not registered or trusted."""
+    """Return the option of each group in ``found``; ``UserError`` if one of ``parts`` is not registered or trusted."""
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
         option = choices.get(part)
@@ -133,7 +133,7 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if ``section`` of group ``part`` builds anything but ``registered`` or names in ``trust``."""
+    """Raise ``UserError`` if ``section`` names code neither ``registered`` nor in ``trust``, or lacks a setting."""
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
@@ -234,7 +234,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if overrides from the network name a file or folder, except keys in ``unread``."""
+    """Raise ``UserError`` if overrides from the network name a file or folder; values of keys in ``unread`` may."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)

@@ -33,7 +33,7 @@ TOLD: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return ``True`` if the measure ``name`` is above chance, corrected for the number ``among`` of measures."""
+    """Return ``True`` if ``measure``, called ``name``, is above chance, corrected for ``among`` measures in total."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
@@ -50,7 +50,7 @@ def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
-    """Return the finding on question ``about`` that leaks most, and its measure; ``None`` without a measure."""
+    """Return the finding on question ``about`` that leaks most, and its main measure; ``None`` without that measure."""
     name = HEADLINE.get(about, "")
     known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
     sign = -1 if name in LOW_LEAKS else 1
@@ -109,7 +109,7 @@ class Candidate:
 
     @property
     def at_most(self) -> float:
-        """Return the upper 95 % bound of the share of examples reconstructed."""
+        """Return the upper 95 % bound of the share of examples reconstructed; 1 if none was scored."""
         return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
 
     @property
@@ -149,7 +149,8 @@ def candidate_of(
 ) -> Candidate | None:
     """Build the candidate of one training; ``None`` without accuracy or scored examples.
 
-    ``pmm``: percent of the undefended accuracy. ``findings``: results of inference attacks. ``asked``: their questions.
+    ``found``: results of reconstruction. ``pmm``: accuracy in percent of the undefended one. ``findings``: results of
+    inference attacks; ``asked``: questions for which the candidate needs such results.
     """
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
@@ -181,7 +182,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the smallest excess of a round's best attacker over a guess without the update; ``None`` if unknown."""
+    """Return the best attacker's excess over guesses without the update, least over rounds; ``None`` if unknown."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -201,7 +202,10 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most; ``None`` if undefended examples were reconstructed."""
+    """Return the undefended candidate that leaks most.
+
+    ``None`` if there is none, undefended examples were reconstructed, or the modalities of ``candidates`` differ.
+    """
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None
@@ -209,9 +213,9 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing, and of which no image reaches ``psnr_below`` dB.
+    """Return the most accurate candidate that leaks nothing.
 
-    ``None`` if there is none, or if no example is reconstructed even without a defense.
+    ``None`` if all leak, undefended ones exist and do not leak, or the modalities of ``candidates`` differ.
     """
     if not comparable(candidates) or unread_undefended(candidates):
         return None

@@ -24,7 +24,7 @@ Tabled = VictimScore | Run | Path | str  # result of ``evaluate`` or ``read_run`
 def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:
     """Return a table of scores, runs or their folders (one or several), with a row for each attacked example.
 
-    With a ``kind``, such as ``round``, each row is such a record of a run, see ``RECORDS`` in
+    With a ``kind``, such as ``round``, the table has a row for each record of that kind in a run, see ``RECORDS`` in
     :mod:`fl_privacy.runs.folder.records`. ``UserError`` without records or for another type.
     """
     import pandas as pd  # noqa: PLC0415  (not needed by the core)

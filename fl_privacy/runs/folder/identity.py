@@ -99,7 +99,7 @@ def describe_environment(*, seed: int) -> dict[str, Any]:
 
 @cache
 def code_hash() -> str:
-    """Return the SHA-256 of this package's sources at the first call."""
+    """Return the SHA-256 of this package's sources, which are read at the first call."""
     content = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         content.update(path.relative_to(PACKAGE).as_posix().encode())

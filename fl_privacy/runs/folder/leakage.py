@@ -48,7 +48,10 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each field over ``found``; by default, unscored examples count as reconstructed."""
+    """Return the worst value of each field of :class:`Extent` over ``found``.
+
+    By default, unscored examples count as reconstructed, and missing results as :data:`WORST`.
+    """
     if not found:
         return WORST if unknown_is_read else Extent(told=told)
     statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]
@@ -82,23 +85,20 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the result in which most of the images that a defense put in place of originals were reconstructed.
-
-    ``None`` if no such image was reconstructed.
-    """
+    """Return the largest share of reconstructed images that a defense put in place of originals; ``None`` if 0."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the attacked modality; without results, that of the data's ``loader`` (a name), images by default."""
+    """Return the attacked modality; without results, that of the data's ``loader`` (function name), or images."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
 
 def main_of(found: Sequence[LeakageResult]) -> str:
-    """Return the main metric of ``found``; empty if results differ in it."""
+    """Return the main metric of ``found``: empty if results differ in it, that of images without results."""
     known = {reading.main for reading in found if reading.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
@@ -109,7 +109,10 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 
 
 def few(statistic: Statistic, kind: str = "upload") -> str:
-    """Return a warning if a statistic has too few examples of a ``kind`` for an interval, else ""."""
+    """Return a warning such as ``only 2 uploads`` if ``statistic`` has fewer uploads than an interval needs, else "".
+
+    ``kind``: word for the uploads if each is of one example.
+    """
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
@@ -170,7 +173,7 @@ def described_facts(
     threats: Sequence[str] = (),
     defenses: Sequence[str] = (),
 ) -> AttackFacts:
-    """Describe the attacks tried, from the contents of a run's folder."""
+    """Describe the attacks tried on a run, given its settings, records, and sentences on ``threats``."""
     images = [record for attacker in Attacker for record in records_of(records, "image", attacker)]
     sizes = Counter({str(image["id"]): 0 for image in images})
     for image in images:

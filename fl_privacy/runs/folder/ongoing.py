@@ -47,12 +47,12 @@ def expect_finished(path: Path) -> None:
 
 
 def is_aside(path: Path) -> bool:
-    """Return ``True`` if the folder has a name that ``move_aside`` gives."""
+    """Return ``True`` if ``move_aside`` gave the folder its name."""
     return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 
 def move_aside(path: Path, why: str) -> None:
-    """Rename the locked folder ``path`` to the first free ``<path>-<why>-<number>``; waiting updates are deleted."""
+    """Rename the locked folder ``path`` to the first free ``<path>-<why>-<number>``; delete its buffered updates."""
     shutil.rmtree(path / WAITING, ignore_errors=True)
     names = (f"{path.name}-{why}-{number}" for number in itertools.count(1))
     path.rename(next(aside for name in names if not (aside := path.with_name(name)).exists()))
@@ -169,7 +169,7 @@ def read_texts(folder: Path) -> list[Pieces]:
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Add the folders ``jobs`` to the plan in ``out``, and remove finished ones; may raise ``OSError``."""
+    """Add the folder names ``jobs`` to the plan in ``out``, and remove finished ones; may raise ``OSError``."""
     file = out / LOCKS / f"{PLAN}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file, timeout=10):  # another sweep may start now

@@ -75,7 +75,7 @@ def _first_free(folder: Path, names: Iterable[str]) -> Path:
 
 
 def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
-    """Return the path of a new file in a private folder; a number is added if the name is taken."""
+    """Return the path of a new file ``name`` of ``attacker`` in a private folder, numbered if the name is taken."""
     name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
     return _first_free(folder, (f"{each}{suffix}" for each in chain([name], (f"{name}-{k}" for k in count(1)))))
 

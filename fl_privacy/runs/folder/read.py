@@ -192,7 +192,7 @@ def _damaged(path: Path, what: str) -> UserError:
 
 
 def failed_attackers(path: Path) -> dict[Attacker, str]:
-    """Return attackers that failed on every image of a run, with their most common reason."""
+    """Return attacker -> most common reason, for attackers that failed on every image of a run."""
     records, _ = checked.read_records(path / METRICS)
     found: dict[Attacker, str] = {}
     for attacker in Attacker:
@@ -203,7 +203,7 @@ def failed_attackers(path: Path) -> dict[Attacker, str]:
 
 
 def find_baseline(out: Path, config: Mapping[str, Any]) -> tuple[Path, float] | None:
-    """Return the finished undefended run in ``out`` that trained like ``config``, and its accuracy in [0, 1]."""
+    """Return a finished undefended run in ``out`` that trained like ``config``, if any, and its accuracy in [0, 1]."""
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:

@@ -287,7 +287,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build the dataclass ``kind`` from JSON; ``parts`` build its fields by name. ``ValueError`` if one is wrong."""
+    """Build the dataclass ``kind`` from JSON; ``parts`` build fields by name. ``ValueError`` for wrong content."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -310,14 +310,14 @@ def _of_type(hint: Any, told: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], T], told: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
-    """Return ``make(entry, place)`` for each entry of a list; ``ValueError`` for fewer than ``at_least`` entries."""
+    """Return ``make(entry, place)`` for each entry of the list ``told``; ``ValueError`` for fewer than ``at_least``."""
     if not isinstance(told, list) or len(told) < at_least:
         raise ValueError(f"{where} is {beginning(told)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
 
 
 def beginning(value: object) -> str:
-    """Return the first 40 characters of a value's JSON."""
+    """Return a value's JSON, cut after 40 characters."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]} ..."
 
@@ -342,7 +342,7 @@ def write_paper(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_paper(folder: Path) -> Mapping[str, Any] | None:
-    """Load the record in ``folder``, if any; ``UserError`` if the file is damaged."""
+    """Load ``paper.json`` of ``folder``, if any; ``UserError`` if the file is damaged."""
     if not (folder / PAPER).is_file():
         return None
     try:

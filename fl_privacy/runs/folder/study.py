@@ -39,7 +39,7 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Folders of the results of a defense at one strength; unfinished jobs have no results."""
+    """Result folders of the jobs of a defense at one strength; some jobs may not have finished."""
 
     own: bool = False  # ``True`` if the user entered it
     trainings: Mapping[str, Path]  # folder of each training by name, the main one first
@@ -101,6 +101,7 @@ class StudyRow:
 
     @property
     def loss(self) -> float | None:
+        """Return the largest accuracy loss in percentage points over trainings; ``None`` unless it is known for all."""
         return max(self.losses.values()) if len(self.losses) == len(self.entry.trainings) else None
 
     @property
@@ -169,7 +170,11 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the figures of attacks up to ``threat`` on one kind of ``uploads`` or all, if anything was scored."""
+        """Return the worst figures of attacks up to ``threat``; ``None`` if none was scored.
+
+        ``uploads``: kind of upload, by default all kinds. ``asked``: questions of inference for which figures are
+        needed.
+        """
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,
@@ -292,7 +297,7 @@ def _batch_sizes(overrides: Sequence[str], key: str) -> tuple[int, ...]:
 
 
 def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
-    """Return the last day and the package versions in ``environments``; empty if none has them."""
+    """Return the latest date and the versions of fl-privacy in ``environments`` as text; empty if none has them."""
     told = [environment for environment in environments if environment]
     days = [str(environment["date"]).partition("T")[0] for environment in told if "date" in environment]
     packages = [environment.get("packages", {}) for environment in told]
@@ -301,7 +306,7 @@ def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
-    """Return the figures of ``row`` under each threat tried; ``None`` if accuracy or leakage is unknown."""
+    """Return the figures of ``row`` under each threat with results; ``None`` if accuracy or leakage is unknown."""
     cells, found = row.entry.attacks, dict[Threat, Candidate]()
     if row.accuracy is None:
         return None
@@ -329,7 +334,7 @@ def measured_rows(
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
     """Return the figures of the rows that ``is_whole`` accepts, and the names of the others.
 
-    There are no figures at all unless it accepts the undefended row.
+    Without figures of the first row, which is undefended, no row has any.
     """
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:

@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Share of images that tracing assigns to a wrong client; ``chance`` is that of guessing among ``participants``."""
+    """Share of images that tracing assigns to a wrong client; ``chance``: this share if clients are guessed."""
 
     attacked: float
     queries: int
@@ -180,7 +180,11 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> Summary:
-    """Summarize the records of a run; PMM is ``None`` without ``undefended_accuracy``, that of the same training."""
+    """Summarize the records of a run.
+
+    ``undefended_accuracy`` is that of the same training without a defense; without it, ``pmm`` (accuracy in percent of
+    the undefended one) is ``None``.
+    """
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
     tested = [

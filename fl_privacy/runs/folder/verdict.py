@@ -112,7 +112,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Decide the verdict on ``summary``, without a bound if ``claim_is_false``; ``loader`` names the data's loader."""
+    """Decide the verdict on ``summary``; a false privacy claim bounds nothing. ``loader``: name of the data loader."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
@@ -158,7 +158,7 @@ def tone_of(found: Sequence[LeakageResult], source: AttackedUploads = AttackedUp
 
 
 def is_read(found: Sequence[LeakageResult]) -> bool:
-    """Return ``True`` if any of ``found`` leaks above chance, corrected for their number."""
+    """Return ``True`` if one of ``found`` reconstructs above chance, corrected for the number of these results."""
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
 

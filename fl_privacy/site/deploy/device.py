@@ -79,7 +79,7 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """Return the processors' energy counters in joules (RAPL, which overflow); ``None`` if there are none."""
+    """Return the processors' energy in joules, from RAPL counters, which overflow; ``None`` if there are none."""
     try:
         counters = [
             int((zone / "energy_uj").read_text())

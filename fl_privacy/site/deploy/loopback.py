@@ -49,18 +49,13 @@ class Secured:
 
 @dataclass(eq=False)
 class LoopbackFederation:
-    """Federation of processes on loopback, with their logs.
-
-    Attributes:
-        secured: files for TLS and node authentication; ``None`` uses neither.
-        database: name of the SuperLink's database in ``folder``; ``None`` keeps it in memory.
-    """
+    """Federation of processes on loopback, with their logs."""
 
     folder: Path
-    secured: Secured | None = None
+    secured: Secured | None = None  # files for TLS and node authentication; ``None`` uses neither
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
-    database: str | None = "superlink.db"
+    database: str | None = "superlink.db"  # name of a file in ``folder``; ``None`` keeps the database in memory
     _processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict, init=False)
 
     @property
@@ -104,7 +99,7 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start a node with ``fl-privacy supernode`` and arguments ``extra``, by default for this federation."""
+        """Start ``fl-privacy supernode`` as ``name``, by default for this federation; ``extra``: further arguments."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
         trusted = authority or (self.secured and self.secured.authority)
@@ -151,7 +146,7 @@ class LoopbackFederation:
         self._processes[name].wait()
 
     def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
-        """Wait until ``ready()`` is true; ``UserError`` if ``name`` ends or does not do ``what`` in ``seconds``."""
+        """Wait until ``ready()``; ``UserError`` if process ``name`` ends or does not do ``what`` in ``seconds``."""
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None and not ready():
@@ -189,7 +184,7 @@ class LoopbackFederation:
 
 @contextmanager
 def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFederation]:
-    """Make the folder of ``federation``, and end its processes with the context."""
+    """Make the folder of ``federation``, and end the federation's processes when the context ends."""
     federation.folder.mkdir(parents=True, exist_ok=True)
     try:
         yield federation

@@ -65,9 +65,9 @@ class Deployment:
 def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: str = "") -> Path:
     """Write keys, certificates, scripts, services and an app into ``folder``, and return its README.
 
-    Existing secrets are kept. Only the owner may access the folder. A ``policy``, one of ``site.gate.READY``, is the
-    initial site.yaml of each node, whose app then runs behind it. ``UserError`` if a value is out
-    of range, or the folder was written for another host.
+    Existing secrets are kept. Only the owner may access the folder. A ``policy``, one of ``site.gate.READY``, becomes
+    the first site.yaml of each node; the node's app then runs behind the gate. ``UserError`` if a value is out of
+    range, or the folder was written for another host.
     """
     if policy:
         one_of("--policy", policy, READY)

@@ -54,13 +54,13 @@ _open = set["Apart"]()
 class Apart:
     """Process that gives up its rights and then runs third-party code.
 
-    It has no terminal and none of this process's file descriptors. The caller must ``close`` it. ``OSError`` if no
-    process, thread, folder or pipe is available.
+    The process has no terminal and no file descriptor of its parent, which must ``close`` it. Deadlines are those of
+    ``time.monotonic``. ``OSError`` if no process, thread, folder or pipe is available.
 
     Args:
         module: module to run, which reports its ``Isolation`` in reply to the first message.
         wishes: resources that the process may reach; a new folder replaces ``temporary``.
-        variables: environment variables in addition to some of this process (``GIVEN``).
+        variables: environment variables in addition to those in ``GIVEN``, which the parent passes on.
     """
 
     def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:
@@ -108,9 +108,9 @@ class Apart:
         self.wishes = replace(wishes, temporary=str(work))
 
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Isolation:
-        """Send the request ``asked``, and return the isolation that the process reports before it loads code.
+        """Send the request ``asked``; return the isolation reported before code is loaded.
 
-        ``RefusedError`` if the process has ended, or does not report by ``deadline`` (monotonic).
+        ``RefusedError`` if the process has ended, or does not report by ``deadline``.
         """
         self.send([json.dumps({**asked, "wishes": asdict(self.wishes)}).encode()], deadline)
         (told,) = self.receive(LARGEST_WORD, deadline)
@@ -143,7 +143,7 @@ class Apart:
             remove(folder)
 
     def send(self, parts: Sequence[bytes], deadline: float) -> None:
-        """Send a message of ``parts``; ``RefusedError`` if the process does not take it by ``deadline`` (monotonic)."""
+        """Send a message of ``parts``; ``RefusedError`` if the process does not take it by ``deadline``."""
         for part in framed(parts):
             content = memoryview(part)
             while content:
@@ -156,10 +156,7 @@ class Apart:
                     raise RefusedError("app", f"its process has ended{self.status()}") from error
 
     def receive(self, most: int, deadline: float) -> list[bytes]:
-        """Return the parts of the process's next message.
-
-        ``RefusedError`` if it has ended, sends more than ``most`` bytes, or nothing by ``deadline`` (monotonic).
-        """
+        """Return the parts of a message; ``RefusedError`` without one by ``deadline`` or above ``most`` bytes."""
         (number,) = struct.unpack(">Q", self._bytes(8, deadline))
         if not 0 < number <= MOST_PARTS:
             raise RefusedError("size", f"the app replied {number} parts, and at most {MOST_PARTS} are read; send fewer")

@@ -85,7 +85,10 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Return the section ``runs`` of a policy; paths are relative to ``folder``. ``UserError`` if a value is wrong."""
+    """Return the section ``runs`` of a policy; ``UserError`` if a value is wrong, or there is no ``ledger``.
+
+    Paths are relative to ``folder``.
+    """
     told = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
     if ledger is None:
         raise UserError("runs is expected with a budget, whose ledger names each bundle, but got none; add budget.")
@@ -131,20 +134,14 @@ def _key(name: str, given: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """Bundle of a run; the fields after ``digest`` are as the bundle states them.
-
-    Attributes:
-        name: name of the app, ``publisher/name``.
-        client: reference to the client app, such as ``package.client_app:app``.
-        packages: required packages, such as ``numpy>=1.21``, without Flower.
-    """
+    """Bundle of a run; the fields after ``digest`` are as the bundle states them."""
 
     content: bytes
     digest: str
-    name: str
+    name: str  # name of the app, ``publisher/name``
     version: str
-    client: str
-    packages: tuple[str, ...] = ()
+    client: str  # reference to the client app, such as ``package.client_app:app``
+    packages: tuple[str, ...] = ()  # required packages, such as ``numpy>=1.21``, without Flower
     python: str = ""
 
     def in_words(self) -> str:
@@ -190,7 +187,7 @@ def read_bundle(content: bytes) -> Bundle:
 
 
 def unmet_packages(bundle: Bundle, *, any_version: bool = False) -> dict[str, str]:
-    """Map each unmet requirement of ``bundle`` to what is installed instead; ``any_version`` ignores versions."""
+    """Return unmet requirements of ``bundle`` with reasons; ``any_version`` accepts any version of a package."""
     found, seen = dict[str, str](), set[tuple[str, str]]()
     with suppress(InvalidSpecifier):
         if not SpecifierSet(bundle.python).contains(here := ".".join(map(str, sys.version_info[:3]))):
@@ -209,7 +206,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (requirement, reason) if ``wanted`` is missing or of another version, and for its extras."""
+    """Yield (requirement, reason) if ``wanted`` is missing or of another version, and for what its extras require."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra
@@ -231,7 +228,7 @@ def _unmet(
 
 
 def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
-    """Install packages from the site's index into a subfolder of ``folder``, and return it.
+    """Install the ``unmet`` packages from the site's index; return their new subfolder of ``folder``.
 
     Only wheels are installed, so that no code of a package runs. ``RefusedError`` on failure.
     """
@@ -270,7 +267,7 @@ def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: 
     """Return the names in ``keys`` whose keys signed ``bundle``.
 
     Args:
-        signatures: pairs of signed message, which must end with the bundle's digest, and signature.
+        signatures: pairs (message, signature); a message must end with the bundle's digest.
         keys: Ed25519 public keys in OpenSSH's format.
     """
     found = dict[str, None]()
@@ -357,10 +354,7 @@ class Approvals:
         return found
 
     def decide(self, run: str, says: str, token: str = "") -> None:
-        """Write the site's decision on a run, in the name of this process's user.
-
-        ``says``: ``yes`` or ``no`` to the waiting run of ``token``, or ``REVOKED``.
-        """
+        """Write this user's decision ``says`` on a run: ``yes`` or ``no`` to the waiting ``token``, or ``REVOKED``."""
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
             who = pwd.getpwuid(os.getuid()).pw_name

@@ -73,7 +73,7 @@ def _fill(found: Integers, random: Bytes) -> None:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Return the accepted values of ``trials`` proposals of 64 random bits each, 71 % of them on average."""
+    """Return the accepted ones (71 % on average) of ``trials`` proposals, each of which takes 64 random bits."""
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
     j = (words & np.uint64(SCALE - 1)).astype(np.int64)
@@ -115,7 +115,7 @@ def _cumulative() -> tuple[int, ...]:
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
     """Return booleans that are true with probability exp(-exponent / (2 s^2)) for each of ``exponents``.
 
-    ``uniform``: a random number of ``bits`` bits for each; more bits are drawn if it does not decide.
+    ``uniform``: a random number of ``bits`` bits for each exponent; more bits are drawn if this number does not decide.
     """
     half = 2.0 ** -(bits + 1)
     away = np.exp(exponents * (-0.5 / SCALE**2))

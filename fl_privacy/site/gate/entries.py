@@ -34,17 +34,11 @@ class ExhaustedError(UserError):
 
 @dataclass(frozen=True)
 class Moment:
-    """Point in time.
+    """Point in time."""
 
-    Attributes:
-        clock: seconds since 1970 by the clock, which anybody may have set.
-        boot: random name of the machine's boot; empty if unknown.
-        up: seconds since the boot, which nobody can set.
-    """
-
-    clock: float
-    boot: str = ""
-    up: float = 0.0
+    clock: float  # seconds since 1970 by the clock, which anybody may have set
+    boot: str = ""  # random name of the machine's boot; empty if unknown
+    up: float = 0.0  # seconds since the boot, which nobody can set
 
     def since(self, earlier: "Moment") -> float | None:
         """Return the seconds since ``earlier`` by uptime, or by the clock if that is plausible; ``None`` otherwise."""
@@ -188,18 +182,12 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits that a ledger enforces.
+    """Limits that a ledger enforces."""
 
-    Attributes:
-        epsilon: budget; ``None`` for no limit.
-        factor: factor on rho for the unit of protection, see ``FACTORS``.
-        rounds_per_day: most messages of each kind in 24 hours; ``None`` for no limit.
-    """
-
-    epsilon: float | None = None
+    epsilon: float | None = None  # budget; ``None`` for no limit
     delta: float = 1e-5
-    factor: float = 1.0
-    rounds_per_day: int | None = None
+    factor: float = 1.0  # factor on rho for the unit of protection, see ``FACTORS``
+    rounds_per_day: int | None = None  # most messages of each kind in 24 hours; ``None`` for no limit
 
     def spent(self, account: Account) -> float:
         return math.inf if account.unbounded else epsilon_of(self.factor * account.rho, self.delta)

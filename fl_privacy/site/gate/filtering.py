@@ -162,7 +162,9 @@ def _released_lists(rule: Arrays, replied: Records) -> dict[str, dict[str, RawAr
             if array.dtype not in rule.dtypes:
                 raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; send {' or '.join(rule.dtypes)}")
             if not array.shape or array.shape[0] > most[0] or tuple(array.shape[1:]) != most[1:]:
-                raise RefusedError("size", f"{where} is of shape {array.shape!r:.400}; {most} is the most: send fewer")
+                raise RefusedError(
+                    "size", f"{where} is of shape {array.shape!r:.400}; send at most {most[0]} rows of shape {most[1:]}"
+                )
             _expect_finite(where, values := array_values(where, array))
             found[name][key] = raw_array(values)
     return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class Said:
-    """First part of each message from a sandbox, which names its kind."""
+    """Kinds of a sandbox's messages; the first part of each message is one of them."""
 
     NAME, TOLD, PAGE, DONE, FAILED = b"name", b"told", b"page", b"done", b"failed"
 

@@ -100,8 +100,9 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 def keep_apart(wishes: Wishes) -> Isolation:
     """Isolate the code that follows: return in an isolated grandchild process.
 
-    This process, which must have one thread, then counts the app's resources; its child waits for the grandchild, and
-    all end with it. Without namespaces this process itself returns. ``OSError`` if the memory can't be limited.
+    This process, which must have one thread, then counts the app's resources; its child waits for the grandchild. If
+    one of the three ends, so do the others. Without namespaces this process itself returns. ``OSError`` if the memory
+    can't be limited.
     """
     held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:
@@ -240,7 +241,7 @@ def _folder(place: Path) -> str:
 
 
 def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
-    """Mount overlays over folders, which disconnect sockets and pipes in them; yield folders without overlay."""
+    """Mount an overlay over each folder, which disconnects its sockets and pipes; yield folders where that fails."""
     for bare in bound:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113

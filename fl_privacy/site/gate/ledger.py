@@ -92,7 +92,7 @@ class Ledger:
             return self._write(descriptor, account, self._next(account, **told))
 
     def mend(self, rho: float | None) -> bool:
-        """Replace an incomplete last line by an entry that spends ``rho``; return ``True`` if there was one.
+        """Replace an incomplete last line by an entry that spends ``rho``; return ``False`` if there is none.
 
         ``LedgerError`` if anything else is wrong with the ledger.
         """

@@ -109,9 +109,9 @@ def landlock_abi() -> int:
 
 
 def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> None:
-    """Allow only files below ``reads`` and ``writes``; deny TCP and signals as far as Landlock ``abi`` can.
+    """Allow only files below ``reads`` and ``writes``; deny TCP and signals as far as Landlock can.
 
-    ``OSError`` if it fails.
+    ``abi``: the kernel's Landlock version, see :func:`landlock_abi`. ``OSError`` if it fails.
     """
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     told = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
@@ -137,10 +137,7 @@ def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> Non
 
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
-    """Install a seccomp filter that refuses the calls ``DENIED``, shared memory and sockets.
-
-    ``unix_sockets`` and ``internet`` allow sockets of these families. ``OSError`` if the kernel takes no filter.
-    """
+    """Refuse calls in ``DENIED``, shared memory, and sockets of other families, by seccomp; ``OSError`` if it fails."""
     if _MACHINE not in _AUDIT:
         raise OSError(f"{' or '.join(_AUDIT)} is expected, but this machine is {_MACHINE}; use one of these")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)

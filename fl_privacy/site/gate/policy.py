@@ -36,7 +36,7 @@ LEAST_MEMORY = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """Allowed values: names of their records, and a rule for each key."""
+    """Allowed values: names of the records that hold them, and a rule for each key."""
 
     records: tuple[str, ...]
     rules: Mapping[str, Rule] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Arrays:
         dtypes: allowed floating-point types of received arrays, or allowed types of ``lists``.
         counters: source of whole numbers: as ``received``, or as ``sent`` by the app.
         record: name of the only record of arrays; ``None`` keeps the received names.
-        lists: largest shape of each array that the app makes; all of them leave or none.
+        lists: name -> largest shape of an array that the app makes; either all of these arrays leave or none.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
@@ -90,52 +90,35 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Protect:
-    """Protection of the parameters' change in a reply.
+    """Protection of the parameters' change in a reply."""
 
-    Attributes:
-        noising: clipping and noise; ``None`` if ``defense`` acts instead.
-        unit: unit of protection, see ``entries.FACTORS``.
-    """
-
-    noising: Noising | None = None
-    unit: str = "client"
+    noising: Noising | None = None  # clipping and noise; ``None`` if ``defense`` acts instead
+    unit: str = "client"  # unit of protection, see ``entries.FACTORS``
     defense: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """Privacy budget of the node's data.
+    """Privacy budget of the node's data."""
 
-    Attributes:
-        epsilon: largest epsilon; ``None`` for no limit.
-        anchor: file with the digest of the ledger's last entry, in a folder that is not restored together with it.
-    """
-
-    epsilon: float | None
+    epsilon: float | None  # largest epsilon; ``None`` for no limit
     delta: float
     ledger: Path
-    anchor: Path
+    anchor: Path  # file with the digest of the ledger's last entry, in a folder that is not restored together with it
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppLimits:
-    """Limits on the app's process.
+    """Limits on the app's process."""
 
-    Attributes:
-        reads: readable paths in addition to Python and its packages.
-        writes: writable paths in addition to a temporary folder.
-        most_bytes: most bytes of memory of the process with its children, including files in its temporary folder.
-        required: ``True`` if the gate only starts with isolation from network and files.
-    """
-
-    reads: tuple[Path, ...] = ()
-    writes: tuple[Path, ...] = ()
+    reads: tuple[Path, ...] = ()  # readable paths in addition to Python and its packages
+    writes: tuple[Path, ...] = ()  # writable paths in addition to a temporary folder
     environment: tuple[str, ...] = ()
-    most_bytes: int = 8192 * MIB
+    most_bytes: int = 8192 * MIB  # memory of the process with its children, and of files in its temporary folder
     most_processes: int = 128
     seconds: float = 3600.0
-    required: bool = True
+    required: bool = True  # ``True`` if the gate only starts with isolation from network and files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +160,7 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Return the zCDP rho of a reply to a message of ``kind``; ``None`` for weights without noise."""
+        """Return the zCDP rho of a reply to a message of ``kind``: 0 without weights, ``None`` for unnoised ones."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0
@@ -214,7 +197,7 @@ def read_policy(path: str | Path) -> SitePolicy:
 
 
 def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
-    """Return the policy in ``content``, with paths relative to ``folder``; ``UserError`` with ``name`` if wrong."""
+    """Return the policy in ``content``, with paths relative to ``folder``; ``UserError`` for file ``name`` if wrong."""
     from fl_privacy.site.gate.plain_yaml import loaded  # noqa: PLC0415
 
     told = loaded(content, name)

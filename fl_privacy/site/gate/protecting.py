@@ -25,15 +25,10 @@ _BLOCK = 1 << 15
 
 @dataclass(frozen=True, kw_only=True)
 class Noising:
-    """Settings of clipping and noise.
+    """Settings of clipping and noise."""
 
-    Attributes:
-        clip_norm: largest l2 norm of the change of all arrays together, above 0.
-        noise_multiplier: standard deviation of the noise on each value, divided by ``clip_norm``, from 1/1000 to 1000.
-    """
-
-    clip_norm: float
-    noise_multiplier: float
+    clip_norm: float  # largest l2 norm of the change of all arrays together, above 0
+    noise_multiplier: float  # noise's standard deviation on each value, divided by ``clip_norm``; from 1/1000 to 1000
 
     def __post_init__(self) -> None:
         checks.number("protect.clip_norm", self.clip_norm, above=0, at_most=1e12, example=1.0)
@@ -46,7 +41,7 @@ class Noising:
 
     @property
     def longest(self) -> int:
-        """Return the largest squared norm of a clipped change, in steps."""
+        """Return the largest squared norm of a clipped change, in squared steps of the grid."""
         return int(Fraction(SCALE) ** 2 / Fraction(self.noise_multiplier) ** 2)
 
     @property
@@ -84,10 +79,7 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Scale a change to a norm of at most ``clip_norm``, and return it in whole steps of the grid, flattened.
-
-    ``pieces``: pairs of finite values (n,) before and after the change.
-    """
+    """Return the change in ``pieces`` (before, after), scaled to at most ``clip_norm``, flat, in whole grid steps."""
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
     if largest > 0:

@@ -49,8 +49,8 @@ class Room:
 def watched(child: int, parent: int, room: Room, scratch: str) -> int:
     """Wait for the process ``child`` while enforcing the limits ``room``, and return its exit status.
 
-    ``child`` is the first process of its namespace, whose end ends all others. If ``parent`` ends, all end. Files in
-    the file system of ``scratch`` count as memory.
+    If ``child``, the first process of its namespace, ends, so do all others in the namespace. If ``parent`` ends, all
+    end. Files in the file system of ``scratch`` count as memory.
     """
     failed = 0
     while True:
