@@ -166,7 +166,7 @@ class Server:
 
 
 def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
-    """Return, by name, the change that an upload means for the model ``sent``; for a gradient, its negative."""
+    """Return, by name, the change of the ``sent`` values that an upload stands for; a gradient's is its negative."""
     steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
     if plan.shares == "weights":
         return {n: t - sent[n] for n, t in steps.items()}

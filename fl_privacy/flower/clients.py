@@ -40,8 +40,8 @@ class PrivacyClient(NumPyClient):
 
     Arrays come in the order of the model's ``state_dict`` or of ``config["names"]``; the reply names them in
     ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy. All draws come from
-    the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation. ``memory``: place of
-    the private state and the answered rounds: ``context.state``, which a restart empties, or ``node_memory(context)``.
+    the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation. ``memory``: private
+    state and answered rounds: ``context.state``, which a restart empties, or ``node_memory(context)``.
 
     Example:
         class QuantizingClient(PrivacyClient):

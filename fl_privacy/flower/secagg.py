@@ -265,8 +265,7 @@ def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> 
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
     A client scales its update by its share of ``most`` examples before rounding to multiples of ``step``, so that a
-    client with few examples adds as much rounding as any other. ``examples``: number of examples of all ``clients``
-    together.
+    client with few examples adds as much rounding as any other. ``examples``: number of examples of all clients.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 

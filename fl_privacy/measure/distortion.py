@@ -60,10 +60,10 @@ class LinearSystem:
 def linear_system(
     clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
 ) -> LinearSystem:
-    """Return the condition of a layer from its undefended and uploaded gradients of weight (M, N) and bias (M,).
+    """Return the condition of a layer's equations, given the undefended and the uploaded gradients.
 
-    ``rows``: number of rows to use, those of largest uploaded bias gradient; ``None`` takes all of nonzero bias
-    gradient.
+    ``clean``, ``seen``: these gradients of weight (M, N) and bias (M,). ``rows``: number of rows to use, those of
+    largest uploaded bias gradient; ``None`` takes all of nonzero bias gradient.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices

@@ -233,7 +233,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return by how many standard deviations the best of ``guesses`` leads the nearest candidate by chance."""
+    """Return how many standard deviations the best of ``guesses`` is ahead of the nearest candidate by chance."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
@@ -399,7 +399,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
     """Return lead and likeness (:class:`Identified`) of the public image nearest to ``original``, taken as a guess.
 
-    They are -inf and 0 if there is none, or ``original`` is not the candidate nearest to it.
+    They are -inf and 0 without such an image, or if another candidate is nearer to it than ``original``.
     """
     key = original.numpy().tobytes()
     if key not in candidates.near:

@@ -13,7 +13,7 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]  # images (N, C, H, W) in [0
 
 
 def mse(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the mean squared error (N,), float64, of images (N, C, H, W) in [0, 1], which FDL-PP calls BPMSE."""
+    """Return the mean squared error (N,), float64, of images (N, C, H, W) in [0, 1] (BPMSE in FDL-PP)."""
     return (guesses.double() - truths.double()).square().flatten(1).mean(1)
 
 

@@ -233,11 +233,11 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 
 
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
-    """Return ``observation`` with the batch norm that the client trained with, and a sentence if that is special.
+    """Return ``observation`` with the batch norm that the client trained with, and a sentence on it if unusual.
 
     If the client kept its batch norm (FedBN), the uploaded values replace those that the server sent. If batch norm is
-    in no message, the model's initial values do. If it is sent but not uploaded, the values sent are used. In these
-    cases attacks do not compare its change.
+    in no message, the model's initial values are taken; if it is sent but not uploaded, the values sent. In these cases
+    attacks do not compare its change.
     """
     norms = norm_names(observation.model)
     if not norms:

@@ -121,7 +121,7 @@ def write_canaries(
     claimed: float | None = None,
     noise: Literal["gaussian", "other"] = "gaussian",
 ) -> None:
-    """Write ``claim.json`` and ``claim.html`` with the result of the canaries of ``context`` into ``folder``."""
+    """Write ``claim.json`` and ``claim.html`` about the canaries of ``context`` into ``folder``; see ``canary_mod``."""
     from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
 
     about = _About.of(context)

@@ -263,6 +263,7 @@ def defense_mod(
         names: names of the defended parameters, or of all arrays, in their order, without ``model``.
         buffers: ``kept`` as the client replies them, ``withheld``, or ``defended`` like parameters, which makes noised
             variances negative. Running statistics leak the client's images too.
+        shares: values that the client replies: ``weights``, or their ``change``.
         rounds: see ``answer_once_mod``.
         metrics: see ``DefendedClient``, also for ``seed``.
     """
