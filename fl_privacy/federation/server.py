@@ -110,9 +110,9 @@ class Server:
     ) -> dict[int, str]:
         """Move the global model by the usable replies; return the reasons of excluded replies, by client.
 
-        The model stays as it is in a round with tampering, unless it ``learns``. ``behind``: number of examples of each
-        client, if the only reply is the clients' secure sum. ``UserError`` if no reply is usable, except if all clients
-        refused the model.
+        The model stays as it is in a round with tampering, unless the server ``learns``. ``behind``: number of examples
+        of each client, if the only reply is the clients' secure sum. ``UserError`` if no reply is usable, except if all
+        clients refused the model.
         """
         found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
         self._usual = found.usual

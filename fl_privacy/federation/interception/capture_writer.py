@@ -102,7 +102,7 @@ MOST_HELD = 256 << 20
 
 
 class ObservationBuffer(layout.LazyObservations):
-    """Buffer of observations in order of arrival, in memory or in files, with the same bits.
+    """Buffer of observations in order of arrival, in memory or exactly in files.
 
     Args:
         folder: private folder of the files, created on demand and removed by ``clear``.
