@@ -12,7 +12,7 @@ UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 class UserError(Exception):
-    """Wrong input, in one line: what was expected, what was given, and the remedy.
+    """Wrong input; the message says in one line what was expected, what was given, and the remedy.
 
     The command line prints the line without traceback and exits with status 2.
     """
@@ -20,9 +20,9 @@ class UserError(Exception):
 
 @contextmanager
 def blamed_on(who: str) -> Iterator[None]:
-    """Turn an exception within the context into a ``UserError`` that names ``who`` and the exception.
+    """Turn an exception within the context into a ``UserError`` that begins with ``who``, the code to blame.
 
-    Interrupts, disk and memory errors pass through.
+    ``UserError``, interrupts, and errors of disk and memory pass through.
     """
     try:
         yield
@@ -60,12 +60,12 @@ _NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return ``True`` if the error means that PyTorch or its loader ran out of memory, on a GPU or a CPU."""
+    """Return ``True`` for a ``RuntimeError`` or ``ImportError`` by which PyTorch reports that memory ran out."""
     return isinstance(error, RuntimeError | ImportError) and any(said in str(error).lower() for said in _NO_MEMORY)
 
 
 def what_was_asked(error: BaseException) -> str:
-    """Return a phrase for a failed allocation: ``313.6 TB at once``, ``to load LIBRARY``, or "" if unknown."""
+    """Return the request of a failed allocation: ``313.6 TB at once``, ``to load LIBRARY``, or "" if unknown."""
     if isinstance(error, ImportError):
         return f"to load {visible(str(error)).partition(':')[0]}"
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))
@@ -88,7 +88,7 @@ _INSTALLED = re.compile(rf"<|({_NOT_OWN}|.*[/\\](site|dist)-packages)[/\\]")
 
 
 def in_one_line(error: BaseException) -> str:
-    """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the place in the user's own code."""
+    """Format an error as ``KeyError: 'fc' (model.py, line 12)``: class, message, place in the code, and cause."""
     first, *rest = (re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or "without a word").splitlines()  # of colors
     text = " ".join([first, *(each.strip()[:200] for each in rest[:1] if first.endswith(":"))])  # as PyTorch lists keys
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]

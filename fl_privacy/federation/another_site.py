@@ -1,7 +1,7 @@
-"""Compute the other sites' mean update, which a site obtains from each global model less its own update.
+"""Compute the mean update of the other sites: a site subtracts its own update from each global model.
 
-Secure aggregation does not hide it, since the mean is public to all sites. With two sites, it is the other's update.
-Peer attacks of this kind: Huang et al., arXiv 2410.04661.
+Secure aggregation does not hide this mean, since the global model is public to all sites. With two sites, the mean is
+the other site's update. Peer attacks of this kind: Huang et al., arXiv 2410.04661.
 """
 
 import math
@@ -45,8 +45,9 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        ``None`` if nobody else took part or no value changed. If the server's optimizer is SGD or momentum, values
-        below the model's last digit become zero, so that rows of absent words stay recognizable.
+        ``None`` if nobody else took part, no tensor is in all of ``own``, or, without ``own``, no value changed. If the
+        server's optimizer is SGD or momentum, values below the model's last digit become zero, so that rows of absent
+        words stay recognizable.
 
         Args:
             before, after: global model before and after the round.
@@ -104,7 +105,7 @@ class AnotherSite:
 
 
 def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
-    """Estimate the share p in (0, 1) of the update ``own`` in ``mean`` = p own + (1 - p) rest, and say how.
+    """Estimate the share p in (0, 1) of ``own`` in ``mean`` = p own + (1 - p) rest; return p and how it was found.
 
     Three ways are tried. ``None`` if none of them works.
 
@@ -112,8 +113,8 @@ def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, 
     updates differ, is 2p - 1.
     2. Rows and columns that only the examples of ``own`` change, such as those of unique words, have the ratio p
     throughout. Single values do not count, since all examples may share an input.
-    3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p, once
-    for each dimension of ``own``.
+    3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p, as
+    often as the rank of ``own``.
 
     ``last``: distances of neighboring floating-point values of ``mean``.
     """
@@ -142,7 +143,7 @@ def _share_by_signs(mean: Tensors, own: Tensors, last: Tensors) -> float | None:
 
 
 def _alike_in_lines(mean: Tensor, own: Tensor, last: Tensor) -> Tensor:
-    """Return the ratios (n,) of ``mean`` to ``own`` in rows and columns that have one ratio throughout."""
+    """Return the ratios ``mean`` / ``own`` (n,) in those rows and columns in which all ratios are equal."""
     whole, part = mean.flatten(1), own.flatten(1)
     ratios, found = (whole / part).where(whole.abs() > last.flatten(1) / ALIKE, torch.nan), []
     for lines in (ratios, ratios.T):
@@ -173,9 +174,10 @@ def _share_by_rank(mean: Tensor, own: Tensor, last: Tensor) -> float | None:
 def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[int, Upload]:
     """Solve for the uploads of single clients, given the means of rounds with different participants.
 
-    Return those that are determined, by client. Exact for uploads that do not change between rounds; the last rounds
-    that suffice are taken (Lam et al., Gradient Disaggregation, ICML 2021, with known participants). ``means``: for
-    each round, the number of examples of each other participant, and the result of ``AnotherSite.rest``.
+    Return, by client, the uploads that the means determine (Lam et al., Gradient Disaggregation, ICML 2021, with known
+    participants). They are exact if uploads do not change between rounds; for each client, the fewest last rounds that
+    suffice are used. ``means``: for each round, the number of examples of each other participant, and the result of
+    ``AnotherSite.rest``.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]
@@ -209,7 +211,7 @@ def seen_by_sites(
 ) -> Upload:
     """Return the mean upload of the other clients, as the colluding sites ``own`` compute it.
 
-    The server moves the model ``sent`` by all ``uploads``.
+    The server moves the model ``sent`` by all ``uploads``. ``knows_numbers``: see :class:`AnotherSite`.
     """
     plan = replace(plan, norm_factor=math.inf)
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)

@@ -119,7 +119,7 @@ class Packing:
         return (fields << torch.arange(self.per_slot) * self.width).sum(1).double()
 
     def unpack(self, slots: Tensor, count: int, *, summands: int) -> Tensor:
-        """Unpack the sum (count,) of the values of ``summands`` packed updates from the sum of their slots."""
+        """Return the sum (count,) of the values of ``summands`` packed updates, given the sum of their ``slots``."""
         fields = (slots.round().long()[:, None] >> (torch.arange(self.per_slot) * self.width)) & (2**self.width - 1)
         return (fields.flatten()[:count] - summands * self._most).double() * self.step
 
@@ -129,12 +129,10 @@ def encrypted_rounds(
 ) -> Generator[Round, None, dict[int, ClientState]]:
     """Train ``server.state`` under CKKS, yielding each round; return each client's private state.
 
-    Each client scales its update by its share of the round's examples and by the tensor's largest value over all
-    clients; both are sent in the clear. The clients share the secret key and decrypt the sum into ``server.state``,
-    which the server itself does not learn.
-
-    Raises:
-        UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.
+    Each client multiplies its update by its share of the round's examples and divides each tensor by the largest
+    absolute value over all clients; shares and largest values are sent in the clear, the quotients encrypted, with
+    ``bits`` bits. The clients share the secret key and decrypt the sum into ``server.state``, which the server itself
+    does not learn. ``UserError`` if TenSEAL is missing, a setting is out of range, or all clients of a round failed.
     """
     keys = KeyHolder()
     adder = Adder(keys.public_context())

@@ -28,7 +28,7 @@ from fl_privacy.types.modality import modality_of_inputs
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """Training examples of a client, or those by which its defense replaces them."""
+    """Training examples of a client, or the examples by which its defense replaces them."""
 
     number: int
     batch: Callable[[Tensor], Batch]  # function from indices below ``number`` to a batch
@@ -79,12 +79,10 @@ def augment(batch: Batch, plan: LocalPlan, rng: torch.Generator) -> Batch:
 
 
 def cropped(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
-    """Crop windows of the images' size from the padded images.
+    """Crop a window of the images' size from each padded image.
 
-    Args:
-        images: (B, C, H, W).
-        padding: black pixels on every side.
-        offsets: (2, B) first row and column of each window, from 0 to twice ``padding``.
+    ``images``: (B, C, H, W). ``padding``: black pixels added on every side. ``offsets``: (2, B) first row and column of
+    each window in the padded image, from 0 to twice ``padding``.
     """
     height, width = images.shape[-2:]
     padded = F.pad(images, (padding,) * 4).movedim(1, -1)
@@ -119,7 +117,7 @@ class Client:
         threads: CPU threads, which affect the last bits of results.
         test: examples on which a client with a private part tests its own model; ``None`` takes its training examples.
         guard: check of each model before training, if any. On a deployed client that promises differential privacy it
-            checks the weights alone, since a model's answers reveal a bit about the examples.
+            checks the weights alone, since the model's outputs for the examples would reveal something about them.
     """
 
     id: int
@@ -174,8 +172,7 @@ class Client:
     ) -> training.LocalResult:
         """Return the upload that this client would make from ``victim_batch`` alone, without changing ``state``.
 
-        Raises:
-            UserError: batch norm in training mode has only one value to normalize, or the guard refused the model.
+        ``UserError`` if batch norm in training mode has only one value to normalize, or the guard refused the model.
         """
         self._look(sent, state)
         work = self.probe_work(state, round=round, probe=probe, batch_size=batch_size)
@@ -199,7 +196,7 @@ class Client:
         return own.batch(self._probed(probe, batch_size, own.number))
 
     def probed_examples(self, probe: int, batch_size: int) -> Tensor:
-        """Return the indices (B,) in ``examples`` of ``victim_batch``, before a defense replaces examples."""
+        """Return the indices (B,) in ``examples`` of the batch ``victim_batch``, before a defense replaces it."""
         return self.indices[self._probed(probe, batch_size, len(self.indices))]
 
     def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:

@@ -129,14 +129,9 @@ LOSSES = 2
 class ShardedAttack:
     """Attack that runs ``attack`` on parts of the victims in Ray tasks, here or in the cluster of RAY_ADDRESS.
 
-    Results equal those of one process up to the last bits. The victims of a failed task are failures.
-
-    Attributes:
-        shards: number of parts.
-        device: with ``cuda``, each task gets a GPU or a share of one.
-
-    Raises:
-        UserError: Ray is not installed, or the cluster does not answer.
+    Results equal those of one process up to the last bits. If a task fails, its victims count as failures. ``shards``:
+    number of parts. ``device``: with ``cuda``, each task gets a GPU or a share of one. ``UserError`` if Ray is not
+    installed, or the cluster does not answer.
     """
 
     attack: ReconstructionAttack
@@ -250,7 +245,7 @@ def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
 def attack_part(
     attack: ReconstructionAttack, observations: Sequence[Observation], *, seed: int, threads: int, tell: Tell
 ) -> tuple[list[Reconstruction], list[str]]:
-    """Attack a part of the victims; return its reconstructions and warnings."""
+    """Attack a part of the victims, calling ``tell`` with the number of finished ones; return results and warnings."""
     torch.set_num_threads(threads)
     told = 0.0
 

@@ -77,7 +77,7 @@ def worker_processes(
     Args:
         threads: CPU threads of each process.
         environment: variables that differ from this process's.
-        sharers: number of processes that share the memory.
+        sharers: number of processes among which the memory is divided.
         prepare: function that each process calls at its start.
     """
     from loky import get_reusable_executor  # noqa: PLC0415
@@ -143,14 +143,14 @@ def in_processes(
 ) -> list[R]:
     """Compute all of ``parts`` and return their results in order.
 
+    If a part raises an error, the workers are ended and the error is raised.
+
     Args:
         parts: independent parts with their own seeds.
         weights: relative work of the parts.
         processes: most processes including this one; ``None`` takes as many as there are cores for ``threads`` each.
-        threads: CPU threads of each; they affect the last bits.
-
-    Raises:
-        Exception: error of a part; the workers are then ended.
+        threads: CPU threads of each process; they affect the last bits.
+        report: callback with the finished share of all work, in [0, 1].
     """
     most = max(1, usable_cores() // threads) if processes is None else processes
     with cpu_threads(threads), tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:

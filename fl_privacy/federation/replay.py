@@ -14,10 +14,9 @@ from fl_privacy.types import Batch, ModelState, Upload, VictimId
 
 
 def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
-    """Return the examples of which ``client`` made the upload ``victim``, in order of first use.
+    """Return the examples from which ``client`` made the upload ``victim``, in order of first use.
 
-    Raises:
-        UserError: the client's random numbers derive from a secret.
+    ``batch_size``: number of examples of a probe. ``UserError`` if the client's random numbers derive from a secret.
     """
     return Replay(client=client, victim=victim, sent=ModelState({}, {}), state=state, batch_size=batch_size).examples
 

@@ -74,11 +74,11 @@ WITHHELD = "The client can't answer this; its own log says why."
 
 
 class UnansweredError(UserError):
-    """Error with the message ``WITHHELD``, instead of a reply."""
+    """Error in place of a reply; the message is always ``WITHHELD``, so that it reveals nothing about the examples."""
 
 
 class UnfitMessageError(UserError):
-    """A refusal that does not depend on the client's examples, so that a server may see its reason."""
+    """Refusal of a message for a reason that the server may see, since it does not depend on the client's examples."""
 
 
 def told_alike(work: Callable[[], T]) -> T:
@@ -118,7 +118,7 @@ LARGEST_MODEL = 1e9
 
 
 def expect_sound(values: Tensors) -> None:
-    """Raise ``UnfitMessageError`` if values are not finite, or the norm of all but variances is too large."""
+    """Raise ``UnfitMessageError`` if values are not finite, or their norm, without variances, is too large."""
     for name, value in values.items():
         if not value.isfinite().all():
             raise UnfitMessageError(
@@ -151,10 +151,10 @@ def sort_out(
 ) -> Sorted:
     """Separate usable replies from excluded ones.
 
-    A reply is excluded if :func:`fault` finds a reason. If three or more are left, so is one whose change has a norm
-    over ``factor`` times the median of this round or, if larger, of an earlier one (``usual``). Parameters,
-    floating-point buffers and counters are compared separately. A client counts as at most ``factor`` times the lower
-    median number of examples.
+    A reply is excluded if it is a ``Failure`` or :func:`fault` finds a reason. If three or more are left, a reply is
+    also excluded if the norm of its change exceeds ``factor`` times the median norm of this round or, if larger, of an
+    earlier round (``usual``). Parameters, floating-point buffers and counters are compared separately. A client counts
+    as at most ``factor`` times the lower median number of examples. ``shares``: see ``LocalPlan``.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}

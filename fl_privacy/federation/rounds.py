@@ -82,7 +82,10 @@ def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]
 def audited_rounds(
     chosen: str | int | Sequence[int], total: int, *, name: str = "intercept.rounds", most: str = "federation.rounds"
 ) -> frozenset[int]:
-    """Return rounds from ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers in 1..total.
+    """Return the rounds that ``chosen`` stands for, from 1 to ``total``.
+
+    ``chosen``: ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers; ``UserError`` for others,
+    with the names of the settings ``name`` and ``most``.
 
     >>> sorted(audited_rounds("ends", 20))
     [1, 20]
@@ -174,7 +177,7 @@ def unobserved(work: Callable[[], RoundReport]) -> Steps:
 
 
 def one_by_one(rounds: int, steps: Callable[[int], Steps], first: int = 1) -> Iterator[Round]:
-    """Yield the rounds from ``first`` to ``rounds``; each is finished before the next begins."""
+    """Yield the rounds from ``first`` to ``rounds``, of ``steps(number)``; each is finished before the next begins."""
     for number in range(first, rounds + 1):
         round = Round(number, steps(number))
         yield round

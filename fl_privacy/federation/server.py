@@ -37,7 +37,7 @@ class ServerPlan:
 
     Attributes:
         aggregation: ``mean`` of the replies weighted by examples, or ``round_robin``: one client a round, in turn.
-        fraction: share of the clients asked in a round, in (0, 1]; at least one.
+        fraction: share of the clients asked in a round, in (0, 1]; at least one client.
         lr: server's step along the aggregated gradient (downhill) or delta.
         optimizer: rule of that step.
         noise: standard deviation of Gaussian noise on each value of the mean; it does not protect from the server.
@@ -108,16 +108,11 @@ class Server:
         *,
         behind: Mapping[int, int] | None = None,
     ) -> dict[int, str]:
-        """Move the global model by the usable replies, unless ``learns`` is false and the round was tampered with.
+        """Move the global model by the usable replies; return the reasons of excluded replies, by client.
 
-        Args:
-            behind: number of examples of each client, if the only reply is their secure sum.
-
-        Returns:
-            Reasons of exclusion by client.
-
-        Raises:
-            UserError: no reply is usable, except if all clients refused the model.
+        The model stays as it is in a round with tampering, unless the server ``learns``. ``behind``: number of examples
+        of each client, if the only reply is the clients' secure sum. ``UserError`` if no reply is usable, except if all
+        clients refused the model.
         """
         found = sort_out(replies, self.state, self.local_plan.shares, factor=self.plan.norm_factor, usual=self._usual)
         self._usual = found.usual
@@ -171,7 +166,7 @@ class Server:
 
 
 def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
-    """Return by name the direction in which an upload moves the ``sent`` model: downhill for a gradient."""
+    """Return, by name, the change of the ``sent`` values that an upload stands for; a gradient's is its negative."""
     steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
     if plan.shares == "weights":
         return {n: t - sent[n] for n, t in steps.items()}

@@ -84,7 +84,7 @@ def public_state(model: nn.Module, defense: Defense) -> ModelState:
 
 
 def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Join the values sent with this client's private values: those stored in an earlier round, else the model's."""
+    """Join the values that the server ``sent`` with this client's private values: stored earlier, else the model's."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
@@ -105,7 +105,7 @@ def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> Mode
 
 
 def store_private(values: ModelState, sent: ModelState, state: ClientState) -> None:
-    """Store in ``state`` those of the ``values`` that are not in ``sent``."""
+    """Store in ``state`` the ``values`` that are not in ``sent``."""
     for own, public in ((values.parameters, sent.parameters), (values.buffers, sent.buffers)):
         state.tensors.update({PRIVATE + name: value for name, value in own.items() if name not in public})
 
@@ -126,10 +126,8 @@ T = TypeVar("T")
 class LocalResult:
     """A client's upload, with its loss, seconds and bytes.
 
-    Attributes:
-        train_loss: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
-            loss would leak.
-        defense_seconds: duration of the defense's hooks, without changes of the loss.
+    ``train_loss``: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
+    loss would leak. ``defense_seconds``: duration of the defense's hooks, except for those that change the loss.
     """
 
     upload: Upload
@@ -212,15 +210,11 @@ def take_steps(
     still: Collection[str],
     timed: Stopwatch,
 ) -> tuple[ModelState, Tensors, list[Tensor]]:
-    """Take one training step with the defense on each of ``batches``, starting from the values ``first.sent``.
+    """Take one defended training step on each of ``batches``, starting from the values ``first.sent``.
 
-    Args:
-        public: names of the parameters whose gradients the defense changes.
-        still: names of the parameters that stay fixed.
-        timed: stopwatch that calls the hooks of the defense.
-
-    Returns:
-        Model values after the last step, gradients of that step, and the loss of each step.
+    Return the model values after the last step, the gradients of that step, and the loss of each step. ``public``:
+    names of the parameters whose gradients the defense changes. ``still``: names of the parameters that stay fixed.
+    ``timed``: stopwatch that calls the hooks of the defense.
     """
     plan, state, rng = first.plan, first.state, first.rng
     parameters = {name: p.clone().requires_grad_() for name, p in first.sent.parameters.items()}

@@ -48,9 +48,7 @@ def expanded(path: str | Path) -> Path:
 def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """Open a regular file without blocking, like ``os.open``, and return its descriptor.
 
-    Raises:
-        UserError: the path is a pipe, a device or a folder.
-        OSError: the file can't be opened.
+    ``UserError`` if the path is a pipe, a device or a folder; ``OSError`` if the file can't be opened.
     """
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -75,9 +73,9 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
 
 
 def files_digest(folder: Path, most: int = 20_000) -> str:
-    """Return the SHA-256 of names and contents of a folder's files, without hidden ones and those above 4 MiB.
+    """Return the SHA-256 of the names and contents of a folder's files; "" if there are more than ``most`` files.
 
-    Byte code is left out. The result is empty if there are more than ``most`` files.
+    Hidden files, byte code, and files above 4 MiB are left out.
     """
     whole, paths = hashlib.sha256(), list(islice(folder.rglob("*"), 10 * most + 1))
     inner = [path.relative_to(folder) for path in sorted(paths) if path.is_file() and not path.is_symlink()]

@@ -30,7 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 @contextmanager
 def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
-    """Turn an ``OSError`` within the context into a ``UserError``: ``what`` is expected in ``file``; ``remedy``."""
+    """Replace an ``OSError`` within the context by the ``UserError``: ``what`` is expected in ``file``; ``remedy``."""
     try:
         yield
     except OSError as error:
@@ -38,7 +38,7 @@ def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Decorate ``load`` to cache its result until the file changes; ``OSError`` if the file is missing."""
+    """Decorate ``load`` to cache its result until the file, its first argument, changes; ``OSError`` if missing."""
 
     @lru_cache(maxsize=8)
     def kept(changed: int, file: Path, *more: Hashable) -> T:
@@ -52,7 +52,7 @@ def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[P
 
 
 def take_values(network: nn.Module, values: dict[str, Tensor]) -> str | None:
-    """Assign ``values`` to ``network``, built on the device ``meta``, and freeze it; return what does not fit."""
+    """Assign ``values`` to ``network``, built on the device ``meta``, and freeze it; return a reason if that fails."""
     wanted = {
         name: (value.shape, torch.float32 if value.is_floating_point() else value.dtype)
         for name, value in network.state_dict().items()

@@ -52,10 +52,8 @@ def read_arrays(path: Path) -> SavedArrays:
     """Read a file of named arrays; its content, not its name, decides on the format.
 
     Formats are safetensors, ``.npz``, PyTorch checkpoints (``weights_only``), NVFlare's DXO, Fed-BioMed's ``.mpk`` and
-    OpenFL's ``.pbuf``. Stated sizes are checked before memory is allocated.
-
-    Raises:
-        UserError: the file is missing, too large, damaged, a plain pickle, or of another format.
+    OpenFL's ``.pbuf``. Stated sizes are checked before memory is allocated. ``UserError`` if the file is missing, too
+    large, damaged, a plain pickle, or of another format.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:
@@ -125,7 +123,7 @@ def _of_zip(file: Any) -> SavedArrays:
 
 
 def _largest(held: object) -> dict[str, Tensor]:
-    """Return the nested mapping of most values, such as ``model`` instead of ``optimizer`` in a checkpoint."""
+    """Return the tensors of the nested mapping with the most values, such as ``model`` in a checkpoint; {} if none."""
     return max(_mappings(held, set()), key=lambda one: sum(t.numel() for t in one.values()), default={})
 
 

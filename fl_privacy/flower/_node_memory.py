@@ -110,7 +110,7 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return the client's key in a state folder: ("partition", number of its partition), else ("node", its id)."""
+    """Return the name of a client in a state folder: ("partition", number of its partition), else ("node", its id)."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
@@ -129,7 +129,7 @@ def state_key(context: Context) -> bytes | None:
 
 
 def kept_secret(path: Path, key: bytes | None = None) -> Secret:
-    """Return the secret in ``path``, made if missing; ``UserError`` if it is shared, damaged or unwritable."""
+    """Return the secret in ``path``, made if missing; ``UserError`` if others can read it, or it is unusable."""
     try:
         if not path.exists():
             make_missing_private(path.parent)
@@ -221,7 +221,7 @@ class ContextMemory:
             remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """Raise ``UserError`` if a message was answered before; unless ``bounded``, also for a round far ahead."""
+        """With ``once``, raise ``UserError`` if ``round`` was answered before or, unless ``bounded``, is far ahead."""
         if self.once:
             expect_later(answered(self.records), kind, round)
             if not bounded:

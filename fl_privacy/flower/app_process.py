@@ -35,7 +35,7 @@ class Cell:
 
     Args:
         app: reference of the app; empty only to test whether the system can isolate apps.
-        bundle: bundle with the app, which has a new process for each message; ``None`` for an installed app.
+        bundle: bundle with the app; each message then gets a new process. ``None`` for an installed app.
         packages: folder of packages for the bundle.
     """
 
@@ -160,7 +160,7 @@ class Cell:
 
 
 class Bundles:
-    """Apps that runs bring in bundles, each run in its own isolated process behind one gate.
+    """Apps that runs bring in bundles; each run's app has an isolated process of its own, behind one gate.
 
     Runs need the approval of the site's policy. ``UserError`` if this system can't isolate apps as the policy requires.
     """

@@ -25,7 +25,7 @@ _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 
 @dataclass(frozen=True, kw_only=True)
 class ProbedImages:
-    """Images of which a client made the upload that a probe asked for."""
+    """Description of the images from which a client made the upload that a probe asked for."""
 
     fingerprints: Sequence[str]  # fingerprint of each image (``data.own_examples``)
     normalization: Normalization | None  # mean and standard deviation by which the client normalizes, if known
@@ -43,7 +43,7 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return number and batch size of the probe that a message asks for; ``None`` if it asks for none."""
+    """Return number and batch size of the probe that a message asks for, if any; ``UserError`` if out of range."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None

@@ -34,10 +34,9 @@ def numpy_client_app(
     the request. An exception becomes an error reply of one line; metrics that are not numbers stay on the node. Outside
     of a simulation, clients that defend themselves answer a round once, also after a restart.
 
-    Args:
-        audited: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server gets uploads of
-            small batches as often as it likes, unsafe for clients with data to protect.
-        simulated: predicate, ``True`` if clients draw from a seed that the server knows; ``query`` reports it.
+    ``audited``: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server gets uploads of
+    small batches as often as it likes, unsafe for clients with data to protect. ``simulated``: predicate, ``True`` if
+    clients draw from a seed that the server knows; ``query`` reports it.
     """
     app = ClientApp(mods=list(mods))
 

@@ -40,11 +40,8 @@ class PrivacyClient(NumPyClient):
 
     Arrays come in the order of the model's ``state_dict`` or of ``config["names"]``; the reply names them in
     ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy. All draws come from
-    the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation.
-
-    Args:
-        memory: private state and answered rounds: ``context.state``, which a restart empties, or
-            ``node_memory(context)``.
+    the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation. ``memory``: private
+    state and answered rounds: ``context.state``, which a restart empties, or ``node_memory(context)``.
 
     Example:
         class QuantizingClient(PrivacyClient):
@@ -158,7 +155,7 @@ class PrivacyClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Return ``True`` for a deployed client: each answer to the same message would have new noise."""
+        """Return ``True`` for a deployed client, since each further answer to a message would have new noise."""
         return isinstance(self.wrapped.seed, Secret)
 
     @property
@@ -268,7 +265,7 @@ class MaskableClient(PrivacyClient):
                 )
 
     def _message_number(self, config: Config) -> int:
-        """Return the attempt's number in place of the round's, since SecAgg+ may repeat a failed round."""
+        """Return the attempt's number instead of the round's, since SecAgg+ may repeat a failed round."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UnfitMessageError(

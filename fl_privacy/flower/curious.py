@@ -63,10 +63,10 @@ class Sane(StrategyAround):
     """Strategy that passes only usable replies on to ``strategy``, and logs why it leaves out others.
 
     It is for strategies that average weights, such as Flower's ``FedAvg``. A reply is left out if its arrays differ
-    from those sent (names, dtype, shape), are not finite or have negative variances; if the norm of its change is over
-    ``factor`` times the median of three or more, of this round or the largest before; or if its metrics differ from
-    most clients' or are not finite. A client counts as at most ``factor`` times the median number of examples.
-    ``HonestButCurious(Sane(FedAvg()), ...)`` still sees every reply.
+    from those sent (names, dtype, shape), are not finite or have negative variances; if its change has a norm over
+    ``factor`` times the median norm, of this round or the largest of earlier ones (medians of three or more); or if its
+    metrics are not finite or have other names than most clients'. A client counts as at most ``factor`` times the
+    median number of examples. ``HonestButCurious(Sane(FedAvg()), ...)`` still sees every reply.
 
     Attributes:
         factor: largest multiple of the median, above 1; ``math.inf`` leaves out no large update.

@@ -51,9 +51,10 @@ CLASSIC = (
 
 
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
-    """Return the DP claim of a mod or strategy of Flower, and its noise and rounds; ``None`` for other objects.
+    """Return the DP claim of a mod or strategy of Flower, with facts such as its noise; ``None`` for other objects.
 
     The noise multiplier is what the adversary sees: the server for a mod, the receivers of the model for a strategy.
+    ``rounds``: number of rounds of the training.
     """
     if isinstance(subject, LocalDpMod):
         if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula
@@ -97,11 +98,8 @@ def mechanism_of_mod(
     """Turn ``mod`` into a function from a client's update to the change that the server sees in the reply.
 
     The client is sent zeros and replies them plus the update; each call is a round of its own. Metrics that the mod
-    adds to the first reply count as sent, too.
-
-    Args:
-        config: values that the server sends, such as ``clipping_norm``.
-        metrics: metrics of the client in addition to ``num-examples``.
+    adds to the first reply count as sent, too. ``config``: values that the server sends, such as ``clipping_norm``.
+    ``metrics``: metrics of the client in addition to ``num-examples``.
     """
     identify_process()
     records = _Records()
@@ -254,14 +252,11 @@ def located(name: str) -> Any:
 def verdicts_on(
     subject: object, asked: DpCheckRequest, *, name: str = "", mods: Sequence[Any] = ()
 ) -> list[ClaimVerdict]:
-    """Recompute and test each claim that ``subject`` makes.
+    """Recompute and test each privacy claim that ``subject`` makes, with the settings ``asked``.
 
-    Args:
-        subject: a mod, a strategy, one of the package's defenses, a function from an update to the upload, or a
-            function without arguments that makes one of these.
-
-    Raises:
-        UserError: it is none of these.
+    ``subject``: a mod, a strategy, one of the package's defenses, a function from an update to the upload, or a
+    function without arguments that makes one of these; ``UserError`` for others. ``name``: name of ``subject`` on
+    pages; by default its own. ``mods``: mods of the clients under a strategy.
     """
     if inspect.isfunction(subject) and not inspect.signature(subject).parameters:
         made = attempt(subject)

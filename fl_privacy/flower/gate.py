@@ -62,15 +62,12 @@ class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
     The app is never trusted: each reply is made anew from what the policy names, under names and in an order that the
-    app does not choose, clipped and noised. ``fl-privacy supernode --policy`` isolates an app, which otherwise
-    reaches all of its process: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
+    app does not choose, clipped and noised. ``fl-privacy supernode --policy`` isolates an app, which otherwise reaches
+    all of its process: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
-    ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts
-    dropped parts of replies. ``UserError`` if the policy can't be read, or its ledger can't be trusted.
-
-    Args:
-        policy: policy, its file, or the name of one of the package's.
-        name: name of the app, for the ledger.
+    ``policy``: a policy, its file, or the name of one of the package's. ``name``: name of the app, for the ledger.
+    ``UserError`` if the policy can't be read, or its ledger can't be trusted. ``refused`` holds the last refusals as
+    pairs of reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts dropped parts of replies.
     """
 
     def __init__(self, policy: SitePolicy | str | Path, *, name: str = "") -> None:

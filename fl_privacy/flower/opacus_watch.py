@@ -163,7 +163,6 @@ class OpacusWatch:
                 self._trained_on.append((False, 1.0))
 
     def private_step(self, optimizer: Any) -> None:
-        """Record a step of the private optimizer, and the sampling of its batch."""
         if optimizer is not self.optimizer:
             return
         self.multipliers.append(float(optimizer.noise_multiplier))
@@ -191,7 +190,6 @@ Sampled = tuple[bool, float]
 
 
 def _sampled_by(sampler: Any) -> Sampled:
-    """Return the sampling of a loader's index ``sampler``; its rate is 0 if unknown."""
     from opacus.utils import uniform_sampler as of  # noqa: PLC0415
 
     if isinstance(sampler, of.UniformWithReplacementSampler | of.DistributedUniformWithReplacementSampler):
@@ -205,9 +203,8 @@ def _sampled_by(sampler: Any) -> Sampled:
 def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanism, Neighbors]:
     """Return one step as a function from a batch to the noised sum of clipped gradients, and two neighboring batches.
 
-    Args:
-        module: module that Opacus made private; its last layer's outputs count as logits.
-        optimizer: optimizer that Opacus made; its state and accountant do not change.
+    ``module``: module that Opacus made private; its last layer's outputs count as logits. ``optimizer``: optimizer that
+    Opacus made; its state and accountant do not change. ``inputs``: inputs of one batch.
     """
     example = inputs[:1].detach()
     canary = 50 * torch.randn(example.shape, generator=torch.Generator().manual_seed(0)).to(example)

@@ -28,7 +28,7 @@ LOSSES = 2  # number of times a message is given to another actor because its ma
 
 
 class ClientProcess:
-    """Ray actor that serves the clients of ``source``; it makes them at the first message, to report errors."""
+    """Ray actor that serves clients; it makes them from ``source`` at the first message, to report errors."""
 
     def __init__(self, source: list[Any]) -> None:
         self._source = source

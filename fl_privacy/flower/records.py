@@ -204,7 +204,7 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtypes of the arrays in ``content``, in order, by ``names``; ``None`` if the numbers differ."""
+    """Return the dtypes of the arrays in ``content``, in order, under ``names``; ``None`` if the numbers differ."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 
@@ -280,8 +280,7 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
 def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EXAMPLES) -> Upload:
     """Return the upload in a reply of any layout; ``UserError`` if it does not state its number of examples.
 
-    Args:
-        weighted_by: metric with the number of examples if the reply has no ``num-examples``.
+    ``weighted_by``: metric with the number of examples if the reply has no ``num-examples``.
     """
     values = read_state(content, model)
     for key in dict.fromkeys((NUM_EXAMPLES, weighted_by)):
@@ -382,7 +381,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return the names of a probe's images, each answered once a round; ``UserError`` for a bad number or size."""
+    """Return the names under which a probe's images are answered once a round; ``UserError`` for bad numbers."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

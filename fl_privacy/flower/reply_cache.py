@@ -284,12 +284,10 @@ def answer_once_mod(*, rounds: int | None = None) -> Mod:
     """Build a mod that makes an app answer a round of training or evaluation once, also after a restart.
 
     A repeated message gets the same bytes; another message of the same round is refused, and an exception uses up its
-    round. Use it for an app whose training draws noise, ``ClientApp(mods=[answer_once_mod()])``, as with
-    ``train_step`` or ``private_loader``; ``defense_mod`` contains it.
-
-    Args:
-        rounds: largest number of a round; ``None`` takes ``num-server-rounds`` of the run's config, without which a
-            round is at most ``memory.MOST_AHEAD`` after the last one.
+    round. Use it for an app whose training draws noise, ``ClientApp(mods=[answer_once_mod()])``, as with ``train_step``
+    or ``private_loader``; ``defense_mod`` contains it. ``rounds``: largest number of a round; ``None`` takes
+    ``num-server-rounds`` of the run's config, without which a round is at most ``memory.MOST_AHEAD`` after the last
+    one.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -310,11 +308,9 @@ def answered_once(
 ) -> Message:
     """Return the kept answer to a message, else that of ``call_next``; see ``Answers.once``.
 
-    Training, evaluation and each probe are counted separately; ``instead`` is not for probes.
-
-    Raises:
-        UserError: another message of this round was answered, the run has no such round, or the message states none.
-        UnansweredError: the app failed, or trains instead of answering a probe.
+    Training, evaluation and each probe are counted separately; ``instead`` is not for probes. ``UserError`` if another
+    message of this round was answered, the run has no such round, or the message states none. ``UnansweredError`` if
+    the app failed, or trains instead of answering a probe.
     """
     kind, round = asked_of(context, message)
     probe = asked_probe(message.content)

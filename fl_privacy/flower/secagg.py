@@ -129,11 +129,11 @@ def secure_rounds(
 ) -> Generator[Round, None, Traffic]:
     """Train ``server.state`` under SecAgg+ (Bell et al. 2020), one round at a time; return what the server received.
 
-    Masks hide each update; the sum can be unmasked as long as ``threshold`` of the clients answer. Numbers of examples,
-    metrics and whole-number buffers travel in the clear. A client with a value beyond ``clip`` is left out. A server
-    that asks for both kinds of shares unmasks every update, unless clients have a guard. Settings are those of
-    ``Masking``. ``UserError`` if a setting is out of range, clients keep private layers, or too few clients were left
-    in a round.
+    ``settings`` are those of :class:`Masking`. Masks hide each update; the sum can be unmasked as long as the share
+    ``threshold`` of the clients answers. Numbers of examples, metrics and whole-number buffers travel in the clear. A
+    client with a value beyond ``clip`` is left out. A server that asks for shares of both a client's seed and its key
+    unmasks that client's update; clients with a ``guard`` refuse this. ``UserError`` if a setting is out of range,
+    clients keep private layers, or too few clients were left in a round.
     """
     masking = Masking(**settings)
     expect_all_shared(server)

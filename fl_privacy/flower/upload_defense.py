@@ -83,7 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Build the defense of ``model``'s or ``names``' parameters, else of all arrays; ``UserError`` for both."""
+        """Defend ``model``'s parameters, those in ``names``, or else all arrays; ``UserError`` if both are given."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)
@@ -106,8 +106,9 @@ class DefendedUpload:
     ) -> dict[str, torch.Tensor]:
         """Return the defended upload, by name, of a client that was sent ``before`` and replied ``after``.
 
-        With a promise of differential privacy, a reply that is not finite counts as ``unchanged``, since an error would
-        break the promise; else it raises ``UserError``, as does a parameter that is missing or not floating-point.
+        With a promise of differential privacy, a reply that is not finite counts as equal to the values sent, since an
+        error would break the promise. Without a promise it raises ``UserError``, as does a parameter that is missing or
+        not floating-point.
         """
         if not self.of_model and (missing := sorted((self.parameters or set()) - before.keys())):
             raise UnfitMessageError(
@@ -172,8 +173,7 @@ def generator_of_round(
 ) -> torch.Generator:
     """Return the random generator of the round in ``config``, from ``seed`` or else the operating system's.
 
-    Raises:
-        UserError: ``seed`` is set, and ``config`` names no round.
+    ``purpose``: words that separate streams. ``UserError`` if ``seed`` is set, and ``config`` names no round.
     """
     if seed is None:
         return SecretGenerator(Secret.draw())
@@ -196,7 +196,7 @@ def is_differentially_private(defense: Defense) -> bool:
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
-    """Return ``model``, or what this class or function makes; ``UserError`` if it is no model or needs arguments."""
+    """Return ``model``, or what this class or function makes from ``options``; ``UserError`` if that is no model."""
     if isinstance(model, nn.Module):
         return model
     name = getattr(model, "__name__", type(model).__name__)

@@ -26,10 +26,10 @@ class ClassTrace:
 def class_trace(
     sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
 ) -> ClassTrace | None:
-    """Return the change of the output layer's bias, found by its size, and the number of examples by class.
+    """Return the change of the output bias and the number of examples of each class; ``None`` if either is unknown.
 
-    ``None`` if one is unknown. ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers from 0,
-    or ``None`` if unknown.
+    The bias is recognized by its size. ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers
+    from 0, or ``None`` if unknown.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -49,7 +49,7 @@ def class_trace(
 
 
 def classes_told(traces: Sequence[ClassTrace]) -> Answer:
-    """Measure how well changes of the output bias reveal which classes a client has more or less of than others.
+    """Measure how well changes of the output bias reveal which classes are more or less frequent at a client.
 
     The gradient of a cross entropy by that bias is the expected minus the actual share of each class (Wainakh et al.
     2022, "User-level label leakage from gradients").
@@ -101,10 +101,11 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 
 
 def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
-    """Measure how well losses distinguish a client's training examples from others (Yeom et al. 2018).
+    """Measure membership inference from the decrease of each example's loss in training (Yeom et al. 2018).
 
-    ``inside`` (P,) and ``outside`` (N,) are loss decreases of the client's and of other examples, of the same classes
-    if known. ``before``, the control, are negative losses of both under the sent model; ``made`` describes the uploads.
+    ``inside`` (P,) and ``outside`` (N,): decreases for the client's training examples and for other examples, of the
+    same classes if known. ``before``: negative losses of both before training, for the control. ``made`` describes the
+    uploads.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))
@@ -118,7 +119,6 @@ def _apart(values: np.ndarray) -> np.ndarray:
 
 
 def _correlation(guess: np.ndarray, truth: np.ndarray, free: int) -> Estimate:
-    """Return Pearson's correlation with Fisher's 95 % interval for ``free`` independent values."""
     size = float(np.linalg.norm(guess) * np.linalg.norm(truth))
     value = float((guess * truth).sum()) / size if size > 0 else 0.0
     wide = Z95 / math.sqrt(max(free - 2, 1))

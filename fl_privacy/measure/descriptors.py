@@ -64,7 +64,7 @@ class DescriptorScale:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each comparison: (blur of the shifted image, blur of the other image, window)."""
+        """Yield each comparison as (blur of the shifted image, blur of the other image, window), given by index."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -90,7 +90,7 @@ class Descriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (N, D) of unit length for a blur and a window, given by index."""
+        """Return cached descriptors (N, D), of unit length, for the blur and the window with these indices."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -106,13 +106,13 @@ class Descriptors(Once):
 
 @dataclass(frozen=True, eq=False)
 class ShiftedDescriptors(Once):
-    """Descriptors of a guess (1, C, H, W) in [0, 1], for all shifts."""
+    """Descriptors of a guess (1, C, H, W) in [0, 1] and of its mirror image, for all shifts."""
 
     image: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (V, D) of unit length for a blur and a window, at V shifts."""
+        """Return cached descriptors (V, D) for a blur and a window by index; V: gray versions, mirrors and shifts."""
 
         def everywhere() -> Tensor:
             images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
@@ -172,7 +172,6 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
 
 
 def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
-    """Replace squares of ``side`` pixels of images (N, 1, H, W) by their mean; see ``MOSAICS``."""
     if flipped:
         return _mosaic(gray.flip(-1), side, stretched, False).flip(-1)
     height, width = gray.shape[-2:]
@@ -183,7 +182,7 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
 
 
 def _between(image: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield the downscaled image (1, C, H, W) at shifts by half an averaged pixel, if it is downscaled."""
+    """Yield gray, downscaled versions of an image (1, C, H, W), shifted by half a pixel; none if the image is small."""
     height, width = image.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
@@ -194,7 +193,7 @@ def _between(image: Tensor, side: int) -> Iterator[Tensor]:
 
 
 def with_detail(gray: Tensor) -> Tensor:
-    """Stack images (N, 1, H, W) with themselves minus a blurred copy, (N, 2, H, W)."""
+    """Return images (N, 2, H, W): the gray ones (N, 1, H, W), and these minus a blurred copy."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
 
 
@@ -212,7 +211,6 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
 
 
 def _unit(looks: Tensor) -> Tensor:
-    """Normalize images (..., 2, H, W) to descriptors (..., D) of unit length."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     size = looks.shape[-1] * looks.shape[-2]
     rows: Tensor = looks / (torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True) + LEAST_CONTRAST * size**0.5)

@@ -21,7 +21,7 @@ class UpdateDistortion:
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
-    """Return the distance of ``defended`` from ``clean``; missing names are zeros, other names raise ``UserError``."""
+    """Return the distance of ``defended`` from ``clean``; missing names are zeros, unknown ones raise ``UserError``."""
     for name, t in defended.items():
         if name not in clean or clean[name].shape != t.shape:
             expected = f"shape {tuple(clean[name].shape)}" if name in clean else f"a name among {sorted(clean)}"
@@ -44,7 +44,8 @@ def _flat(tensors: Tensors) -> Tensor:
 class LinearSystem:
     """Condition of a layer's equations B x = W, to which a defense adds the noise E_B and E_W (SPN, Theorem 2.2).
 
-    B is diagonal, of the entries b_i of the bias gradient. Norms are spectral, and Euclidean for W.
+    B is the diagonal matrix of the entries b_i of the bias gradient, x the layer's input, and W the gradient of the
+    weight. Norms are spectral, and Euclidean for W.
     """
 
     condition: float  # condition number kappa(B), largest over smallest |b_i|
@@ -59,10 +60,10 @@ class LinearSystem:
 def linear_system(
     clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
 ) -> LinearSystem:
-    """Return the condition of a layer from its undefended and uploaded gradients of weight (M, N) and bias (M,).
+    """Return the condition of a layer's equations, given the undefended and the uploaded gradients.
 
-    ``rows``: number of rows to use, those of largest uploaded bias gradient; ``None`` takes all of nonzero bias
-    gradient.
+    ``clean``, ``seen``: these gradients of weight (M, N) and bias (M,). ``rows``: number of rows to use, those of
+    largest uploaded bias gradient; ``None`` takes all of nonzero bias gradient.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
@@ -100,7 +101,7 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
 
 
 def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distance (Q,) and index (Q,) of the image of ``images`` (R, C, H, W) nearest to each query."""
+    """Return distance (Q,) and index (Q,) of the nearest of ``images`` (R, C, H, W) to each query (Q, C, H, W)."""
     flat = images.flatten(1).float()
     # no matrix products, whose rounding depends on the chunk
     exact = "donot_use_mm_for_euclid_dist"

@@ -47,11 +47,11 @@ class Distractors:
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:
-    """Return, for each victim, guesses at other clients' updates that serve as its controls.
+    """Return, for each victim, the guesses at other clients' updates that serve as controls.
 
-    These updates share no image with the victim. If all victims are of one client, its other updates are taken.
-    ``guesses``, ``None`` for a failure, and ``truths`` are (B, C, H, W). Guesses that are not finite, or of another
-    shape, are left out.
+    These updates share no image with the victim. If all victims are of one client, other updates of this client are
+    taken. ``guesses``, ``None`` for a failure, and ``truths`` are (B, C, H, W). Guesses that are not finite, or of
+    another shape, are left out.
     """
     found, flat = {}, [truth.flatten(1).float() for truth in truths]
     usable = [
@@ -75,10 +75,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), originals that the client changed.
-
-    Equal guesses are compared once.
-    """
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the originals changed by the client."""
     found = match.found
     if not len(found):
         return []
@@ -168,9 +165,9 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
 def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
     """Bound the probability that an upload's ``number`` guesses score this well by chance (Bonferroni of two tests).
 
-    Args:
-        fits: score of each guess for each original and public example, larger is better.
-        exact: number of guesses that equal their original, tested by how often ``public`` examples equal each other.
+    ``fits``: score of each guess for each original and public example, larger is better; ``classes``: class of each of
+    these examples. ``exact``: number of guesses that equal their original, tested by how often ``public`` examples
+    equal each other.
     """
     chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
     if exact:
@@ -202,8 +199,8 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], candidates: PublicImages) -> float:
     """Return the largest lead (:class:`Identified`) of a control at ``original`` (C, H, W), -inf without controls.
 
-    Controls are ``extra`` guesses at other updates, and a public image that is almost the original, unless the guess
-    with the figures ``own`` is closer by a margin.
+    Controls are ``extra`` guesses at other updates. A public image that is almost equal to the original is a control,
+    too, unless the attacker's guess, with the figures ``own``, is clearly closer to the original.
     """
     found = [identify(each[None], original[None], candidates).lead for each in extra]
     lead, near = near_lead(original, candidates)
@@ -226,8 +223,8 @@ def compare_words(
 ) -> tuple[dict[str, float], GuessComparison]:
     """Return metrics and figures of the words found in all texts of one victim together; empty without words.
 
-    Special tokens are excluded. The control is the F1 of as many most frequent public words; ``word_chance`` is the
-    probability that the guesses fit the words of equally many public texts as well.
+    Special tokens are excluded. The control is the F1 of equally many of the most frequent public words.
+    ``word_chance`` is the probability that the guesses fit the words of equally many public texts as well.
     """
     if reconstruction.words is None:
         return {}, GuessComparison()

@@ -66,7 +66,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the public image most similar to ``original`` but not equal, and those almost equal (K, C, H, W)."""
+        """Return the public image most similar to ``original`` but not equal, and K almost equal ones (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -212,7 +212,7 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals using the best of several ``ways`` to compare each guess.
+    """Rank originals by the best of several comparisons of each guess; ``ways`` holds the comparisons of each guess.
 
     Leads (:class:`Identified`) are reduced by ``LUCK_OF_MORE``.
     """
@@ -235,7 +235,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return the lead (:class:`Identified`) that the best of ``guesses`` unrelated guesses reaches by chance."""
+    """Return how many standard deviations the best of ``guesses`` is ahead of the nearest candidate by chance."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
@@ -244,7 +244,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardize Fisher's z of correlations (W, R) by mean and spread of the columns ``usual``; return all three."""
+    """Standardize Fisher's z of correlations (W, R); return it, and mean and spread (W, 1) of the columns ``usual``."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -276,7 +276,7 @@ def identify(
     and that of each class. Candidates of another shape raise ``UserError``.
 
     Args:
-        guesses: guesses (G, C, H, W) in [0, 1] at the batch.
+        guesses: guesses (G, C, H, W) in [0, 1] at the originals.
         originals: images (B, C, H, W) in [0, 1].
         candidates: distractors; those equal to one of ``originals`` are left out.
         apart: further images (A, C, H, W) to leave out of the candidates.
@@ -399,7 +399,10 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return lead and likeness (:class:`Identified`) of the public image nearest to ``original``, taken as a guess."""
+    """Return lead and likeness (:class:`Identified`) of the public image nearest to ``original``, taken as a guess.
+
+    They are -inf and 0 without such an image, or if another candidate is nearer to it than ``original``.
+    """
     key = original.numpy().tobytes()
     if key not in candidates.near:
         candidates.near[key] = -math.inf, 0.0
@@ -412,7 +415,7 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
-    """Return ``image`` (C, H, W) itself, flipped vertically and, if square, also transposed."""
+    """Return ``image`` (C, H, W), its vertical flip and, if it is square, the transposes of both."""
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 

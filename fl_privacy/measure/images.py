@@ -13,7 +13,7 @@ MetricFunction = Callable[[Tensor, Tensor], Tensor]  # images (N, C, H, W) in [0
 
 
 def mse(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the mean squared error of images (N, C, H, W), the BPMSE of FDL-PP, (N,) float64 in [0, 1]."""
+    """Return the mean squared error (N,), float64, of images (N, C, H, W) in [0, 1] (BPMSE in FDL-PP)."""
     return (guesses.double() - truths.double()).square().flatten(1).mean(1)
 
 
@@ -27,7 +27,7 @@ def rmse(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def psnr(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the peak signal-to-noise ratio for a peak of 1, (N,) float64 in dB; infinite for an exact guess.
+    """Return the peak signal-to-noise ratio (N,), float64 in dB, for a peak of 1; infinite for an exact guess.
 
     >>> psnr(torch.full((1, 1, 8, 8), 0.1), torch.zeros(1, 1, 8, 8)).round(decimals=3)
     tensor([20.], dtype=torch.float64)
@@ -39,9 +39,9 @@ WINDOW = 11  # width in pixels of the Gaussian window of deviation 1.5 (Wang et 
 
 
 def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the mean structural similarity of images (N, C, H, W), (N,) float64 in [-1, 1] (Wang et al. 2004, Eq. 13).
+    """Return the mean structural similarity (N,), float64, of images (N, C, H, W) (Wang et al. 2004, Eq. 13).
 
-    It is NaN for images smaller than the window of 11 pixels.
+    It is in [-1, 1], and NaN for images smaller than the window of 11 pixels.
     """
     if min(truths.shape[-2:]) < WINDOW:
         return torch.full((len(truths),), torch.nan, dtype=torch.float64)
@@ -68,15 +68,12 @@ BINS, SMOOTHING = 10, 1.0
 def bpki(
     guesses: Tensor, truths: Tensor, *, bins: int = BINS, smoothing: float = SMOOTHING, prior: Tensor | None = None
 ) -> Tensor:
-    """Return the Bayesian privacy loss ``KL(F0 || FA)`` per image, (N,) float64 from 0 (Gu et al. 2021, Eq. 8, A.4).
+    """Return the Bayesian privacy loss ``KL(F0 || FA)`` (N,), float64, of each image (Gu et al. 2021, Eq. 8, A.4).
 
-    F0 is the attacker's prior of pixels over k = ``bins`` equal intervals of [0, 1], FA the guess's histogram.
-    A uniform F0 (case 1) gives the BPKI.
-
-    Args:
-        guesses: images (N, C, H, W) in [0, 1].
-        smoothing: number of pixels added to each interval, so that none is empty.
-        prior: distribution F0 (k,), such as :func:`pixel_histogram` of public images; ``None`` takes the uniform one.
+    F0 is the attacker's prior of pixels over k = ``bins`` equal intervals of [0, 1], FA the histogram of a guess (C, H,
+    W); ``truths`` are not used. A uniform F0 (case 1) gives the BPKI. ``smoothing``: number of pixels added to each
+    interval, so that none is empty. ``prior``: distribution F0 (k,), such as :func:`pixel_histogram` of public images;
+    ``None`` takes the uniform one.
     """
     counts = _pixel_counts(guesses, bins) + smoothing
     found = counts / counts.sum(1, keepdim=True)

@@ -33,13 +33,10 @@ def aggregate(
 ) -> Statistic | None:
     """Return statistics of ``values`` without NaN; ``None`` if no value is left.
 
-    The interval is Student's t; with groups the cluster-robust CR2 interval of Bell and McCaffrey 2002, since images of
-    one upload are not independent. For G groups of n_g among n values, the variance of the mean is the sum of the
-    groups' squared sums of deviations over n (n - n_g), with Satterthwaite's degrees of freedom, at most G - 1.
-
-    Args:
-        groups: group of each value; ``None`` if all are independent.
-        within: range of possible values, to which the interval is cut.
+    The interval is Student's t; with ``groups``, one for each value, the cluster-robust CR2 interval of Bell and
+    McCaffrey 2002, since images of one upload are not independent. For G groups of n_g among n values, the variance of
+    the mean is the sum of the groups' squared sums of deviations over n (n - n_g), with Satterthwaite's degrees of
+    freedom, at most G - 1. ``within``: range of possible values, to which the interval is cut.
 
     >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
     >>> found.mean, found.n, found.groups
@@ -88,7 +85,7 @@ def is_split(values: Sequence[float], *, groups: int) -> bool:
 
 
 def pmm(accuracy: float, undefended_accuracy: float) -> float:
-    """Return Refiner's performance maintenance metric: accuracy in percent of the undefended training's accuracy.
+    """Return Refiner's performance maintenance metric, ``accuracy`` in percent of the undefended; NaN if that is 0.
 
     >>> pmm(0.45, 0.5)
     90.0
@@ -97,9 +94,10 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 
 
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
-    """Return the 95 % upper bound of a share, estimated by ``count`` of ``n`` (Clopper and Pearson 1934).
+    """Return the one-sided 95 % upper bound of a proportion observed as ``count / n`` (Clopper and Pearson 1934).
 
-    If there are fewer independent ``groups`` than ``n``, they are the sample size, and the count is rounded up.
+    If there are fewer independent ``groups`` than ``n``, their number is the sample size, and the count is scaled to it
+    and rounded up.
 
     >>> round(share_at_most(0, 100), 3)  # none of a hundred
     0.03
@@ -134,10 +132,10 @@ def poisson_tail(count: int, mean: float) -> float:
 
 
 def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
-    """Return the 95 % interval of a share, estimated by ``count`` of ``n`` (Clopper and Pearson 1934).
+    """Return the 95 % interval of a proportion observed as ``count / n`` (Clopper and Pearson 1934).
 
-    If there are fewer independent ``groups`` than ``n``, they are the sample size. The count is rounded for the lower
-    end down, for the upper end up.
+    If there are fewer independent ``groups`` than ``n``, their number is the sample size. The scaled count is rounded
+    down for the lower end, and up for the upper end.
 
     >>> [round(end, 2) for end in share_interval(0, 4)]
     [0.0, 0.6]
@@ -148,12 +146,12 @@ def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[fl
 
 
 def binomial_lower(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Return lower bounds of shares, estimated by ``counts`` of ``n``, each wrong with probability ``error``."""
+    """Return lower bounds of proportions observed as ``counts / n``, each wrong with probability at most ``error``."""
     return np.where(counts > 0, _special().betaincinv(np.maximum(counts, 1), n - counts + 1, error), 0.0)
 
 
 def binomial_upper(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Return upper bounds of shares, estimated by ``counts`` of ``n``, each wrong with probability ``error``."""
+    """Return upper bounds of proportions observed as ``counts / n``, each wrong with probability at most ``error``."""
     return np.where(counts < n, _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error), 1.0)
 
 
@@ -192,7 +190,6 @@ class PpcPoint:
 
     @property
     def abscissa(self) -> float:
-        """Return log10(``signal_to_distortion`` + 1), the horizontal axis of the curve."""
         return math.log10(self.signal_to_distortion + 1)
 
 
@@ -220,7 +217,7 @@ class Coincidences:
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate ``of_two`` and ``of_usual`` from the number ``equal`` (N,) of other examples equal to each."""
+        """Estimate both probabilities; ``equal`` (N,): for each of N examples, the number of others that equal it."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -273,10 +270,10 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Combine two tests (Bonferroni): the chance ``drawn``, and how many of the upload's examples are in ``best``.
+    """Combine the chance ``drawn`` with a test of how many of the upload's examples are in ``best`` (Bonferroni).
 
     ``best``: index of the best fitting example of each guess. ``strata``: for each class, the number of the upload's
-    examples and the indices of all, the upload's first.
+    examples and the indices of all examples, the upload's first.
     """
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
@@ -304,7 +301,8 @@ def chance_of_words(
 ) -> float:
     """Return the probability (permutation test) that the words ``guess`` fit other texts at least as well as ``own``.
 
-    With ``few``, the number of shared words is also tested.
+    ``own`` and ``others``: words of each text of the upload, and of each other text; without one of them, the result is
+    1. With ``few``, the number of shared words is also tested.
     """
     texts = [*own, *others]
     if not others or not own:
@@ -341,7 +339,8 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return a bound on the probability that independent uploads have chances as small as these.
 
-    It is 1 + log2(n) times the least, over k, of the probability that k of n chances are at most the k-th smallest.
+    It is 1 + log2(n) times the least, over k, of the probability that k of n chances are at most the k-th smallest;
+    only chances up to 1 - ``BAND`` count. Without such a chance, and for one upload, it is the least chance.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -126,7 +126,6 @@ def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _presentable(images: Tensor) -> Tensor:
-    """Convert images to (N, 3, H, W), enlarged to sides of at least ``SMALLEST_SIDE``."""
     images = images.float().expand(-1, 3, -1, -1)
     enlarge = SMALLEST_SIDE / min(images.shape[-2:])
     if enlarge <= 1:
@@ -137,7 +136,6 @@ def _presentable(images: Tensor) -> Tensor:
 
 @cache
 def _network(device: torch.device) -> nn.Module | None:
-    """Return the LPIPS network; log a warning and return ``None`` if AlexNet's weights can't be loaded."""
     package = find_spec("lpips")
     if package is None or package.origin is None:
         raise UserError("LPIPS is expected to find the package lpips, but it is not installed; `pip install lpips`.")

@@ -57,7 +57,7 @@ def matched(
 ) -> Match:
     """Build a :class:`Match`; ``guess`` is ``None`` if the attack failed, and ``failure`` says why.
 
-    If some originals have no guess, theirs are filled with ``empty``, and the failure is ``missing``.
+    If some originals have no guess, the value ``empty`` fills the place of the guess, and the failure is ``missing``.
     """
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)
@@ -75,9 +75,10 @@ def matched(
 
 
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
-    """Return the index (B,) of each original's guess, or -1, with the least total of ``cost()`` (B, G).
+    """Return the index (B,) of each original's guess, -1 without one, in the assignment of the least total cost.
 
-    ``shape``: (B, G). ``of``: what is matched, for the error if scipy is missing.
+    ``cost()``: costs (B, G) of pairing B originals and G guesses, of this ``shape``. ``of``: what is matched, for the
+    error if scipy is missing.
     """
     if shape == (1, 1):
         return torch.zeros(1, dtype=torch.long)
@@ -89,7 +90,7 @@ def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a ba
 
 
 def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the least total ``cost`` (N, M); ``UserError`` about ``of`` if scipy is missing."""
+    """Return rows and columns of the assignment of least total ``cost`` (N, M); ``UserError`` if scipy is missing."""
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:
@@ -118,7 +119,7 @@ def assign(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def hard_labels(labels: Tensor) -> Tensor:
-    """Return the class indices (N,) of classes (N,) or class probabilities (N, K)."""
+    """Return the class indices (N,) of labels, which are class indices (N,) or class probabilities (N, K)."""
     return labels.argmax(1) if labels.ndim == 2 else labels
 
 
@@ -138,5 +139,5 @@ def numbered(tokens: Tensor) -> Tensor:
 
 
 def label_correct(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return 1 for each right class, else 0, (N,) float64, from labels (N,) or (N, K)."""
+    """Return (N,), float64: 1 for each right class, else 0. Guesses and truths are labels (N,) or (N, K)."""
     return (hard_labels(guesses) == hard_labels(truths)).double()

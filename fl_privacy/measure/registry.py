@@ -147,7 +147,7 @@ NOT_METRICS = frozenset(_TABLE["not_metrics"])
 
 
 def register_metric(name: str, metric: Metric) -> None:
-    """Add ``metric`` to ``METRICS``; ``UserError`` if ``name`` is taken or no identifier."""
+    """Add ``metric`` to ``METRICS``; ``UserError`` if ``name`` is taken or not an identifier."""
     if not name.isidentifier() or name in NOT_METRICS:
         raise UserError(f"A metric's name is expected to be a free identifier, but got {name!r}; try my_metric.")
     if METRICS.setdefault(name, metric) is not metric:

@@ -28,7 +28,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of members, ``positives`` (P,), and others, ``negatives`` (N,); ``seed`` is for halves and bootstraps."""
+    """Scores of members, ``positives`` (P,), and others, ``negatives`` (N,); ``seed`` draws halves and bootstraps."""
 
     positives: Scores
     negatives: Scores
@@ -61,7 +61,10 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Return the AUC; its interval spans that of DeLong et al. (1988) and its variant on the logit scale."""
+    """Return the AUC; its 95 % interval contains those of DeLong et al. (1988), on the plain and on the logit scale.
+
+    If the scores separate without variance, it is Clopper and Pearson's for the smaller sample.
+    """
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
     of_negatives = 1 - _share_below(positives, negatives)
@@ -229,7 +232,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
     """Return, for each threshold, the lower bound max(0, log((hit rate - delta) / miss rate)) on epsilon.
 
-    The rates are confidence bounds. Hits are positives above the threshold, or, unless ``above``, negatives below it.
+    The rates are confidence bounds. Hits are positives above the threshold or, if not ``above``, negatives below it.
     """
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
@@ -271,7 +274,6 @@ class Finding:
     seconds: float | None = None  # time of all attacks on the question, without scoring
 
     def as_record(self) -> dict[str, Any]:
-        """Return the fields for ``metrics.jsonl``; each measure becomes [value, low, high, chance, bound]."""
         measures = {name: [m.value, m.low, m.high, m.chance, m.bound] for name, m in self.measures.items()}
         lists = {"fpr": list(self.fpr), "tpr": list(self.tpr), "notes": list(self.notes)}
         return {**asdict(self), "measures": measures, **lists}

@@ -102,11 +102,11 @@ MOST_HELD = 256 << 20
 
 
 class ObservationBuffer(layout.LazyObservations):
-    """Buffer of observations in order of arrival, in memory or in files, which restore them bit for bit.
+    """Buffer of observations in order of arrival, in memory or exactly in files.
 
     Args:
         folder: private folder of the files, created on demand and removed by ``clear``.
-        most: largest number of bytes of uploads and models held in memory.
+        most: largest number of bytes of uploads and models held in memory; with more, all observations go to files.
         written: ``True`` if a ``CaptureWriter`` already writes all observations to ``folder``, and owns it.
     """
 

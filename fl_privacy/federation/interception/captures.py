@@ -63,8 +63,8 @@ def tensor_file(folder: Path, digest: str) -> Path:
 class CaptureFile:
     """Untrusted description and tensors of one observation.
 
-    Raises:
-        UserError: in every method, if a file is missing, too large or damaged.
+    Every method raises ``UserError`` if a file is missing, too large or damaged, or, with ``finite``, holds infinite or
+    NaN values.
     """
 
     folder: Path
@@ -186,13 +186,12 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
     """Load all captured updates of a run or an audit into memory, in the order of their ids.
 
+    ``UserError`` if there are none, a file is missing or damaged, or they do not fit ``model``.
+
     Args:
         folder: folder of a run with ``intercept.save=true``, or of an audit.
         model: architecture of the model the clients were sent; its values are not used.
         inside: architecture that a colluding client trains; ``None`` takes ``model``.
-
-    Raises:
-        UserError: there are none, a file is missing or damaged, or they do not fit ``model``.
     """
     return list(stored_observations(folder, model, inside=inside))
 
@@ -244,7 +243,7 @@ MOST_SHARED = 4
 
 @dataclass(frozen=True)
 class Shared:
-    """Cache of the last few models and knowledge, which consecutive observations share."""
+    """Cache of the latest models and attackers' knowledge, which consecutive observations share."""
 
     states: dict[str, ModelState] = field(default_factory=dict)
     knowledge: dict[tuple[str, str], Knowledge] = field(default_factory=dict)
@@ -263,11 +262,9 @@ def read_observation(
 ) -> Observation:
     """Load the captured update ``id`` and the attacker's knowledge of it.
 
-    ``inside``: architecture that a colluding client trains. ``shared`` caches what several observations have in common.
-    With ``finite``, infinite and NaN values are refused.
-
-    Raises:
-        UserError: a file is missing, damaged, or does not fit the model.
+    ``inside``: architecture that a colluding client trains. ``shared``: cache for loading several observations. With
+    ``finite``, infinite and NaN values are refused. ``UserError`` if a file is missing, damaged, or does not fit the
+    model.
     """
     return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 

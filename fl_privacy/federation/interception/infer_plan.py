@@ -28,12 +28,13 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
     """Infer the local plan from an upload; return the corrected observation and a sentence on each finding.
 
-    Uploaded weights, unlike changes, contain the values sent. A batch norm that changes far more than other layers was
-    kept by the client. The running statistics reveal batch norm's mode, and its counters the number of steps. The
-    learning rate follows from the output layer's bias, whose gradient is the output minus the label.
+    Uploaded weights, unlike changes, are close to the values that the server sent. A batch norm that changes far more
+    than other layers was kept by the client. The running statistics reveal batch norm's mode, and its counters the
+    number of steps. The learning rate follows from the output layer's bias, whose gradient is the output minus the
+    label.
 
-    ``told``: fields of the plan that the user gave. If the upload contradicts one, a sentence says so, and the upload
-    is believed, except for the learning rate.
+    ``told``: names of the plan's fields that the user gave. If the upload contradicts one, a sentence says so, and the
+    inferred value is used, except for the learning rate.
     """
     said: list[str] = []
     plan = _shares(observation, observation.plan, told, said)
@@ -56,7 +57,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return the coefficient of the upload along the values sent: about 1 for weights, 0 for a gradient or delta."""
+    """Return the coefficient of the upload along the model sent: about 1 for weights, 0 for a gradient or delta."""
     sent, norms = observation.sent.parameters, norm_names(observation.model)
     both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
     both = [pair for pair in both if pair[0] not in norms] or both
@@ -152,9 +153,9 @@ def _learning_rate(observation: Observation, told: Collection[str], said: list[s
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
     """Replace learning rates estimated from one step on one example by the median of their round.
 
-    Estimates of one rate vary with the model's certainty, but victims are attacked together only at equal rates.
-    Estimates off by more than a factor of three stay, as another client's rate; replacing nearer ones may weaken
-    attacks that use the length of the update.
+    Estimates of one rate vary with the model's certainty, but victims are attacked together only at equal rates. An
+    estimate that differs from the median by more than a factor of three is kept, since that client may have another
+    rate. Replacing the other estimates may weaken attacks that use the length of the update.
     """
     rates: dict[int, list[float]] = {}
     for observation in observations:
@@ -218,9 +219,10 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of a batch norm if the client kept its own (FedBN); ``None`` if training explains it.
+    """Return the largest change of batch norm if the client kept its own (FedBN), else ``None``.
 
-    ``change``: change of each parameter in a round. ``norms``: names of the parameters of batch norm.
+    Batch norm counts as kept if it changed far more than all other parameters. ``change``: change of each parameter in
+    a round. ``norms``: names of the parameters of batch norm.
     """
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
@@ -231,10 +233,11 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 
 
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
-    """Return ``observation`` with the batch norm its client trained with, and a sentence if it kept its own (FedBN).
+    """Return ``observation`` with the batch norm that the client trained with, and a sentence on it if unusual.
 
-    The uploaded values of such a batch norm replace those sent, which differ by the client's steps; if it is in no
-    message, the model's initial values do. Attacks do not compare its change.
+    If the client kept its batch norm (FedBN), the uploaded values replace those that the server sent. If batch norm is
+    in no message, the model's initial values are taken; if it is sent but not uploaded, the values sent. In these cases
+    attacks do not compare its change.
     """
     norms = norm_names(observation.model)
     if not norms:

@@ -43,8 +43,9 @@ def no_states(client: int) -> ClientState:
 class SimulatedSideInformation:
     """Side information from simulated clients with private layers.
 
-    The attacker takes a colluding client's private layers for the victim's. Without a colluding client, it shuffles the
-    architecture's initial values, as a client does.
+    The attacker takes a colluding client's private layers for the victim's. Without a colluding client, the attacker
+    shuffles the architecture's initial values, as a client does. ``UserError`` if ``features_at`` names no module of
+    the clients' model, or ``trained`` has no colluder.
 
     Attributes:
         colluder: client that works with the server, if any.
@@ -52,13 +53,10 @@ class SimulatedSideInformation:
         features_at: module whose inputs are the features; ``None`` takes the first public layer, ``activation`` the
             module behind the private layers' activation.
         features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: features of
-            the victim's model after local training, which the attacker takes to be the colluder's (FDL-PP, Algorithm
-            3).
+            the victim's model after local training; the attacker uses the colluder's trained model in place of the
+            victim's (FDL-PP, Algorithm 3).
         batch_size: number of examples of a probe.
         trainers: clients with their training examples, if ``clients`` have other examples for probes.
-
-    Raises:
-        UserError: ``features_at`` names no module of the clients' model, or ``trained`` has no colluder.
     """
 
     clients: Mapping[int, Client]
@@ -160,9 +158,8 @@ Sink = Callable[[Observation], None]
 class Interceptor:
     """Converter of clients' replies to observations.
 
-    Attributes:
-        input_shape: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row.
-        side_information: attacker's inside knowledge, such as a colluding client's private layers, if any.
+    ``input_shape``: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row. ``side_information``: attacker's
+    inside knowledge, such as a colluding client's private layers, if any.
     """
 
     model: nn.Module

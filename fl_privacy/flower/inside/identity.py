@@ -33,7 +33,7 @@ TURN = threading.RLock()  # held by a thread that answers a message, except duri
 
 @contextmanager
 def others_turn() -> Iterator[None]:
-    """Let other threads answer messages within the context; does nothing for a thread without ``TURN``."""
+    """Let other threads answer messages within the context, by releasing ``TURN`` if this thread holds it."""
     try:
         TURN.release()
     except RuntimeError:  # not held

@@ -62,7 +62,7 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a SuperNode's process."""
+    """Result of a SuperNode's process."""
 
     status: int
     not_admitted: bool  # ``True`` if the SuperLink failed, does not know the node's key, or counts it as connected
@@ -133,7 +133,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` in this process until it ends; ``holds``: see :func:`take_more_messages`."""
+    """Run ``flower-supernode`` in this process until it ends; with ``holds``, :func:`take_more_messages` first."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:
@@ -181,9 +181,8 @@ def answer_messages(
 ) -> NoReturn:
     """Answer a SuperNode's messages using ``app``; a message that has to wait does not block others.
 
-    Args:
-        rest: called between two messages, and while there are none.
-        at_once: number of threads that answer, in turns (``inside.identity.TURN``); 0 is this thread.
+    ``rest``: called between two messages, and while there are none. ``at_once``: number of threads that answer, in
+    turns (``inside.identity.TURN``); 0 is this thread.
     """
     pool, tasks = ThreadPoolExecutor(at_once) if at_once else None, dict[_Task, Future[bool]]()
     protected = frozenset({ACQUIRE})

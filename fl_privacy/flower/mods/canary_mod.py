@@ -56,19 +56,17 @@ def canary_mod(
     A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
     ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds; otherwise each
     round has new ones, and the claim is the mods' for one round. No canary is sent, and random streams are unchanged.
-    Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``.
+    Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod is given, the
+    clipping norm is unknown, or an epsilon is claimed for mods without noise.
 
     Args:
         mods: mods that protect an update, the outermost first.
         clip_norm: l2 norm to which they clip; ``None`` takes that of Flower's ``LocalDpMod`` among them.
         number: number of canaries, at least 20.
-        delta: delta in (0, 1) of ``claimed``; claims of the mods are tested at their own.
+        delta: delta in (0, 1) of ``claimed``; claims of the mods are tested at their own delta.
         claimed: epsilon of the whole training against the receiver of this node's replies; ``None`` takes the mods'.
         noise: ``gaussian`` if the mods' claim rests on Gaussian noise, ``other`` to assume nothing.
         out: folder for ``claim.json`` and ``claim.html``, written after each round.
-
-    Raises:
-        UserError: no mod is given, the clipping norm is unknown, or an epsilon is claimed for mods without noise.
     """
     norm = _norm_of(mods) if clip_norm is None else clip_norm
     checks.whole("number", number, at_least=20, at_most=100_000, example=500)
@@ -123,7 +121,7 @@ def write_canaries(
     claimed: float | None = None,
     noise: Literal["gaussian", "other"] = "gaussian",
 ) -> None:
-    """Write ``claim.json`` and ``claim.html`` with the result of the canaries of ``context`` into ``folder``."""
+    """Write ``claim.json`` and ``claim.html`` about the canaries of ``context`` into ``folder``; see ``canary_mod``."""
     from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
 
     about = _About.of(context)

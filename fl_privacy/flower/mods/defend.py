@@ -58,9 +58,8 @@ class DefendedClient(NumPyClient):
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Evaluate with the inner client; outside of a simulation once a round, rounded to three digits.
 
-        Raises:
-            UserError: the defense promises differential privacy, which exact figures would break; the round is missing
-                or was answered; or ``fit`` would raise.
+        ``UserError`` if the defense promises differential privacy (exact figures would break it), the round is missing
+        or was answered, or ``fit`` would raise.
         """
         if promises_privacy(self.guard.defense):
             raise UserError(
@@ -87,8 +86,7 @@ class DefendedClient(NumPyClient):
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train as the inner client does, then defend the change of the weights; see ``defense_mod`` for failures.
 
-        Raises:
-            UserError: values are not finite, the round is missing or was answered, or the inner client failed.
+        ``UserError`` if values are not finite, the round is missing or was answered, or the inner client failed.
         """
         sent = self._sent(parameters, config)
         expect_sound(sent)
@@ -209,7 +207,7 @@ def defend(
         model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
         names: names of all arrays in order, without ``model``; batch norm's statistics are recognized by name. With
             neither, names are those of the message, else "0", "1", ..., and differential privacy's noise is refused.
-        metrics: see ``DefendedClient``.
+        metrics, seed, memory: see ``DefendedClient``; ``number`` is the number of the client there.
     """
     guard = upload_defense.DefendedUpload.around(defense, model, names, buffers, shares)
     ordered = names if model is None else list(upload_defense.made_of(model).state_dict())
@@ -265,6 +263,7 @@ def defense_mod(
         names: names of the defended parameters, or of all arrays, in their order, without ``model``.
         buffers: ``kept`` as the client replies them, ``withheld``, or ``defended`` like parameters, which makes noised
             variances negative. Running statistics leak the client's images too.
+        shares: values that the client replies: ``weights``, or their ``change``.
         rounds: see ``answer_once_mod``.
         metrics: see ``DefendedClient``, also for ``seed``.
     """

@@ -24,12 +24,12 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
 
     The reply is then an error of one line. In front of ``secaggplus_mod`` the mod also refuses a threshold that two
     disjoint groups of clients reach, and a request for both kinds of a client's key shares. The last model is in
-    ``context.state``. Outside of a simulation ``examples`` pass through one model for each kind of message and round,
-    and the result stays in the node's log, since no noise covers it.
+    ``context.state``. ``model``: architecture agreed on; arrays that do not fit it are refused. ``guard``: settings of
+    the checks.
 
-    Args:
-        model: architecture agreed on; arrays that do not fit it are refused.
-        examples: function that returns at least two of the node's examples; ``None`` checks the weights alone.
+    ``examples``: function that returns at least two of the node's examples; ``None`` checks the weights alone. Outside
+    of a simulation they pass through one model for each kind of message and round, and the result stays in the node's
+    log, since no noise covers it.
     """
     return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
 

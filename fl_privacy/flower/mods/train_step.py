@@ -44,7 +44,8 @@ def train_step(
 
     It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``. Upload
     hooks need ``defense_mod``. A step returns the loss; outside of a simulation it is NaN if the defense promises
-    differential privacy, since an app may report it.
+    differential privacy, since an app may report it. ``UserError`` if the defense replaces the data; or on entering,
+    the round is missing, trained before or beyond the run, or the network's values are not finite or absurdly large.
 
     Args:
         defense: defense that does not replace all of the client's data; for that, use a ``PrivacyClient``.
@@ -54,10 +55,6 @@ def train_step(
             restart, since each training draws noise anew; ``answer_once_mod`` in front of the app repeats the same
             bytes instead of an error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
-
-    Raises:
-        UserError: the defense replaces the data; or on entering, the round is missing, trained before or beyond the
-            run, or the network's values are not finite or absurdly large.
     """
     if defense.examples:
         raise UserError(
@@ -132,7 +129,7 @@ class DefendedTraining:
         return self
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Set the parameters' defended gradients; return the batch's mean cross entropy, NaN if it is private."""
+        """Set the defended gradients; return the batch's mean cross entropy, NaN if the defense withholds it."""
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
