@@ -102,26 +102,17 @@ def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: Serv
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepProblem:
-    """Batch, loss and network of one training step of a client.
-
-    Attributes:
-        model: network whose inputs are scaled to [0, 1].
-        loss: loss of the network's outputs; the mean of the outputs if the network computes the loss.
-        whole: ``True`` if the network computes the loss itself.
-        truth: examples (B, ...) in [0, 1].
-        labels: classes (B,) or targets (B, K), if the loss takes them separately.
-        names: name of a parameter in ``Watched`` -> its name in ``model``.
-    """
+    """Batch, loss and network of one training step of a client."""
 
     kind: Kind
-    model: ReplayModel
-    loss: Loss
-    whole: bool
-    truth: Tensor
-    labels: Tensor | None
+    model: ReplayModel  # network whose inputs are scaled to [0, 1]
+    loss: Loss  # loss of the network's outputs; their mean if the network computes the loss
+    whole: bool  # ``True`` if the network computes the loss itself
+    truth: Tensor  # (B, ...) examples in [0, 1]
+    labels: Tensor | None  # (B,) classes or (B, K) targets, if the loss takes them separately
     input_shape: tuple[int, ...]
     num_classes: int
-    names: dict[str, str]
+    names: dict[str, str]  # name of a parameter in ``Watched`` -> its name in ``model``
     sent: ModelState
     notes: tuple[str, ...] = ()
 

@@ -45,7 +45,7 @@ class TrialSettings:
 
 @dataclass
 class Course:
-    """Replies, errors and figures of one run of an app."""
+    """Replies, errors and reported figures of one run of an app."""
 
     replies: int = 0
     errors: Counter[str] = field(default_factory=Counter)

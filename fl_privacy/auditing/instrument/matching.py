@@ -27,26 +27,15 @@ among the changed ones, and largest distance from one of a normalized vector's l
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Meaning of each array of an upload.
+    """Meaning of each array of an upload."""
 
-    Attributes:
-        parameters: name of the array -> name of the parameter or buffer.
-        shares: content of the arrays: ``weights``, their change, a ``delta``, or a ``gradient``.
-        by: ``value``; ``scale`` for multiples or integer codes of values; or ``place`` for changed values that are
-            recognized by the arrays sent.
-        unknown: arrays that are neither parameters nor buffers, nor returned unchanged.
-        withheld: names of floating-point parameters and buffers that were not uploaded.
-        decoded: name of an encoded, partial or joined array -> its decoded values.
-        packed: arrays of which partial or joined parameters are made.
-    """
-
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    shares: str = "weights"
-    by: str = "value"
-    unknown: tuple[str, ...] = ()
-    withheld: tuple[str, ...] = ()
-    decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
-    packed: tuple[str, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)  # name of an array -> name of the parameter or buffer
+    shares: str = "weights"  # content of arrays: ``weights``, their change (``delta``) or a ``gradient``
+    by: str = "value"  # or ``scale`` (multiples or codes of values), or ``place`` (order and names of sent arrays)
+    unknown: tuple[str, ...] = ()  # arrays that are neither parameters nor buffers, nor returned unchanged
+    withheld: tuple[str, ...] = ()  # floating-point parameters and buffers that were not uploaded
+    decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)  # name of a coded array -> its values
+    packed: tuple[str, ...] = ()  # arrays from which partial or joined parameters were taken
 
 
 def matched(

@@ -64,21 +64,14 @@ def enter_graphs(kind: type) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a function or module.
-
-    Attributes:
-        part: number of the module; -1 for a function.
-        args, kwargs: arguments with ``Ref`` and ``Own`` in place of tensors.
-        outputs: numbers of the returned tensors.
-        changes: ``True`` if it changes its first argument in place.
-    """
+    """One call of a function or module."""
 
     function: Callable[..., Any] | None
-    part: int
-    args: Any
+    part: int  # number of the called module; -1 for a function
+    args: Any  # arguments with ``Ref`` and ``Own`` in place of tensors
     kwargs: Any
-    outputs: tuple[int, ...]
-    changes: bool = False
+    outputs: tuple[int, ...]  # numbers of the returned tensors
+    changes: bool = False  # ``True`` if it changes its first argument in place
 
     @cached_property
     def taken(self) -> list[int]:
@@ -87,20 +80,13 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The recorded program from a batch to its loss.
-
-    Attributes:
-        constants: detached earlier tensors by number.
-        root: number of the loss.
-        parts: outermost modules that are called.
-        sizes: numbers of examples of the batches that were joined, if any.
-    """
+    """The recorded program from a batch to its loss."""
 
     calls: tuple[Call, ...]
-    constants: Mapping[int, Tensor]
-    root: int
-    parts: tuple[nn.Module, ...]
-    sizes: tuple[int, ...] = ()
+    constants: Mapping[int, Tensor]  # tensors by number that were computed earlier, detached
+    root: int  # number of the loss
+    parts: tuple[nn.Module, ...]  # outermost modules that are called
+    sizes: tuple[int, ...] = ()  # numbers of examples of the batches that were joined, if any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
         return self

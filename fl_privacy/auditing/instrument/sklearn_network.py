@@ -40,7 +40,6 @@ class FromSklearn(nn.Module):
         return rows
 
     def loss(self, activation: str, rows: Tensor, wanted: Tensor) -> Tensor:
-        """Compute the mean loss of rows (B, F) with targets ``wanted``, without the penalty."""
         outputs = self(rows)
         if activation == "softmax":
             return F.cross_entropy(outputs, wanted)
