@@ -91,12 +91,10 @@ UNKNOWN = -1  # label of an image of unknown class
 def reconstruction_of(
     observation: Observation, images: Tensor, proven: Tensor, *, labels: bool = True
 ) -> Reconstruction:
-    """Return the reconstruction of images found in ``observation``, with labels.
+    """Return the reconstruction of the images (N, D) or (N, C, H, W) that were found in ``observation``.
 
-    Args:
-        images: (N, D) or (N, C, H, W).
-        proven: (N,) ``True`` for images that are no mixtures; none is proven if the update shows signs of a defense.
-        labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
+    ``proven``: (N,) ``True`` for images that are no mixtures; none is proven if the update shows signs of a defense.
+    ``labels``: ``True`` if the update is one batch's, so that its output layer gives the labels.
     """
     if not len(images):
         return failed(

@@ -43,11 +43,9 @@ def simulated(
 ) -> Expected:
     """Simulate the rows of words in gradients of texts, drawn from ``public`` texts if given.
 
-    Args:
-        length: number of tokens of a text, at least 2.
-        public: (N, L) texts of the domain, -1 for no token; ``None``: tokens are drawn evenly.
-        labels: (B,) known classes, if any.
-        texts: number B of texts; several texts of different classes share one distribution.
+    ``length``: number of tokens of a text, at least 2. ``public``: (N, L) texts of the domain, -1 for no token;
+    ``None`` draws tokens evenly. ``labels``: (B,) known classes, if any. ``texts``: number B of texts; several texts of
+    different classes share one distribution.
     """
     classes = _classes(model, labels)
     tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
@@ -110,12 +108,10 @@ _MOST = 8  # largest number of times that a word occurs
 def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
     """Estimate each word's number of occurrences (k,), at least 1, from its row's squared norm.
 
-    The squared norm for c occurrences is c + c (c - 1) common times that for one occurrence.
-
-    Args:
-        energy: (k,) squared norms, with the noise's subtracted.
-        common: mean inner product of two occurrences, as a share in [0, 1] of the squared norm of one.
-        total: number of tokens; without it, a word needs over twice the median squared norm to count as repeated.
+    The squared norm for c occurrences is c + c (c - 1) common times that for one occurrence, where ``common`` in [0, 1]
+    is the mean inner product of two occurrences over the squared norm of one. ``energy``: (k,) squared norms, with the
+    noise's subtracted. ``total``: number of tokens; without it, a word needs over twice the median squared norm to
+    count as repeated.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -291,11 +287,9 @@ def found_words(
 ) -> FoundWords:
     """Find the words in the ``rows`` of a single victim.
 
-    Args:
-        odds: (V,) prior probability of each token.
-        most: largest number of tokens in the texts.
-        expected: simulated rows of words; ``None`` if rows are exact.
-        told_noise: standard deviation of the noise on an element, if the defense is known; ``None`` to estimate it.
+    ``odds``: (V,) prior probability of each token. ``most``: largest number of tokens in the texts. ``expected``:
+    simulated rows of words; ``None`` if rows are exact. ``told_noise``: standard deviation of the noise on an element,
+    if the defense is known; ``None`` to estimate it.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)

@@ -52,36 +52,23 @@ while the app trains."""
 
 @dataclass(frozen=True, kw_only=True)
 class AppAuditRequest:
-    """Settings of an app's audit.
+    """Settings of an app's audit."""
 
-    Attributes:
-        nodes: number of clients; ``None`` takes the app's own, or ten.
-        rounds: largest number of rounds; ``None`` takes the app's own.
-        run_config: overrides, as in ``flwr run --run-config``.
-        node_config: config of every node; ``{partition}`` becomes the node's own partition.
-        mirror: folder of data sets by hub name; ``None`` lets the app load anything.
-        stand_in: ``True`` makes up random examples if the app's data are missing.
-        seconds: time after which no further attack begins.
-        defense: name and settings of a defense for a second run, see ``defense_called``.
-        seed: seed of attacks and of the app's random streams; ``None`` leaves the app's streams alone.
-        sandboxed: ``True`` if this process is isolated.
-    """
-
-    nodes: int | None = None
-    rounds: int | None = 1
-    run_config: tuple[str, ...] = ()
-    node_config: tuple[str, ...] = ()
-    mirror: Path | None = None
-    stand_in: bool = False
-    defense: tuple[str, ...] = ()
+    nodes: int | None = None  # number of clients; ``None`` takes the app's own, or ten
+    rounds: int | None = 1  # largest number of rounds; ``None`` takes the app's own
+    run_config: tuple[str, ...] = ()  # overrides, as in ``flwr run --run-config``
+    node_config: tuple[str, ...] = ()  # config of every node; ``{partition}`` becomes the node's number
+    mirror: Path | None = None  # folder of data sets by hub name; ``None`` lets the app load anything
+    stand_in: bool = False  # ``True`` makes up random examples if the app's data are missing
+    defense: tuple[str, ...] = ()  # name and settings of a defense for a second run, see ``defense_called``
     out: Path = Path("audit")
     clients: int = 4
     victims: int = 8
     budget: str = "quick"
-    seconds: float = 600.0
-    seed: int | None = 0
+    seconds: float = 600.0  # time after which no further attack begins
+    seed: int | None = 0  # seed of attacks and of the app's random streams; ``None`` leaves the app's streams alone
     device: str = "cpu"
-    sandboxed: bool = False
+    sandboxed: bool = False  # ``True`` if this process is isolated
 
 
 def audit_app(

@@ -45,7 +45,11 @@ def matched(
     after: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> Matched:
-    """Find the meaning of uploaded arrays, given the ``sent`` ones and the values ``before`` and ``after`` training."""
+    """Find the meaning of uploaded arrays, by comparison with arrays ``sent`` and tensors observed in training.
+
+    ``before``, ``after``: values before and after training. ``gradients``: gradients of the first step. All three are
+    by observed name.
+    """
     readings = {
         "weights": after,
         "delta": {name: after[name] - value for name, value in before.items() if name in after},
@@ -100,7 +104,7 @@ def _by_parts(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the name of each array's equal value, also in another dtype; a repeated value is a tied weight."""
+    """Return the name of the value that each array equals, also in another dtype; a repeated value is a tied weight."""
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():
@@ -131,7 +135,10 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match and decode multiples and integer codes; a factor is undone if ``divides``, else only its sign."""
+    """Match arrays that are multiples or integer codes of ``values``; return names and decoded arrays, by array.
+
+    Matches in ``known`` are left out. If ``divides``, the values' scale is restored, else only their sign.
+    """
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():
@@ -170,7 +177,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _scaled(array: np.ndarray, value: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield decodings of the codes ``array`` that are nearest to ``value``, with one scale or one for each row."""
+    """Yield integer codes decoded with the scale nearest to ``value``: for all, with an offset, or for each row."""
     plain = array.astype(np.float64)
     codes = [(plain, None), *([(plain - plain.mean(), None)] if array.size >= LEAST_CODES else [])]
     by_row = [(plain, tuple(range(1, array.ndim)))] if array.ndim > 1 and array[0].size >= LEAST_CODES else []
@@ -201,7 +208,7 @@ def _by_place(
 
 
 def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], placed: Mapping[str, str]) -> str:
-    """Return ``weights`` if arrays are nearer to those sent than to zero, else ``delta``."""
+    """Return ``weights`` if the arrays in ``placed`` are nearer to those sent than to zero, else ``delta``."""
     apart = near = 0.0
     names = list(sent)
     for place, (key, array) in enumerate(uploaded.items()):
@@ -231,10 +238,10 @@ def memories_in(
     counts: Collection[int],
     labels: np.ndarray | None,
 ) -> list[Leak]:
-    """List the uploaded state in which the client wrote an entry or vector for each of its examples.
+    """List the uploaded parameters and buffers in which the client wrote an entry or vector for each example.
 
-    ``parameters``: uploaded array -> name of the parameter or buffer. ``moved``: names of those that a gradient or a
-    mean over batches changed. ``counts``: possible numbers of examples.
+    ``parameters``: uploaded array -> name of the parameter or buffer. ``moved``: names that a gradient or a mean over
+    batches changed, which are not searched. ``counts``: possible numbers of examples.
     """
     found = []
     for key, name in parameters.items():
