@@ -377,7 +377,7 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return ``True`` for values of ``table`` near those of ``row`` in the K columns where it has any: (N, K)."""
+    """Return ``True`` for values of ``table`` near those of ``row``, in the K columns where it is not NaN: (N, K)."""
     spread = np.maximum(np.ptp(table, axis=0), 1e-12)
     return np.asarray((np.abs(table - row) <= EXACT_ROW * spread)[:, ~np.isnan(row)])
 

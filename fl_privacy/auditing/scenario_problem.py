@@ -82,9 +82,10 @@ class WatchedReply:
 
 
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
-    """Return the mean reply ``again`` of ``others`` sites, as another site computes it from global models and ``own``.
+    """Return the mean reply of other sites, as one site computes it from global models and its ``own`` reply.
 
-    That site loses the digits to which single precision rounds the global model, and what the server's ``plan`` hides.
+    ``again``: mean reply of ``others`` sites. The site loses the digits to which single precision rounds the global
+    model, and what the server's ``plan`` hides.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -375,8 +376,7 @@ def _loss(
 ) -> tuple[int | None, Loss, Tensor | None]:
     """Return the number of the program's outputs (B, K), the loss on them, and the loss's targets.
 
-    The number and the targets are ``None`` if the app's loss can't be separated from the network; the network then
-    replays it.
+    If the app's loss can't be separated from the network, number and targets are ``None``, and the network computes it.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}

@@ -85,10 +85,10 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return by how much the log likelihood rises, linearized, if positions held each of n words: (M, B, L, n).
+        """Return the linearized gain in log likelihood (M, B, L, n) of each of n words at each position of M guesses.
 
-        ``words``: (M, B, L, d) mean embeddings of M guesses, at which the slope is taken. ``there``: (M, B, L) ``True``
-        for positions with a word. ``soft``: smoothing of Adam's step.
+        ``words``: (M, B, L, d) mean embeddings of the guesses, at which the slope is taken. ``there``: (M, B, L)
+        ``True`` for positions with a word. ``soft``: smoothing of Adam's step.
         """
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
@@ -117,7 +117,7 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return M guesses' loss (M,), without the word embedding's part, and each position's gradient (M, B L, d)."""
+        """Return the loss (M,) of M guesses without the embedding's part, and each position's gradient (M, B L, d)."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))
@@ -373,9 +373,9 @@ def is_drowned(observation: Observation) -> bool:
 
 
 def _white(observation: Observation) -> tuple[float, float | None] | None:
-    """Return the noise's standard deviation and clipping norm or ``None``; ``None`` without Gaussian noise.
+    """Return (standard deviation of the noise, clipping norm or ``None``) if the only defense is Gaussian noise.
 
-    Other defenses, noise on gradients and clipping of each tensor also give ``None`` instead of the pair.
+    ``None`` for any other defense, for noise on gradients, and for clipping of each tensor.
     """
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None

@@ -45,7 +45,10 @@ class History(_Rows):
         self._pushed = torch.zeros(v, dtype=torch.long, device=variables.device)
 
     def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
-        """Store moves ``s`` and gradient changes ``y`` (V, N) where ``learns`` (V,), and return the directions -H g."""
+        """Add pairs of moves ``s`` and gradient changes ``y`` (V, N), and return the directions -H g (V, N).
+
+        ``learns``: (V,) ``True`` for victims whose pair is added; pairs without positive curvature never are.
+        """
         curvature = (y * s).sum(1)
         rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
         if len(rows):
@@ -292,7 +295,7 @@ class LBFGS:
 
 
 class _LBFGSRun(_Rows):
-    """State of L-BFGS without line search, a row for each victim; ``_moves`` counts the moves of its iteration."""
+    """State of L-BFGS without line search, a row for each victim; ``_moves``: moves in the current iteration."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._images, self._iterations = settings, images, iterations

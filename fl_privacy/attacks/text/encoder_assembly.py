@@ -88,7 +88,10 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Return ``text`` with ``clear`` set: other tokens (or unknown lengths) are much farther from the span."""
+        """Return ``text`` with ``clear`` set to whether texts with another token are much farther from the span.
+
+        If lengths are unknown, texts that are one token shorter or longer are compared, too.
+        """
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -201,7 +204,10 @@ def _searched(
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """Choose the nearest text of each of ``lengths``; without ``repeated``, return none if a length has none left."""
+    """Choose, for each of ``lengths``, the text of that length nearest to the span; any if lengths are unknown.
+
+    If no text of a length is left, one is ``repeated`` or, without that, an empty list is returned.
+    """
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.told is None:
         return left[: lengths.number]

@@ -35,7 +35,7 @@ class Span:
         return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
-        """Return the distance of ``vectors`` (..., d) from the span, relative to length: about 1 if random."""
+        """Return the distance of ``vectors`` (..., d) from the span, relative to their length: about 1 if random."""
         if self.through is not None:
             vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)

@@ -110,11 +110,10 @@ def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[Vi
 
 @torch.no_grad()
 def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
-    """Return the update of the parameters ``names`` as gradients, up to one factor for each tensor.
+    """Return the update of the parameters ``names`` as gradients, up to a factor, as far as the optimizer permits.
 
     Adam's first step divides each element by its size plus 1e-8; the shortfall from the learning rate gives the size,
-    up to a largest size that can be inferred. Several steps of Adam are returned as they are, divided by the learning
-    rate.
+    up to a largest size that can be inferred. Several steps of Adam are only divided by the learning rate.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd":
@@ -264,7 +263,7 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return minus the log of a bound on the chance of ``share`` if ``usual`` is expected (Dasgupta, Gupta 2003)."""
+    """Return -log of a bound on the chance of ``share`` or more if ``usual`` is expected (Dasgupta, Gupta 2003)."""
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
@@ -367,7 +366,7 @@ def _alike(
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
-    """Return a bound on the probability of as much ``evidence``, the sum over ``views``, by chance; 1 without views."""
+    """Return a bound on the probability that chance gives as much ``evidence`` in ``views`` views; 1 without views."""
     term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
     for number in range(int(views.max())):
         total = total + term * (number < views)

@@ -46,18 +46,11 @@ class Leaf:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstTree:
-    """Row and label counts of the first tree.
+    """Row and label counts of the first tree; with ``subsample``, only of the rows drawn for this tree."""
 
-    Attributes:
-        leaves: leaves from left to right, like ``Tree.leaves``.
-        whole: ``True`` if all counts are whole up to rounding; else rows are weighted or sums were changed. With
-            ``subsample``, only rows drawn for this tree are counted.
-        exact: ``True`` if the counts also add up to the client's stated number of rows.
-    """
-
-    leaves: tuple[Leaf, ...]
-    whole: bool
-    exact: bool = False
+    leaves: tuple[Leaf, ...]  # from left to right, like ``Tree.leaves``
+    whole: bool  # all counts are whole up to rounding; else rows are weighted or sums were changed
+    exact: bool = False  # the counts also add up to the client's stated number of rows
 
     @property
     def rows(self) -> int:

@@ -91,7 +91,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Look up names that ``module`` lacks by ``find(name)``, until ``stack`` closes; ``None`` for unknown names."""
+    """Until ``stack`` closes, look up names that ``module`` lacks by ``find``; it returns ``None`` if it has none."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:

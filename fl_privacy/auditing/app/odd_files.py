@@ -91,7 +91,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield functions that load files, to be replaced: module, name and replacement."""
+    """Yield (module, function name, replacement) for functions that load files."""
     for module in ("pickle", "joblib"):
         if drawing.uses(module):
             yield module, "load", partial(_loaded, drawing)

@@ -198,7 +198,7 @@ def find_scripts(
 
 
 def cells_of(path: Path) -> list[str]:
-    """Return the Python code of a script, or of each of a notebook's code cells without IPython's own lines.
+    """Return the Python code of a script, or of each of a notebook's code cells without IPython's commands.
 
     ``UserError`` if it can't be read.
     """

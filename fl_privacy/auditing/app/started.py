@@ -75,7 +75,7 @@ class Started:
 
 
 class _AtStart(BaseException):
-    """Ends a script where it would start Flower; it passes ``except Exception`` of the script."""
+    """Ends a script where it would start Flower; the script's own ``except Exception`` does not catch it."""
 
 
 _Calls = defaultdict[str, list[dict[str, Any]]]
@@ -362,7 +362,7 @@ class _Runner:
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
-        """Return an environment variable or, if the app asks for a missing one, a usual value by its name."""
+        """Return an environment variable or, if the app asks for a missing one, a usual value guessed from its name."""
         asker = Path(sys._getframe(2).f_code.co_filename)  # the frame between is the hook's
         stored = re.search(r"database|db|dsn|sql|redis|mongo", key, re.IGNORECASE)  # no usual value stands for it
         if (found := original(key, default)) is not None or not asker.is_relative_to(self.folder):

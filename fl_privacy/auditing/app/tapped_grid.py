@@ -67,9 +67,9 @@ class KeptReply(WatchedReply):
 class TappedGrid(LocalGrid):
     """Nodes that answer using ``client_app`` in this process; messages are recorded, and some answers are kept.
 
-    ``keeps``: number of clients whose first and latest answers are kept. ``tables``: tables that clients loaded, by
-    name. ``node_config``: additional node config; ``{partition}`` in a text becomes the node's. ``defense``: defense of
-    each trained reply.
+    ``keeps``: number of clients whose first and latest answers are kept. ``tables`` is filled with the tables that
+    clients load, by name. ``node_config``: additional node config; ``{partition}`` in a text becomes the node's.
+    ``defense``: defense of each trained reply.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply after training; return it, or an error reply, and the meaning of its arrays before.
+        """Defend a reply after training; return it, or an error reply, and what its arrays meant before the defense.
 
         The meaning is ``None`` if the reply was not defended.
         """

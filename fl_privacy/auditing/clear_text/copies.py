@@ -211,9 +211,9 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the bits of evidence in a row's values, plus their order if ``ordered``; 0 for evenly spaced numbers.
+    """Return the bits of evidence in a row's values and, if ``ordered``, their order; 0 for evenly spaced values.
 
-    ``ramps=True`` counts evenly spaced numbers, too.
+    ``ramps=True`` counts evenly spaced values, too.
     """
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)

@@ -135,9 +135,9 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match arrays that are multiples or integer codes of ``values``; return names and decoded arrays, by array.
+    """Match arrays that are multiples or integer codes of ``values``; return (name, decoded array) for each.
 
-    Matches in ``known`` are left out. If ``divides``, the values' scale is restored, else only their sign.
+    Arrays and values in ``known`` are left out. If ``divides``, the values' scale is restored, else only their sign.
     """
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}

@@ -179,7 +179,7 @@ class Recorder:
         self._begun: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, args: Any) -> None:
-        """Copy the first argument of a call, if it is a scalar, before the call may overwrite it."""
+        """Copy the first argument of a call, if it is a scalar tensor, before the call may overwrite it."""
         if args and isinstance(first := args[0], Tensor) and first.numel() == 1 and first.grad_fn is None:
             self._begun.setdefault(id(first), (first, first.detach().clone()))
 
@@ -360,7 +360,7 @@ class ReplayModel(nn.Module):
 
 
 def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """List constants, except ``variables``, with one entry for each of ``examples`` that enter modules, by number.
+    """List the numbers of constants that have an entry for each example and enter modules, without ``variables``.
 
     With ``whole``, those that enter other functions, such as the loss, are listed, too.
     """

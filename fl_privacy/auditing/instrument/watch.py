@@ -88,18 +88,14 @@ class Watched:
 class OnlyExamples:
     """Restriction of a training to one batch: ``number`` examples of its loaders, from the example ``first`` on.
 
-    Attributes:
-        number: number of examples; ``None`` for the loader's own first batch.
-        repeats: ``True`` to give the batch again in each epoch.
-        evaluation: ``True`` for evaluation mode: no batch norm over the batch, no dropout.
-        at_call: ``True`` for a training without loaders: tensors are cut when they enter modules before the first step,
-            and tensors of the same length, such as targets, when they meet the outputs; later steps change nothing.
+    ``at_call``: ``True`` for a training without loaders: tensors are cut when they enter modules before the first step,
+    and tensors of the same length, such as targets, when they meet the outputs; later steps change nothing.
     """
 
     first: int = 0
-    number: int | None = 1
-    repeats: bool = False
-    evaluation: bool = False
+    number: int | None = 1  # ``None`` for the loader's own first batch
+    repeats: bool = False  # ``True`` to give the batch again in each epoch
+    evaluation: bool = False  # ``True`` for evaluation mode: no batch norm over the batch, no dropout
     at_call: bool = False
 
 
