@@ -118,10 +118,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of victim ``number``, who uploads ``tensors`` after training by ``plan``.
-
-        The names of ``tensors`` are those in ``Watched``. ``NotAttackedError`` if none is a parameter of the network.
-        """
+        """Build the observation of victim ``number``, who uploads ``tensors`` (names in ``Watched``) after ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -222,10 +219,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale a problem's loss so that its gradient is the sum that several losses accumulated.
-
-    ``NotAttackedError`` if no factor fits.
-    """
+    """Scale a problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
