@@ -250,7 +250,7 @@ def tableak(
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
-    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of all others; a
+    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others; a
     third of the paper's iterations then reconstructs more. ``pooled`` takes the median of the attempts instead of the
     best.
     """

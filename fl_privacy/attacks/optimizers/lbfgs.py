@@ -27,10 +27,10 @@ class _Rows:
 
 
 class History(_Rows):
-    """Each victim's latest pairs (s, y) of moves and changes of the gradient, for L-BFGS.
+    """Each victim's latest pairs (s, y) of moves and gradient changes, for L-BFGS, the oldest pair first.
 
-    They are in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13): S'Y and Y'Y (limit x limit), in
-    float64, oldest pair first.
+    The products S'Y and Y'Y (V, limit, limit), in float64, are those of the compact representation (Byrd, Nocedal,
+    Schnabel 1994, Eq. 3.13).
     """
 
     def __init__(self, variables: Tensor, limit: int) -> None:
@@ -158,7 +158,7 @@ class StrongWolfe(_Rows):
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Process the trials' ``loss`` and ``gradient``, and return the rows (V,) whose search has ended."""
+        """Process the trials' ``loss`` and ``gradient``; return ``True`` (V,) for rows whose search has ended."""
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching

@@ -147,7 +147,7 @@ class Chain:
     Attributes:
         states: (N, F) intervals of the grid.
         labels: (N,) 0 or 1.
-        home: (N,) index of the known row from which each comes, -1 for none.
+        home: (N,) index of the known row from which each row was taken, -1 for none.
         start_misfit: ``misfit`` of the initial rows.
     """
 

@@ -24,7 +24,7 @@ from fl_privacy.runs.config import compose_run, options
 
 
 def defense_called(given: Sequence[str]) -> Defense:
-    """Build the defense of ``--with-defense``: its name, then settings such as ``defense.scale=0.1``.
+    """Build the defense of ``--with-defense`` from its name and settings such as ``defense.scale=0.1``.
 
     ``UserError`` if it is unknown, or does not act on uploads alone.
     """

@@ -101,8 +101,8 @@ def around(
 def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
-    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error. Mapping
-    uses no extra processes, since forks of this one may hang on its threads.
+    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error. ``map``
+    uses no extra processes, since forks of this process may hang on its threads.
     """
     asked: set[str] = set()
     if importlib.util.find_spec("datasets") is None:

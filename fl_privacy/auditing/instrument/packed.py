@@ -121,7 +121,7 @@ def _stored(content: bytes) -> Any:
 
 
 def _serialized(content: bytes) -> Any:
-    """Load pickle, PyTorch before 1.6 or safetensors, else ``None``."""
+    """Load bytes in the formats of pickle, PyTorch before 1.6 and safetensors; return ``None`` for others."""
     if content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return _stored(content) if content[:13] == _OLD_TORCH else _Unpickler(io.BytesIO(content)).load()
     size = int.from_bytes(content[:8], "little")
@@ -149,7 +149,7 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield bytes without a known header as floats of each width, if their number is plausible for weights."""
+    """Yield (kind, numbers) for each float type as which the bytes have a mean magnitude plausible for weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)

@@ -80,7 +80,7 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The recorded program from a batch to its loss."""
+    """The recorded program from a batch to its loss, as calls with numbered tensors."""
 
     calls: tuple[Call, ...]
     constants: Mapping[int, Tensor]  # tensors by number that were computed earlier, detached

@@ -49,7 +49,7 @@ class FromSklearn(nn.Module):
 
 
 class InLayers(nn.Module):
-    """A network of scikit-learn in PyTorch's layers, with copies of its weights; attributes are as of ``FromKeras``."""
+    """A network of scikit-learn in PyTorch's layers, with copies of its weights; attributes as in ``FromKeras``."""
 
     def __init__(self, network: FromSklearn) -> None:
         super().__init__()

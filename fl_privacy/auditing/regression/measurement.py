@@ -116,7 +116,7 @@ def measured(
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     """Measure the reconstructions in the ``folder`` of a run, an attack or an audit.
 
-    Only the attacked round and the attacker with the worst mean count. ``UserError`` if ``folder`` holds no finished
+    Only the attacker and the round with the greatest mean leakage count. ``UserError`` if ``folder`` holds no finished
     run, nothing was attacked, or the attack failed on an image.
     """
     run = read_run(folder)
