@@ -117,7 +117,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 
     ``inside``, ``outside``: decreases of members and non-members. The answer has the TPR at 1 % and 0.1 % FPR (Carlini
     et al. 2022). Its control uses instead the negated losses before training, ``known`` of members and ``unknown`` of
-    non-members. ``uploads``: description of the uploads.
+    non-members. ``uploads``: description of the uploads. ``NotAttackedError`` if a loss is not finite.
     """
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
         raise NotAttackedError("finite losses are expected, but that of an example is not; lower the learning rate")

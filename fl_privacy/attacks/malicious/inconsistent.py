@@ -49,7 +49,10 @@ class Inconsistent(ServerAttack):
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return ``state`` with a bias that makes all inputs of the last ReLU negative."""
+        """Return ``state`` with a layer before the last ReLU whose outputs are negative for all inputs.
+
+        ``UserError`` if there is no ReLU behind a layer, or that layer has no bias.
+        """
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
         relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}

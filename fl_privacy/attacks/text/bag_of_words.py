@@ -245,7 +245,10 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return token ids (B, L): a single text in its recovered order, or the words divided evenly among the texts."""
+    """Return token ids (B, L): a single text in its recovered order, or the words divided among the texts.
+
+    They are divided by the known lengths or, without these, evenly.
+    """
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

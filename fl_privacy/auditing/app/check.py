@@ -197,7 +197,7 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
 
 
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
-    """Return top-level names of modules imported at the start, and of those imported in functions or conditions."""
+    """Return the top-level names of modules imported at the start, and of those in functions, ``if`` or ``try``."""
     needed, optional = set[str](), set[str]()
 
     def visit(body: Iterable[ast.stmt], into: set[str]) -> None:

@@ -220,7 +220,8 @@ _MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w
 def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFile]:
     """Parse a project's Python files and notebooks, without hidden ones, tests and files that can't be parsed.
 
-    If ``unread`` is given, it collects the names of files that can't be parsed, and tests are parsed, too.
+    If ``unread`` is given, it collects the names of files that can't be parsed or are too large, and tests are parsed,
+    too.
     """
     found, together, gone = dict[Path, SourceFile](), 0, [] if unread is None else unread
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))

@@ -177,7 +177,7 @@ def _as_client(found: Any) -> LegacyClient:
 
 
 class _Clients:
-    """Clients by partition; each is made when it is first asked, by running its script."""
+    """Clients by partition; each is made when it is first asked, by running its script if it has one."""
 
     def __init__(self, scripts: Scripts, runner: "_Runner", given: Sequence[dict[str, Any]], nodes: int) -> None:
         self._scripts, self._runner, self._given, self._nodes = scripts, runner, given, nodes
@@ -397,7 +397,10 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Return a usual answer to a script's question; if repeated, the offered choices; ``UserError`` if none fits."""
+    """Return an answer to a script's question: from the standard input or, if that is closed, a likely one.
+
+    A usual value comes first, then offered choices, another one each time; ``UserError`` if there are no more.
+    """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)
