@@ -342,7 +342,7 @@ def _ranges(
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
     """Return the minimum and width of each input's range, and notes on how the attacker knows them.
 
-    ``range_of``: loaded inputs, from which ranges are taken next to the true ones.
+    ``range_of``: loaded inputs, from which ranges are taken together with the true inputs ``truths``.
     """
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()

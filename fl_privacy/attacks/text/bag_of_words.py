@@ -245,10 +245,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return token ids (B, L): a single text in its recovered order, or the words divided among the texts.
-
-    They are divided by the known lengths or, without these, evenly.
-    """
+    """Return token ids (B, L): a single ordered text, or the words divided among texts of known or equal lengths."""
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

@@ -48,7 +48,7 @@ def matched(
     """Find the meaning of uploaded arrays, by comparison with arrays ``sent`` and tensors observed in training.
 
     ``before``, ``after``: values before and after training. ``gradients``: gradients of the first step. All three are
-    by observed name.
+    by name in ``Watched``.
     """
     readings = {
         "weights": after,
