@@ -202,7 +202,7 @@ class _TextSearch:
 
 
 def why_not_searched(observation: Observation) -> str | None:
-    """Return the reason why ``observation`` can't be attacked, in one line, or ``None``."""
+    """Return the reason why ``observation`` can't be attacked, in one line; ``None`` if it can."""
     model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
     size = observation.upload.num_examples
     if getattr(model, "next_token", True) or size > _MOST_TEXTS:

@@ -30,9 +30,10 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 
 
 class ImprintBlock(nn.Module):
-    """Block before a model that measures an image's brightness in bins and adds a pattern, so that it gets a gradient.
+    """Block before a model that measures an image's brightness in bins and adds a pattern that depends on it.
 
-    The pattern is scaled by the sum of the outputs of the layer ``measure``, which has one row for each bin.
+    The pattern is scaled by the sum of the outputs of the layer ``measure``, one for each bin, which so gets a
+    gradient.
 
     Args:
         bins: number of bins of brightness.
@@ -187,7 +188,7 @@ class Imprint(ServerAttack):
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return an image (N, D) from each bin with a gradient, whether it is single (N,), and the bin's index (N,).
+        """Return an image (N, D) from each bin with a gradient, ``True`` (N,) for single images, and the bins (N,).
 
         The strongest bins come first. ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and
         ``rounding`` is the standard deviation of the upload's rounding.

@@ -89,7 +89,7 @@ class FirstOrder:
         return FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
-        """Return the variables (V, N) after step number ``steps`` at rate ``rate``; ``moments`` change in place."""
+        """Return the variables (V, N) after step ``steps`` at learning rate ``rate``; change ``moments`` in place."""
         raise NotImplementedError
 
 

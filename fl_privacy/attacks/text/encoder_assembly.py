@@ -252,7 +252,7 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts of ``words`` (V,) from the first block's gradient; ``None`` if it reveals too few positions."""
+    """Guess the texts of ``words`` (V,) from the first block's gradient; ``None`` if too few positions are clear."""
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:

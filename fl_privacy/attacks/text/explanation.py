@@ -77,7 +77,7 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
 
 
 def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
-    """Return the weight's name and the last linear layer with an output for each token; ``None`` if there is none."""
+    """Return (name of the weight, layer) for the last linear layer with an output for each token, or ``None``."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
