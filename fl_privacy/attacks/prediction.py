@@ -122,7 +122,6 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
 
 
 def _counted(call: ModuleCall, following: ModuleCall | None, batch_size: int) -> LayerEquations:
-    """Count the equations of a layer's gradient, and of its outputs if they reach the ``following`` layer."""
     module, kind = call.module, type(call.module).__name__.lower()
     inputs, outputs = call.inputs[0].numel(), call.output[0].numel()
     gradient, known = next(module.parameters()).numel(), outputs

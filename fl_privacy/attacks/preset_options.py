@@ -45,9 +45,9 @@ class GenerativeOptions(TypedDict, total=False):
 class GradientOptions(_Options, total=False):
     """Options of :class:`GradientInversion`; ``None`` keeps the paper's value.
 
-    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.settings.STARTS`; ``layers`` are weights of
-    tensors by name pattern, 0 mutes. ``space="network"`` optimizes an untrained network that makes the images
-    (:class:`fl_privacy.attacks.gradient_inversion.generator_prior.Untrained`).
+    ``start`` is a name of :data:`fl_privacy.attacks.gradient_inversion.settings.STARTS`. ``layers`` maps patterns of
+    parameter names to weights in the loss; 0 ignores a parameter. ``space="network"`` optimizes an untrained network
+    that makes the images (:class:`fl_privacy.attacks.gradient_inversion.generator_prior.Untrained`).
     """
 
     labels: LabelPolicy
@@ -98,9 +98,9 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return a decorator that adds ``options``, a typed dictionary, to a preset's signature.
+    """Return a decorator that adds ``options``, a typed dictionary, to a preset's signature, with the paper's values.
 
-    Defaults are the paper's values; ``None`` for ``depending`` options, whose value depends on the preset's parameters.
+    The default is ``None`` for options named in ``depending``, whose value depends on the preset's own parameters.
     """
 
     def named(preset: Callable[P, T]) -> Callable[P, T]:

@@ -250,7 +250,7 @@ def tableak(
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
-    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of all others; a
+    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others; a
     third of the paper's iterations then reconstructs more. ``pooled`` takes the median of the attempts instead of the
     best.
     """
@@ -320,7 +320,8 @@ def lamp(
     Args:
         lr: learning rate of Adam, in units of the root mean square of embeddings.
         clip: clipping as for :func:`tag`; the default is so small that all iterations weigh alike; infinite for none.
-        distance: distance of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, relative to a zero gradient's.
+        distance: distance of gradients; ``l2_l1`` is TAG's with L1 weight 0.01, divided by the distance of a zero
+            gradient.
         prior: weight of a text's mean negative log likelihood, in units of the usual difference of orders.
         every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`.
     """

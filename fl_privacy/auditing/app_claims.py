@@ -51,7 +51,8 @@ class _Started(BaseException):
 class ClaimedApp:
     """The parts of an app in which its differential privacy claims are found.
 
-    ``strategy``: ``None`` for one of Flower's legacy API, or if none was started. ``arrays``: initial model, if any.
+    ``strategy``: ``None`` for a strategy of Flower's legacy API, or if none was started. ``arrays``: initial model, if
+    any.
     """
 
     folder: Path
@@ -66,7 +67,7 @@ class ClaimedApp:
 
     @property
     def mods(self) -> list[Mod]:
-        """Return the mods around training, the outermost first; some may be of the training function alone."""
+        """Return the mods around training, the outermost first: of the training function, or else of the client."""
         answers = getattr(self.client, "_registered_funcs", {})
         answer, found = next((each for name, each in answers.items() if name.startswith("train")), None), list[Mod]()
         while inspect.isfunction(answer) and "_mod" in (inner := inspect.getclosurevars(answer).nonlocals):
@@ -76,7 +77,7 @@ class ClaimedApp:
 
 
 def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) -> list[ClaimVerdict]:
-    """Find, recompute and test the claims of the app in ``folder``.
+    """Find, recompute and test the differential privacy claims of the app in ``folder``.
 
     The app's code is executed: its server until the training starts and, with ``train``, one client's training;
     ``UserError`` if ``folder`` is no Flower app, or its server fails.
@@ -104,10 +105,10 @@ def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
 def claims_in_words(
     folder: Path, client: ClientApp, taken: Mapping[str, Any], watch: OpacusWatch, defense: Defense | None = None
 ) -> list[str]:
-    """Return sentences on each claim of an app that trained, tested with few draws, and on what it does not cover.
+    """Return sentences on an app's differential privacy claims, tested with few draws, and on what they do not cover.
 
-    ``taken``: arguments of its strategy's start, with the strategy as ``self``; empty if none was started. ``defense``:
-    one that acted on the uploads, if any.
+    ``client`` has trained, observed by ``watch``. ``taken``: arguments with which the app's strategy was started, the
+    strategy as ``self``; empty if none was. ``defense``: a defense that acted on the uploads, if any.
     """
     strategy = taken["self"] if isinstance(taken.get("self"), Strategy) else None
     rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")

@@ -36,8 +36,8 @@ def of_final_model(
     Args:
         single: observed training step on one example, from which the app's loss is rebuilt.
         evaluated: batches that clients loaded but did not train on.
-        seconds: time limit for the losses.
-        server: how the server combines updates, or the reason why its model can't be computed.
+        seconds: time limit for computing losses.
+        server: how the server combines updates, or the reason why the global model can't be computed.
     """
     if not isinstance(server, str) and server != PLAIN_MEAN:
         server = "the server's own optimizer moves the model from their mean, which is not computed here"
@@ -54,7 +54,11 @@ def of_final_model(
 
 
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
-    """Return the clients' mean model after training, by name in ``Watched``; values not uploaded stay as sent."""
+    """Return the mean of the clients' models after training, by name in ``Watched``.
+
+    Values that were not uploaded stay as sent. ``NotAttackedError`` if no parameter is in all uploads, or one is not
+    finite.
+    """
     after = [after_upload(client) for client in latest]
     shared = set.intersection(*map(set, after)) if after else set[str]()
     if not shared:
@@ -149,6 +153,6 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
 
 
 def _unpadded(text: Tensor) -> Tensor:
-    """Remove padding from a text (L,): of a run of equal tokens at its end, only the first stays."""
+    """Shorten the run of equal tokens at the end of a text (L,), the padding, to one token."""
     others = (text != text[-1:]).nonzero().flatten()
     return text[: int(others[-1]) + 2] if len(others) else text[:1]

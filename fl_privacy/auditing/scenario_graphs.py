@@ -35,8 +35,8 @@ Layer = tuple[nn.Module, Tensor]
 class GraphTrial:
     """Network of an observation, to be evaluated on guessed nodes.
 
-    ``near``, ``deep``: layers whose inputs at a node depend on its neighbors only, or on more nodes. ``present``: size
-    (F,) of each feature in the gradients, 0 if no node has it.
+    ``near``, ``deep``: layers whose input at a node depends only on the node and its neighbors (``near``), or on more
+    nodes. ``present``: size (F,) of each feature in the gradients, 0 if no node has it.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -66,7 +66,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for M guessed graphs (M, N, F); ``None`` if they are not one a node."""
+        """Return a layer's inputs (M, N, D) for M guessed graphs (M, N, F); ``None`` unless each node has one input."""
         number, seen = len(nodes), list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:
@@ -85,7 +85,11 @@ class GraphTrial:
         return seen[0].reshape(number, self.nodes, -1) if fits else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return the relative distances (M, N) of the layers' inputs from the bases' spans, summed over ``layers``."""
+        """Return, for M guessed graphs, how far each of N nodes is from fitting the gradients of ``layers``: (M, N).
+
+        It is the distance of the layer's input at the node from the gradient's row space, relative to the input, and
+        summed.
+        """
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)
@@ -103,13 +107,13 @@ class GraphTrial:
 
 
 def neighbors(model: ReplayModel) -> list[list[int]]:
-    """List for each node the nodes from which an edge leads to it."""
+    """List, for each node, the nodes from which an edge leads to that node."""
     edges, number = model.program.constants[connections_of(model)], len(model.program.constants[model.variables[0]])
     return [sorted(set(edges[0][edges[1] == node].tolist())) for node in range(number)]
 
 
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
-    """Reconstruct one-hot nodes for which the layers' inputs lie in the gradients' row spaces.
+    """Reconstruct the one-hot nodes whose layer inputs lie in the row spaces of the gradients.
 
     See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if nothing is found.
     """
@@ -122,7 +126,7 @@ def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction 
 
 
 def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] | None:
-    """Return the error of the gradient that fits best, and its one-hot nodes (N, F); ``None`` if none can be tried."""
+    """Return the error of the gradient nearest to the observed one, and its nodes (N, F); ``None`` without guesses."""
     columns = torch.arange(trial.width).split(list(widths))
     choices = [[c for c in each.tolist() if trial.present[c] > SMALLEST] for each in columns]
     most = MOST_ROWS // trial.nodes
@@ -154,8 +158,8 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
 def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor]) -> Answer:
     """Count nodes that are reconstructed correctly; nodes that the edges do not distinguish are interchangeable.
 
-    The chance is that of guessing from nodes of other graphs with the same degree, or from ``loaded`` nodes (N, F). The
-    control is another upload's guess, assigned by degree.
+    The chance is that of guessing from nodes of other graphs with the same degree, or from ``loaded`` nodes (N, F),
+    whichever is more often right. The control is another upload's guess, assigned by degree.
     """
     truths, near = [p.truth.flatten(1) for p in problems], [neighbors(p.model) for p in problems]
     degrees, colors = (

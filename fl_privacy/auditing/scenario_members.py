@@ -34,7 +34,7 @@ class _Losses:
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
-        """Compute the losses (N,) of ``examples`` with the parameters ``values``, by name in ``Watched``."""
+        """Compute the loss (N,) of each of N ``examples`` with the parameters ``values``, by name in ``Watched``."""
         model = copy.deepcopy(self.model).eval()
         for module in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
             module.flatten_parameters()
@@ -60,7 +60,7 @@ class _Losses:
 
 
 def answered(ask: Callable[[], Answer], **about: Any) -> Answer:
-    """Return the answer of ``ask``, or the reason why it failed, with the seconds taken and the fields ``about``."""
+    """Return the answer of ``ask``, or the reason for its failure, with the time taken and further fields ``about``."""
     started, made = time.perf_counter(), attempt(ask)
     answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
     return replace(answer, seconds=time.perf_counter() - started, **about)
@@ -106,17 +106,18 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: f
 
 
 def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
-    """Yield the tensors (1, ...) of each loaded example; if epochs are known, only those of the first epoch."""
+    """Yield the tensors (1, ...) of each loaded example; of several known epochs, only the first is used."""
     batches = ([t for t in tensors_in(batch) if t.dim()] for batch in seen.batches)
     singles = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
     yield from islice(singles, sum(seen.passes.values()) or None)
 
 
 def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknown: np.ndarray, uploads: str) -> Answer:
-    """Return how well decreases of the loss distinguish members (``inside``) from non-members (``outside``).
+    """Measure membership inference from the decrease of each example's loss in training.
 
-    The answer has the TPR at 1 % and 0.1 % FPR (Carlini et al. 2022). Its control uses the negated losses before
-    training, of members (``known``) and non-members (``unknown``). ``uploads``: description of the uploads.
+    ``inside``, ``outside``: decreases of members and non-members. The answer has the TPR at 1 % and 0.1 % FPR (Carlini
+    et al. 2022). Its control uses instead the negated losses before training, ``known`` of members and ``unknown`` of
+    non-members. ``uploads``: description of the uploads. ``NotAttackedError`` if a loss is not finite.
     """
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
         raise NotAttackedError("finite losses are expected, but that of an example is not; lower the learning rate")
@@ -133,7 +134,11 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
 def _alike(
     pools: Sequence[list[list[Tensor]]], classes: Sequence[list[int] | None], place: int
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
-    """Return examples of client ``place``, and as many of other clients with the same classes."""
+    """Return examples of client ``place`` paired with examples of the same classes from the other clients.
+
+    ``pools``: each client's examples, as lists of tensors. ``classes``: each client's classes; if one is ``None``,
+    classes are ignored.
+    """
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}

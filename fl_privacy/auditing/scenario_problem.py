@@ -56,7 +56,7 @@ _OWN_LOSS = Loss("the app's own loss", lambda outputs, labels: outputs.mean(), t
 
 
 class NotAttackedError(Exception):
-    """The reason why there is no attack, in one line."""
+    """Raised if an attack does not apply; the message gives the reason in one line."""
 
 
 def reason_of(failed: Failure) -> str:
@@ -69,7 +69,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's reply (arrays by record/name), its observed training, and which parameters the arrays hold."""
+    """A client's ``reply`` (arrays by record/name), the training observed, and the parameters in the reply's arrays."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -82,9 +82,10 @@ class WatchedReply:
 
 
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
-    """Return the mean reply ``again`` of ``others`` sites as another site computes it from ``own`` and the models.
+    """Return the mean reply of other sites, as one site computes it from global models and its ``own`` reply.
 
-    That site loses the digits to which single precision rounds the global model, and what the server's ``plan`` hides.
+    ``again``: mean reply of ``others`` sites. The site loses the digits to which single precision rounds the global
+    model, and what the server's ``plan`` hides.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -102,31 +103,22 @@ def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: Serv
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepProblem:
-    """Batch, loss and network of one training step of a client.
-
-    Attributes:
-        model: network whose inputs are scaled to [0, 1].
-        loss: loss of the network's outputs; the mean of the outputs if the network computes the loss.
-        whole: ``True`` if the network computes the loss itself.
-        truth: examples (B, ...) in [0, 1].
-        labels: classes (B,) or targets (B, K), if the loss takes them separately.
-        names: name of a parameter in ``Watched`` -> its name in ``model``.
-    """
+    """Batch, loss and network of one training step of a client."""
 
     kind: Kind
-    model: ReplayModel
-    loss: Loss
-    whole: bool
-    truth: Tensor
-    labels: Tensor | None
+    model: ReplayModel  # network whose inputs are scaled to [0, 1]
+    loss: Loss  # loss of the network's outputs; their mean if the network computes the loss
+    whole: bool  # ``True`` if the network computes the loss itself
+    truth: Tensor  # (B, ...) examples in [0, 1]
+    labels: Tensor | None  # (B,) classes or (B, K) targets, if the loss takes them separately
     input_shape: tuple[int, ...]
     num_classes: int
-    names: dict[str, str]
+    names: dict[str, str]  # name of a parameter in ``Watched`` -> its name in ``model``
     sent: ModelState
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the observation of victim ``number``: after ``plan`` it uploads ``tensors``, by name in ``Watched``."""
+        """Build the observation of victim ``number``, who uploads ``tensors`` (names in ``Watched``) after ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -218,7 +210,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return notes on what the attacker is given; for a graph, set ``model.kinds`` from its node ``rows``."""
+    """Return notes on what the attacker knows; for a graph, set ``model.kinds`` from all its nodes (``rows``)."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -227,7 +219,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` if no scale fits."""
+    """Scale a problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -274,7 +266,10 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Return the program, the numbers of its inputs to reconstruct, and the batch size; integers may become floats."""
+    """Return the program, the numbers of its inputs to reconstruct, chosen from ``leaves``, and the batch size.
+
+    Integer inputs become floats in the program, if it still runs. ``NotAttackedError`` if no input is continuous.
+    """
     whole = {n: t.float() for n in leaves if (t := program.constants[n]).dim() > 1 and not t.is_floating_point()}
     if whole and not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
         asked = replace(program, constants={**program.constants, **whole})
@@ -294,7 +289,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the local plan from the observed optimizer; ``NotAttackedError`` if no attack here inverts its steps."""
+    """Infer the local plan from the observed optimizer; ``NotAttackedError`` if no attack can undo such steps."""
     if not seen.optimizers:
         raise NotAttackedError(
             "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"
@@ -317,7 +312,7 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``LocalPlan`` on what is shared and on PyTorch's optimizer ``kind``."""
+    """Return the fields of ``LocalPlan`` for the uploaded content ``shares`` and PyTorch's optimizer ``kind``."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
@@ -345,7 +340,10 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return the minimum and width of the range of each input, and notes on how they are known."""
+    """Return the minimum and width of each input's range, and notes on how the attacker knows them.
+
+    ``range_of``: loaded inputs, from which ranges are taken together with the true inputs ``truths``.
+    """
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -370,9 +368,9 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Return the number of the outputs in the program, the loss on these outputs (B, K), and its targets.
+    """Return the number of the program's outputs (B, K), the loss on them, and the loss's targets.
 
-    Number and targets are ``None`` if the app's loss can't be separated from the network, and is replayed with it.
+    If the app's loss can't be separated from the network, number and targets are ``None``, and the network computes it.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
@@ -461,7 +459,7 @@ def _width(program: Program, output: int) -> int:
 
 
 def cleaned(part: nn.Module) -> nn.Module:
-    """Copy a module without wrappers and third-party hooks; Keras and scikit-learn become PyTorch's layers."""
+    """Copy a module without wrappers and third-party hooks; those of Keras and scikit-learn get PyTorch's layers."""
     if isinstance(part, FromSklearn):
         return InLayers(part)
     if is_keras(part):

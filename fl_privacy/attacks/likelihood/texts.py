@@ -48,7 +48,7 @@ _ROWS = "rows"  # key of the positions' rows in the first step
 
 
 class _FirstStep(VictimGradients):
-    """Computes the direction of a client's only step: the gradient, or Adam's normalized step."""
+    """Computes a client's only step up to a factor: the gradient, or Adam's normalized step."""
 
     def __init__(self, victim_model: VictimModel, gradients: VictimGradients) -> None:
         self._gradients, self._plan, self.soft = gradients, victim_model.plan, 0.0
@@ -85,10 +85,10 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return how much each of n words at each position raises the likelihood (M, B, L, n), in nats, linearized.
+        """Return the linearized gain in log likelihood (M, B, L, n) of each of n words at each position of M guesses.
 
-        ``words``: (M, B, L, d) embeddings at which the slope is taken. ``there``: (M, B, L) ``True`` for positions with
-        a word. ``soft``: smoothing of Adam's step.
+        ``words``: (M, B, L, d) mean embeddings of the guesses, at which the slope is taken. ``there``: (M, B, L)
+        ``True`` for positions with a word. ``soft``: smoothing of Adam's step.
         """
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
@@ -117,7 +117,7 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) without the word embedding's, and the upload's row (M, B L, d) for each position."""
+        """Return the loss (M,) of M guesses without the embedding's part, and each position's gradient (M, B L, d)."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))
@@ -162,10 +162,10 @@ class _TextSearch:
         return found + (self.language.surprise(each) * (each >= 0).sum(1)).view(len(texts), -1).sum(1).to(found)
 
     def anneal(self, iterations: int, report: Report) -> list[float]:
-        """Anneal a distribution of words at each position, and take the likeliest; return each step's least loss.
+        """Optimize a distribution of words at each position, take the likeliest, and return each step's least loss.
 
-        The energy is the loss at the mean embeddings plus the surprise of words next to the likeliest neighbors. The
-        temperature falls with the steps, or with the time limit.
+        The objective is the loss at the mean embeddings, minus the log likelihood of words next to the likeliest
+        neighbors, minus the entropy times a temperature that falls with the steps, or with the time limit.
         """
         table, there, before = self.likelihood.source.table, self.texts >= 0, self.texts
         place, ends = torch.arange(self.texts.shape[-1], device=table.device), there.sum(-1, keepdim=True)
@@ -202,7 +202,7 @@ class _TextSearch:
 
 
 def why_not_searched(observation: Observation) -> str | None:
-    """Return the reason why ``observation`` can't be attacked, in one line, or ``None``."""
+    """Return the reason why ``observation`` can't be attacked, in one line; ``None`` if it can."""
     model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
     size = observation.upload.num_examples
     if getattr(model, "next_token", True) or size > _MOST_TEXTS:
@@ -326,9 +326,10 @@ def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
 
 
 def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _TextLikelihood, drawn: Tensor) -> Tensor:
-    """Return the known classes (B,), or else those with the least loss over some of the texts ``drawn``.
+    """Return the known classes (B,), or else the combination with the least loss over some of the texts ``drawn``.
 
-    If there are too many combinations of classes to try, the inferred ones are returned.
+    If there are too many combinations to try, the classes inferred from the update are returned; ``NotAttackableError``
+    if none were inferred.
     """
     (size, *_), labels = prepared.shape, victim.labels
     if labels is not None and labels.dim() == 1 and victim.label_source == "known":
@@ -372,7 +373,10 @@ def is_drowned(observation: Observation) -> bool:
 
 
 def _white(observation: Observation) -> tuple[float, float | None] | None:
-    """Return the noise's standard deviation and clipping norm, if any; ``None`` unless the only defense is Gaussian."""
+    """Return (standard deviation of the noise, clipping norm or ``None``) if the only defense is Gaussian noise.
+
+    ``None`` for any other defense, for noise on gradients, and for clipping of each tensor.
+    """
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None
     normal = type(effect) in (effects.Noise, effects.Gaussian)

@@ -30,10 +30,13 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 
 
 class ImprintBlock(nn.Module):
-    """Block before a model that adds a pattern to an image, scaled by the summed outputs of brightness bins.
+    """Block before a model that measures an image's brightness in bins and adds a pattern that depends on it.
+
+    The pattern is scaled by the sum of the outputs of the layer ``measure``, one for each bin, which so gets a
+    gradient.
 
     Args:
-        bins: number of rows of the layer ``measure``.
+        bins: number of bins of brightness.
         activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row reacts only to images in its own bin.
         slices: number of clients; a convolution passes each client's images to its own columns of ``measure``. ``None``
             for no convolution.
@@ -100,10 +103,11 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
 
 
 def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
-    """Return the weight and bias, by name, of the layer that compares brightness with ascending ``edges``.
+    """Return the weight and bias, by name, of the layer that compares an image's brightness with ascending ``edges``.
 
-    There is one edge for each row, and one more with ``hardtanh``. The weight (bins, slices * pixels) has the shape of
-    ``like``, and equal columns in each client's slice. It fits inputs multiplied by ``scale``.
+    There is one edge for each row, and one more with ``hardtanh``. ``pixels``: number of values of an image. ``scale``:
+    factor on the layer's inputs, divided out in the weight. ``like``: weight (bins, slices * pixels) with the wanted
+    shape and dtype.
     """
     lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
     rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
@@ -184,10 +188,10 @@ class Imprint(ServerAttack):
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return pixels (N, D), ``True`` for single images (N,), and their bins (N,), the strongest first.
+        """Return an image (N, D) from each bin with a gradient, ``True`` (N,) for single images, and the bins (N,).
 
-        ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and ``rounding`` is the standard deviation
-        of the upload's rounding.
+        The strongest bins come first. ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and
+        ``rounding`` is the standard deviation of the upload's rounding.
         """
         smallest = _SMALLEST * bias.abs().max()
         weight, bias = self._each_bin(weight), self._each_bin(bias)

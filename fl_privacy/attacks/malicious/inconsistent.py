@@ -49,7 +49,10 @@ class Inconsistent(ServerAttack):
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return ``state`` with a bias that makes all inputs of the last ReLU negative."""
+        """Return ``state`` with a layer before the last ReLU whose outputs are negative for all inputs.
+
+        ``UserError`` if there is no ReLU behind a layer, or that layer has no bias.
+        """
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
         relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}
@@ -99,10 +102,10 @@ def leaves_such_a_bias(
 ) -> Tensor:
     """Return ``True`` (N,) for images (N, D) whose gradient, with some label, explains the measured bias gradient.
 
-    Images are rounded to 255ths. All images are accepted if an image's own gradient can't be computed: with batch
+    Pixels are rounded to 8 bits. All images are accepted if an image's own gradient can't be computed: with batch
     statistics, dropout, several local steps, or too many classes. ``rows`` (N,): index of each image's element of
-    ``bias``. ``measured`` (N,): that element's mean gradient from that image alone. ``error`` (N,): largest error of
-    ``measured``.
+    ``bias``. ``measured`` (N,): gradient of that element times the image's share in the batch. ``error`` (N,): largest
+    error of ``measured``.
     """
     labels, plan = torch.arange(observation.num_classes, device=images.device), observation.plan
     mixes = needs_unrolling(plan, observation.upload.num_examples, "unroll")

@@ -91,12 +91,10 @@ UNKNOWN = -1  # label of an image of unknown class
 def reconstruction_of(
     observation: Observation, images: Tensor, proven: Tensor, *, labels: bool = True
 ) -> Reconstruction:
-    """Return the reconstruction of images found in ``observation``, with labels.
+    """Return the reconstruction of the images (N, D) or (N, C, H, W) that were found in ``observation``.
 
-    Args:
-        images: (N, D) or (N, C, H, W).
-        proven: (N,) ``True`` for images that are no mixtures; none is proven if the update shows signs of a defense.
-        labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
+    ``proven``: (N,) ``True`` for images that are no mixtures; none is proven if the update shows signs of a defense.
+    ``labels``: ``True`` if the update is one batch's, so that its output layer gives the labels.
     """
     if not len(images):
         return failed(
@@ -166,15 +164,18 @@ _STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512
 def is_one_image(
     pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None, rows: Tensor | None = None
 ) -> Tensor:
-    """Return ``True`` (N,) for rows of ``pixels`` (N, D) whose values are those of one 8-bit image.
+    """Return ``True`` (N,) for rows of ``pixels`` (N, D) whose values are all among the 256 levels of an 8-bit image.
 
-    Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
-    second, third, fifth or seventh, count as mixtures. An equal mixture of two images with even levels is accepted.
+    A row counts as a mixture if it has noise, an inexact scale, fewer than ``LEAST_LEVELS`` levels besides black and
+    white, or only every second, third, fifth or seventh level. An equal mixture of two images with even levels is
+    accepted.
 
     Args:
         error: (N,) standard deviation of the pixels' rounding; an image is refused above a hundredth of a level.
-        blur: (N,) standard deviation of uploaded weights, which allows pixels a distance from levels up to ``NEARLY``.
-        rows: (N, D) update; all images are refused if two or more rows lie on one grid of few levels, as if quantized.
+        blur: (N,) standard deviation of the pixels due to rounded weights, which allows distances from levels up to
+            ``NEARLY``.
+        rows: (N, D) update of each image; all are refused if two or more rows lie on one grid of few values, as if
+            quantized.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
@@ -197,10 +198,10 @@ def is_one_image(
 def images_of_brightness(
     rows: Tensor, low: Tensor, high: Tensor, *, smallest: float, rounding: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Scale rows (bins, D) of an update to images of brightness in [low, high].
+    """Scale rows (bins, D) of an update to images with brightness between ``low`` (bins,) and ``high`` (bins,).
 
-    Return pixels (N, D), and ``True`` (N,) for single images; the strongest rows come first. Rows below the share
-    ``smallest`` of the strongest are dropped. ``rounding``: standard deviation of the rows' rounding.
+    Return pixels (N, D), and ``True`` (N,) for single images; the strongest rows come first. Rows with a norm below
+    ``smallest`` times the largest are dropped. ``rounding``: standard deviation of the rows' rounding.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)

@@ -89,7 +89,7 @@ class FirstOrder:
         return FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
-        """Return the variables (V, N) after step number ``steps`` at rate ``rate``; ``moments`` change in place."""
+        """Return the variables (V, N) after step ``steps`` at learning rate ``rate``; change ``moments`` in place."""
         raise NotImplementedError
 
 
@@ -160,8 +160,8 @@ class FirstOrderRun:
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Move ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
 
-        Return the next variables; ``ended`` (V,), ``True`` for rows whose iteration is over, to be projected; and
-        ``finished`` (V,), ``True`` for rows without further iterations.
+        Return the next variables; ``True`` (V,) for victims whose iteration has ended, so that images are to be
+        projected; and ``True`` (V,) for victims without further iterations.
         """
         if self._done >= self._iterations:
             return variables, ~self._none, ~self._none

@@ -27,10 +27,10 @@ class _Rows:
 
 
 class History(_Rows):
-    """Each victim's latest pairs (s, y) of moves and changes of the gradient, for L-BFGS.
+    """Each victim's latest pairs (s, y) of moves and gradient changes, for L-BFGS, the oldest pair first.
 
-    They are in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13): S'Y and Y'Y (limit x limit), in
-    float64, oldest pair first.
+    The products S'Y and Y'Y (V, limit, limit), in float64, are those of the compact representation (Byrd, Nocedal,
+    Schnabel 1994, Eq. 3.13).
     """
 
     def __init__(self, variables: Tensor, limit: int) -> None:
@@ -45,7 +45,10 @@ class History(_Rows):
         self._pushed = torch.zeros(v, dtype=torch.long, device=variables.device)
 
     def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
-        """Add the pairs (s, y) of rows that ``learns`` marks and that have curvature; return directions -H g (V, N)."""
+        """Add pairs of moves ``s`` and gradient changes ``y`` (V, N), and return the directions -H g (V, N).
+
+        ``learns``: (V,) ``True`` for victims whose pair is added; pairs without positive curvature never are.
+        """
         curvature = (y * s).sum(1)
         rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
         if len(rows):
@@ -155,7 +158,7 @@ class StrongWolfe(_Rows):
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Process the trials' ``loss`` and ``gradient``, and return the rows (V,) whose search has ended."""
+        """Process the trials' ``loss`` and ``gradient``; return ``True`` (V,) for rows whose search has ended."""
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching
@@ -189,7 +192,11 @@ class StrongWolfe(_Rows):
         return over
 
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
-        """Replace an end of the bracket by the trial, and return the rows whose trial is accepted."""
+        """Replace one end of the bracket by the trial, and return ``True`` (V,) for ``rows`` whose trial is accepted.
+
+        ``trial``: step, loss and slope (V,) each. ``rises``: (V,) its loss is too high. ``flat``: (V,) its slope is
+        small enough.
+        """
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)
         worse = rows & (rises | (trial[1] >= low_end[1]))
@@ -239,7 +246,7 @@ class StrongWolfe(_Rows):
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the minimum within ``bounds`` of the cubic through two (step, loss, slope), or their middle if none."""
+    """Return the minimum, within ``bounds``, of the cubic through two (step, loss, slope); without one, the middle."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2
@@ -288,7 +295,7 @@ class LBFGS:
 
 
 class _LBFGSRun(_Rows):
-    """State of L-BFGS without line search, a row for each victim; ``_moves`` counts the moves of its iteration."""
+    """State of L-BFGS without line search, a row for each victim; ``_moves``: moves in the current iteration."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._images, self._iterations = settings, images, iterations
@@ -319,7 +326,7 @@ class _LBFGSRun(_Rows):
         return torch.where(going[:, None], variables + move, variables), used_up | stopped, self._finished
 
     def _go_on(self, rows: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ``rows`` (V,) that move again, with directions (V, N) and step lengths (V,)."""
+        """Return the ``rows`` (V,) that are not finished and move again, directions (V, N) and step lengths (V,)."""
         pair = gradient - self._gradient, self._move
         direction = self._history.direction(gradient, *pair, rows & ~self._fresh)
         descends = (gradient * direction).sum(1) <= -self._settings.tolerance_change

@@ -175,7 +175,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return the probability (V,) that ``expected`` tokens, as frequent as in public texts, include each token."""
+    """Return each token's probability (V,) to be among ``expected`` tokens with the frequencies of public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -203,9 +203,9 @@ class BagOfWords(GroupAttack):
     """Attack that finds the words of texts, and their frequencies, from the rows of the embeddings' gradient (ours).
 
     Only tokens of the batch change their rows; pruning, rounding and several steps of any optimizer keep this visible.
-    Under noise, a row's likelihood under the attacker's simulation decides; noise resampled from the upload bounds the
-    false words to one for each text and one in ten of those named. A word's count follows from the length of its row,
-    or for a single text from the rows of the position embedding, which also give the order.
+    Under noise, each row's likelihood is compared with that of noise resampled from the upload, so that at most one in
+    ten of the found words, and half a word for each text, is expected to be false. A word's count follows from the
+    length of its row, or for a single text from the rows of the position embedding, which also give the order.
 
     With a tied output layer, or if only the output layer is uploaded, words are rows of outstanding length; none is
     found under noise or for a confident model, and none is called exact. Without such a tensor,
@@ -245,7 +245,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return token ids (B, L): a single text in its recovered order, or the words divided evenly among the texts."""
+    """Return token ids (B, L): a single ordered text, or the words divided among texts of known or equal lengths."""
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

@@ -48,7 +48,7 @@ _ROUNDED = 1e-6  # distance from the span that is rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts (L,) and their largest distance ``apart`` from a span.
+    """Texts (L,) found in an update, and the largest distance ``apart`` of their states from the span.
 
     ``clear``: ``True`` if the texts are certain, provided that they reproduce the whole update.
     """
@@ -59,7 +59,7 @@ class _Read:
 
 
 def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
-    """Extend prefixes by tokens whose states are in the span, until none fits; return the longest.
+    """Extend prefixes by tokens whose states are in the span, until none fits; return the longest prefixes as texts.
 
     ``tolerance``: largest distance from the span. ``texts``: number of texts; equal ones are returned once.
     """
@@ -222,7 +222,7 @@ _ROUNDING = 1e-6  # share of the batch's gradient below which its rest is roundi
 
 @dataclass(frozen=True, eq=False)
 class Peeled:
-    """Known texts (L,), and the gradient of the batch's other texts, in double precision."""
+    """Texts (L,) already found, and the gradient of the batch's other texts, in double precision."""
 
     texts: Sequence[Tensor]
     gradient: Tensors
@@ -303,9 +303,10 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Return the certain texts that are found by exchanging tokens of the texts in ``guess``.
+        """Exchange tokens of the guessed texts until texts are certain, and return these; none if no attempt succeeds.
 
-        Later searches start from random tokens at positions that are not ``held``, the last from the nearest texts.
+        The second and later attempts start from random tokens at positions that ``guess.held`` does not mark. If all
+        fail, the nearest texts are improved with all candidates.
         """
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
@@ -335,8 +336,8 @@ class Peeling:
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
         """Subtract the gradient of ``text`` and its copies, if one of its words occurs in no other text.
 
-        The text's gradients for each label are scaled to explain the parts of such words. Return ``left`` itself if
-        there are none.
+        The text's gradients for each label are scaled to explain those words' parts of the gradient. ``left`` itself is
+        returned if no word is the text's alone.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:

@@ -27,7 +27,7 @@ _DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """One text's ``tokens`` (L,), with its distance from the span, the ``residual``."""
+    """A text's ``tokens`` (L,), and the distance ``residual`` of its states from the span."""
 
     tokens: Tensor
     residual: float
@@ -36,7 +36,10 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """Search for texts of candidate tokens whose hidden states are in ``span``."""
+    """Search for texts of candidate tokens for which the model's hidden states lie in ``span``.
+
+    ``span``: row space of the gradient of the second block's attention, which contains the right texts' states.
+    """
 
     model: TextModel
     span: Span
@@ -62,7 +65,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """Exchange tokens of each of ``texts`` (n, L), position by position except ``fixed``, to approach the span."""
+        """Exchange tokens of ``texts`` (n, L), position by position except ``fixed``, to approach the span."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -85,7 +88,10 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Return ``text`` with ``clear`` set by comparison with other candidates and, if unknown, other lengths."""
+        """Return ``text`` with ``clear`` set to whether texts with another token are much farther from the span.
+
+        If lengths are unknown, texts that are one token shorter or longer are compared, too.
+        """
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -120,7 +126,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep the candidates at each position whose texts, with random other tokens, are nearest to the span.
+    """Keep each position's candidates that are nearest to the span in texts with random other tokens.
 
     A token's state depends mostly on itself, so that random texts distinguish right tokens from wrong ones.
     """
@@ -147,8 +153,8 @@ def assemble(
 ) -> list[Assembled]:
     """Assemble one text for each of ``lengths``; return the nearest to the span if not all are within ``tolerance``.
 
-    Each token that is in no text yet starts a search, in each of ``rounds``. Fewer texts are returned if ``enough``
-    accepts them and their copies as the whole batch.
+    Each token that is in no text yet starts a search, in each of ``rounds``. Fewer texts are returned if
+    ``enough(texts)`` confirms that they and their copies are the whole batch.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)
@@ -198,7 +204,10 @@ def _searched(
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """Choose a text for each of ``lengths``, the nearest first; ``repeated`` allows a text twice."""
+    """Choose, for each of ``lengths``, the text of that length nearest to the span; any if lengths are unknown.
+
+    If no text of a length is left, one is ``repeated`` or, without that, an empty list is returned.
+    """
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.told is None:
         return left[: lengths.number]
@@ -231,10 +240,10 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
-    """Texts guessed by their words' positions, in which most tokens are right.
+    """Texts guessed from their words' positions; most of their tokens are right.
 
-    ``tokens``: (n,) possible ones at each position. ``texts``: (L,) each, the shortest first; all of the greatest
-    length if lengths are unknown. ``held``: (L,) ``True`` for words that stood at one position only.
+    ``tokens``: (n,) possible tokens for each position. ``texts``: (L,) each, the shortest first; all of the greatest
+    length if lengths are unknown. ``held``: (L,) for each text, ``True`` for words found at one position only.
     """
 
     tokens: Sequence[Tensor]
@@ -243,7 +252,7 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts of ``words`` (V,) from the first block's gradient; ``None`` for unsupported models."""
+    """Guess the texts of ``words`` (V,) from the first block's gradient; ``None`` if too few positions are clear."""
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:
@@ -306,7 +315,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Estimate the share (V, P) of each word's summand at each position; a word's shares are at least 0 with sum 1."""
+    """Estimate which share (V, P) of each word's summand belongs to each position; a word's shares add up to 1."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -329,9 +338,10 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return by how much (T, n) the gradients of the words ``alone`` (T,) depend on each token's keys and queries.
+    """Return how much (T, n) the gradient of each word in ``alone`` (T,) depends on the keys and queries of n tokens.
 
-    ``tokens`` (n,) are at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001) uses one variance for all heads.
+    ``alone``: indices of words that are at one position only. ``tokens`` (n,) are at ``positions`` (n,). Sparse
+    Bayesian learning (Tipping 2001) uses one variance for all heads.
     """
     longest = int(positions.max()) + 1
     inputs = entering_block(model, tokens[:, None].expand(-1, longest), 0)[torch.arange(len(tokens)), positions]
@@ -348,7 +358,10 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
-    """Estimate variances (T, n) of the coefficients of ``atoms`` (H, m, n) in ``seen`` (T, H, m), by EM."""
+    """Estimate by EM the variances (T, n) of the coefficients with which n ``atoms`` (H, m, n) add up to ``seen``.
+
+    ``seen``: (T, H, m) gradients of T words, for the keys and queries of all heads (H), which share the variances.
+    """
     noise = _NOISE * torch.eye(atoms.shape[1], dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
     for _ in range(_PASSES):
@@ -361,9 +374,9 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """Return each token's group (T,), one of ``number``, by spectral clustering (Damle, Minden, Ying 2019).
+    """Divide T tokens into ``number`` groups (T,) by spectral clustering (Damle, Minden, Ying 2019).
 
-    ``support``: (T, T) affinities, at least 0. ``positions``: (T,) of tokens, different within a group.
+    ``support``: (T, T) affinities, at least 0. ``positions`` (T,) of a group's tokens are made to differ.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

@@ -27,11 +27,11 @@ def next_tokens(tokens: Tensor) -> Tensor:
 
 
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
-    """Return ``tokens`` (B, L) with the inferred token after each text's last position appended.
+    """Return ``tokens`` (B, L) with one more token appended to each text: the inferred label of its last position.
 
-    It follows from the output layer's gradient, minus the part of known predictions, by least squares. That part also
-    gives the client's scaling, without the rows of the texts' words, to which a tied layer adds the embeddings'
-    gradient. Texts of ``longest`` tokens are not extended.
+    The label follows by least squares from the output layer's gradient, after the part of predictions with known labels
+    is subtracted. That part also gives the client's scaling; rows of the texts' own words are left out of it, since a
+    tied layer adds the embeddings' gradient to them. Texts of ``longest`` tokens are not extended.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:
@@ -60,9 +60,10 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Return the client's factor on the part ``known`` (V, d) of the gradient ``seen`` (V, d).
+    """Return the factor of the client's scaling, by comparing the gradient ``seen`` (V, d) with its part ``known``.
 
-    It is measured orthogonally to ``states`` (B, d), without the rows of ``tokens``; ``None`` if that leaves nothing.
+    The rows of ``tokens`` and directions of ``states`` (B, d), to which ``seen`` has other parts, are left out.
+    ``None`` if nothing is left, or the factor is not positive.
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
     others[tokens] = False
@@ -76,7 +77,7 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
 
 
 def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
-    """Return the weight's name and the last linear layer with an output for each token; ``None`` if there is none."""
+    """Return (name of the weight, layer) for the last linear layer with an output for each token, or ``None``."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
@@ -106,10 +107,11 @@ class Explanation:
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
-        """Return the batch of ``texts`` (L,), some repeated, that reproduces the update and its scale, or ``None``.
+        """Return the batch of ``texts`` (L,), some of them repeated, that alone reproduces the update and its scale.
 
-        Clipping clients are excluded: at any scale, a copy could replace a text that hardly changes the update.
-        ``texts``: all different. ``rank``: rank of the first span, the least number of different tokens and positions.
+        ``None`` if no batch or several do, or if a text hardly changes the update. Updates that were clipped do not
+        fit: their scale is lost. ``texts``: all different. ``rank``: rank of the first span, the least number of
+        different pairs of token and position.
         """
         if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
             return None
@@ -144,7 +146,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Replace soft labels by the classes that each text's ``copies`` sum to; ``None`` if a sum is not whole."""
+    """Replace soft labels by the classes that each text's ``copies`` add up to; ``None`` if a sum is not whole."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

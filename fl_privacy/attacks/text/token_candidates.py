@@ -35,7 +35,7 @@ class Span:
         return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
-        """Return the distance of ``vectors`` (..., d) from the span, relative to length: about 1 if random."""
+        """Return the distance of ``vectors`` (..., d) from the span, relative to their length: about 1 if random."""
         if self.through is not None:
             vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)
@@ -46,9 +46,9 @@ class Span:
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
     """Return the span of the inputs of ``block``'s attention, from its layers' gradients.
 
-    Directions with singular values near the smallest are left out as noise, below ``least`` as rounding. For an adapter
-    B A x, the gradient of A is used, or of B while B is zero. ``queries``: ``True`` uses only the first layer.
-    ``NotAttackableError`` if no such gradient was uploaded.
+    Directions with small singular values are left out: those near the smallest as noise, those below ``least`` as
+    rounding. For an adapter B A x, the gradient of A is used, or that of B while B is zero and A has none. ``queries``:
+    ``True`` uses only the first layer. ``NotAttackableError`` if no such gradient was uploaded.
     """
     names = model.attention_weights[block][: 1 if queries else None]
     adapters = [found for name in names if (found := adapter_of(model, name)) is not None]
@@ -121,9 +121,9 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Return the known lengths, without a language model's last token; if unknown, infer the longest.
+        """Return the known lengths, without a language model's last token, or else infer the greatest length.
 
-        It is inferred from the last row of the position embedding that the update changes.
+        It follows from the last row of the position embedding that the update changes.
         """
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
@@ -180,7 +180,7 @@ class Candidates:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Return ``True`` if ``texts`` (L,) consist of candidates and all other tokens are clearly farther."""
+        """Return ``True`` if all tokens of ``texts`` (L,) are candidates, clearly nearer to the span than others."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -202,15 +202,12 @@ def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
 
 
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
-    """Find every pair of token and position whose embedding is in ``span``.
+    """Find every pair of token and position for which the first block's input is in ``span``.
 
     In several texts, pairs (v, p), (w, p) and (v, q) also put (w, q) in the span. Texts of unknown length end before
-    the first position without candidates.
-
-    Args:
-        tokens: (n,) possible tokens.
-        lengths: texts' lengths; if given, the nearest tokens are taken when too few are in the span.
-        tolerance: largest distance of a pair from the span, relative to a random vector's.
+    the first position without candidates; of known ones, the nearest tokens are taken if too few are in the span.
+    ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a random
+    vector's.
     """
     few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
     each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)

@@ -26,9 +26,10 @@ _ULPS = 4.0  # roundings in single precision by which a step of Adam from zero m
 
 @dataclass(frozen=True, eq=False)
 class Entrance:
-    """A linear layer before any attention, whose input depends on one token.
+    """A linear layer before any attention, whose input depends on one token only.
 
-    ``through``: name of the parameter (d, n) between that input and this layer, if any, such as an adapter's A.
+    ``through``: name of the parameter (d, n) that maps that input to this layer's, such as an adapter's A; else
+    ``None``.
     """
 
     weight: str  # name of its parameter, (O, d), or (d, O) if ``transposed``
@@ -109,10 +110,10 @@ def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[Vi
 
 @torch.no_grad()
 def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
-    """Return the update of ``names`` as a gradient, up to a factor, if the optimizer permits.
+    """Return the update of the parameters ``names`` as gradients, up to a factor, as far as the optimizer permits.
 
-    Adam's first step divides each element by its size plus 1e-8, so that the shortfall from the learning rate gives the
-    size. Larger elements get their sign and the largest size that can be inferred.
+    Adam's first step divides each element by its size plus 1e-8; the shortfall from the learning rate gives the size,
+    up to a largest size that can be inferred. Several steps of Adam are only divided by the learning rate.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd":
@@ -152,10 +153,10 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return how many of k tokens to accept, given the ``expected`` (k,) number of false ones in the first 1 to k.
+    """Return how many of k ranked tokens to accept, so that few are false.
 
-    At most the share ``FALSE_SHARE`` of the accepted tokens, and ``FALSE_PER_TEXT`` for each of ``texts`` texts, is
-    expected to be false.
+    ``expected``: (k,) expected number of false ones among the first 1, 2, ..., k. At most the share ``FALSE_SHARE`` of
+    the accepted tokens, and ``FALSE_PER_TEXT`` for each of ``texts`` texts, may be false.
     """
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
@@ -242,8 +243,9 @@ class _Basis:
     best: Tensor  # (numbers, V) each token's evidence at its best position
 
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
-        """Return minus the log of a bound on the probability (numbers, n, L) that chance reaches the inputs' shares.
+        """Return the evidence (R, n, L) of tokens at positions, for each of R numbers of leading directions.
 
+        It is minus the log of a bound on the probability that a random token has as large a share in the directions.
         ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths in the frame.
         """
         share = _shares(states @ (self.frame.whole @ self.rows.T).to(states), whole, self.numbers).double()
@@ -261,7 +263,7 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return minus the log of a bound on the chance of ``share`` if ``usual`` is expected (Dasgupta and Gupta 2003)."""
+    """Return -log of a bound on the chance of ``share`` or more if ``usual`` is expected (Dasgupta, Gupta 2003)."""
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
@@ -292,10 +294,10 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find each victim's tokens whose share in its views exceeds chance; ``None`` if its views have full rank.
+    """Find each victim's tokens that lie more in the span of its views than chance explains; ``None`` without a view.
 
-    The share is of a token's squared norm. Views of inputs or those behind an adapter's A count, whichever find more
-    tokens. ``texts``: number of texts. ``most``: largest number of tokens.
+    Views that have full rank are left out. Views of a layer's inputs, or those behind an adapter's A, are used,
+    whichever find more tokens. ``texts``: number of texts. ``most``: largest number of tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]
@@ -343,14 +345,11 @@ def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, 
 def _alike(
     bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: EvidenceCandidates
 ) -> int:
-    """Count ``tokens`` whose component outside the span of the tokens before them may be chance.
+    """Count ``tokens`` (k,), the surest first, that may be found only because they resemble the tokens before them.
 
-    In trained embeddings, tokens that resemble a present one share its direction; only the rest proves their presence.
-
-    Args:
-        which: index of the numbers of directions.
-        tokens: (k,) tokens found, the surest first.
-        evidence: (k, L) at each position.
+    In trained embeddings, similar tokens share directions; only the component outside the span of those before proves a
+    token's presence. ``which``: index, in each basis, of the number of directions that is used. ``evidence``: (k, L) at
+    each position.
     """
     place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
     used = [basis for basis in bases if basis.numbers[which]]
@@ -367,7 +366,7 @@ def _alike(
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
-    """Return a bound on the probability of ``evidence``, summed over ``views``, by chance; 1 without views."""
+    """Return a bound on the probability that chance gives as much ``evidence`` in ``views`` views; 1 without views."""
     term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
     for number in range(int(views.max())):
         total = total + term * (number < views)

@@ -31,7 +31,7 @@ class WordModel:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Simulated statistics of the rows of words in a gradient."""
+    """Simulated statistics of a token's row in a gradient."""
 
     models: tuple[WordModel, ...]  # one model for each class of a text, then an isotropic one
     energy: float  # mean squared length of a token's contribution
@@ -41,13 +41,11 @@ class Expected:
 def simulated(
     model: TextModel, *, length: int, public: Tensor | None, labels: Tensor | None, texts: int, rng: torch.Generator
 ) -> Expected:
-    """Simulate the rows of words in gradients of texts of ``length`` tokens, drawn from ``public`` texts if given.
+    """Simulate the rows of words in gradients of texts, drawn from ``public`` texts if given.
 
-    Args:
-        length: number of tokens of a text, at least 2.
-        public: (N, L) texts of the domain, -1 for no token; ``None``: tokens are drawn evenly.
-        labels: (B,) known classes, if any.
-        texts: number B of texts; several texts of different classes share one distribution.
+    ``length``: number of tokens of a text, at least 2. ``public``: (N, L) texts of the domain, -1 for no token;
+    ``None`` draws tokens evenly. ``labels``: (B,) known classes, if any. ``texts``: number B of texts; several texts of
+    different classes share one distribution.
     """
     classes = _classes(model, labels)
     tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
@@ -76,7 +74,7 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Sample tokens (number, length), from ``public`` texts if given."""
+    """Sample ``number`` texts of ``length`` tokens, from ``public`` texts if given: (number, length)."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -98,7 +96,7 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """Fit a normal distribution to ``rows`` (m, d), along leading directions."""
+    """Fit a normal distribution to ``rows`` (m, d), along leading singular directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -112,12 +110,10 @@ _MOST = 8  # largest number of times that a word occurs
 def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
     """Estimate each word's number of occurrences (k,), at least 1, from its row's squared norm.
 
-    The squared norm for c occurrences is c + c (c - 1) common times that for one.
-
-    Args:
-        energy: (k,) squared norms, without the noise's.
-        common: mean product of two occurrences, as a share in [0, 1] of the squared norm.
-        total: number of tokens; without it, repetitions need twice the median squared norm.
+    The squared norm for c occurrences is c + c (c - 1) common times that for one occurrence, where ``common`` in [0, 1]
+    is the mean inner product of two occurrences over the squared norm of one. ``energy``: (k,) squared norms, with the
+    noise's subtracted. ``total``: number of tokens; without it, a word needs over twice the median squared norm to
+    count as repeated.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -139,9 +135,9 @@ _SWEEPS = 20
 def placed(words: Tensor, positions: Tensor) -> Tensor:
     """Return the index (L,) of the word at each position.
 
-    ``words`` (k, d) and ``positions`` (L, d) are rows of both embeddings' gradients. Exchanges minimize the squared
-    distance of each word's row from the sum of its positions' rows. If elements of ``positions`` are zero, as after
-    pruning, these are not compared, and nothing is exchanged.
+    ``words`` (k, d) and ``positions`` (L, d) are the gradients' rows of the word and the position embedding. A word's
+    row is the sum of its positions' rows; words are exchanged until the squared difference is least. If ``positions``
+    has zeros, as after pruning, words are not exchanged.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -149,7 +145,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """Return the index (L,) of the nearest word for each position, each word at least once if possible."""
+    """Return the index (L,) of a near word for each position; each word gets a position if there are enough."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
@@ -208,7 +204,7 @@ _ULPS = 4.0  # roundings in single precision, in each local step, by which an un
 
 @dataclass(frozen=True, eq=False)
 class WordRows:
-    """The rows of updates that belong to tokens.
+    """Rows of updates, one for each token of the vocabulary.
 
     ``values``: (n, V, d) rows of n victims minus an absent token's row, with the sign of a gradient, in units of the
     upload. ``untouched``: (n, V) ``True`` if the row equals an absent token's, up to rounding.
@@ -234,10 +230,10 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 
 @torch.no_grad()
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
-    """Return the words' rows of the tensor ``name`` in updates with one plan and model.
+    """Return the rows of the tensor ``name``, one for each token, in updates with one plan and model.
 
-    Weight decay is subtracted. So is the median row: for a head, whose other rows are nearly equal, and for embeddings
-    whose rows mostly equal the median.
+    Weight decay is subtracted. The median row is subtracted, too: always for an output layer, whose rows are nearly
+    equal, but for embeddings only if most rows equal it.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan
@@ -293,11 +289,9 @@ def found_words(
 ) -> FoundWords:
     """Find the words in the ``rows`` of a single victim.
 
-    Args:
-        odds: (V,) prior probability of each token.
-        most: largest number of tokens in the texts.
-        expected: simulated rows of words; ``None`` if rows are exact.
-        told_noise: standard deviation of the noise on an element, if the defense is known; ``None``: estimated.
+    ``odds``: (V,) prior probability of each token. ``most``: largest number of tokens in the texts. ``expected``:
+    simulated rows of words; ``None`` if rows are exact. ``told_noise``: standard deviation of the noise on an element,
+    if the defense is known; ``None`` to estimate it.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)
@@ -322,10 +316,11 @@ def found_words(
 
 
 def words_of_head(rows: WordRows, most: int) -> FoundWords:
-    """Find words in the ``rows`` of a language model's head, for one victim; see ``found_words``.
+    """Find words in the ``rows`` of a language model's output layer, for one victim.
 
-    The head's gradient sums (p - y) h^T over all places. A word's row is many times as long as others; under noise or
-    for a confident model, none is found. An expected but absent token's row has the others' direction.
+    The gradient sums (p - y) h^T over all positions, with prediction p, label y and hidden state h. A word's row is
+    many times as long as others; under noise or for a confident model, none is found. Rows in the direction of the
+    others belong to tokens that the model expected, and are left out.
     """
     values = rows.values[0]
     lengths = torch.linalg.vector_norm(values, dim=1)
@@ -346,13 +341,13 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
-    """Return ``True`` if a minority of the first victim's rows, at most ``most``, changed, and no noise is known."""
+    """Return ``True`` without known noise, if at most ``most`` of the first victim's rows, a minority, changed."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
-    """Return the likeliest distribution and scale (1,) for all rows (V, d) together."""
+    """Return the distribution of ``expected``, and its scale (1,), with the greatest likelihood of all rows (V, d)."""
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -368,7 +363,10 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
 
 
 def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:
-    """Return log density ratios (V, S) of N(s mean, s^2 spread + variance) to N(0, variance), s in ``scales`` (S,)."""
+    """Return log ratios (V, S) of the rows' densities as words, at each of ``scales`` (S,), to those as pure noise.
+
+    Words are N(s mean, s^2 spread + variance) at the scale s, noise is N(0, variance).
+    """
     spread, mean = (t.double() for t in (model.spread, model.mean))
     wide = scales[:, None] ** 2 * spread + variance
     middle = scales[:, None] * mean
@@ -385,8 +383,8 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
     """Draw rows (m, d) of pure noise like the noise in ``values`` (V, d).
 
-    Each element is drawn from its column in rows other than the possible ``words`` (k,). Then rows are scaled to the
-    median of the squared lengths ``energy`` (V,).
+    Each element is drawn from its column in rows other than the possible ``words`` (k,). All rows are then scaled so
+    that their median squared length is that of the rows in ``values``, ``energy`` (V,).
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False
@@ -400,15 +398,11 @@ def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generat
 
 
 def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most: int) -> Tensor:
-    """Return tokens (k,) whose ``score`` is too large for noise, the surest first; few are false.
+    """Return tokens (k,) whose ``score`` is too large for noise, the surest first.
 
-    The expected number of false ones is bounded by :func:`few_false` (Benjamini and Hochberg 1995, with weights by
-    Genovese et al. 2006).
-
-    Args:
-        score: (V,) evidence plus prior of each token.
-        noise: (m,) evidence of noise rows, without prior.
-        prior: (V,) log odds of each token.
+    :func:`few_false` bounds the expected number of false ones (Benjamini and Hochberg 1995, with weights by Genovese et
+    al. 2006). ``score``: (V,) evidence plus ``prior`` of each token. ``noise``: (m,) evidence of noise rows, without a
+    prior. ``prior``: (V,) log odds of each token.
     """
     order = score.argsort(descending=True)[:most]
     noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)

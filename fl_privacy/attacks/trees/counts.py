@@ -46,18 +46,11 @@ class Leaf:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstTree:
-    """Row and label counts of the first tree.
+    """Row and label counts of the first tree; with ``subsample``, only of the rows drawn for this tree."""
 
-    Attributes:
-        leaves: leaves from left to right, like ``Tree.leaves``.
-        whole: ``True`` if all counts are whole up to rounding; else rows are weighted or sums were changed. With
-            ``subsample``, only rows drawn for this tree are counted.
-        exact: ``True`` if the counts also add up to the client's stated number of rows.
-    """
-
-    leaves: tuple[Leaf, ...]
-    whole: bool
-    exact: bool = False
+    leaves: tuple[Leaf, ...]  # from left to right, like ``Tree.leaves``
+    whole: bool  # all counts are whole up to rounding; else rows are weighted or sums were changed
+    exact: bool = False  # the counts also add up to the client's stated number of rows
 
     @property
     def rows(self) -> int:
@@ -106,9 +99,9 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Return weight w, hessian sum H and gain of inner nodes, and four sums (n, 2) over each one's children.
+    """Return weight w, hessian sum H and gain of inner nodes, and four (n, 2) sums over their children.
 
-    The sums are of (H, 1), times w of inner children, times the value of leaves, and times the squares of both.
+    Each sums (H, 1) over the two children, multiplied by: w of inner children; the value of leaves; w^2; the value^2.
     """
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
@@ -130,7 +123,7 @@ def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndar
 
 
 def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
-    """Return each leaf's feature bounds by the splits on its path; leaves are from left to right."""
+    """Return each leaf's bounds of features, from left to right; ``UserError`` if there are too many splits."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
     held = 0
@@ -211,11 +204,11 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
 
     A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models of
     NVFlare since 2.7.2 lack the sums, so that only thresholds count. Similar sites of equal size are not distinguished.
-    ``rounds``: new trees of each round, from ``read_others``; those of a site are adjacent. ``UserError`` if a round's
-    trees are not equally many for each site.
+    ``rounds``: new trees of each round, from ``read_others``; a site's trees are adjacent. ``UserError`` if a round has
+    not equally many trees for each site.
 
-    Return the rounds of each site, in the order of the first round, each first round with the base score that makes
-    counts whole numbers.
+    Return each site's rounds; sites are in the order of the first round. Each first round gets a base score with which
+    its counts are whole numbers, if one is found.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
@@ -253,7 +246,7 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
 
 
 def with_own_base(first: Exchange) -> Exchange:
-    """Return a site's first round with a base score for which its counts of rows are whole numbers.
+    """Return a site's first round with a base score for which its counts of rows are whole numbers, if one is found.
 
     XGBoost's base score is the share of positives k / n, so that the first tree's hessians add up to k (n - k) / n.
     """

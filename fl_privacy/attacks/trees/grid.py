@@ -34,7 +34,6 @@ class Grid:
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Return the index of each feature's first state (F,) among all states."""
         return np.concatenate([[0], np.cumsum(self.states)[:-1]])
 
 
@@ -54,7 +53,7 @@ def distinct_thresholds(trees: Sequence[Tree], features: int) -> tuple[np.ndarra
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
-    """Return 64-bit words (S, U, W) that mark the leaves of U trees that each of S states can reach."""
+    """Return bits (S, U, W) for the leaves of U trees that a row can reach with each of S states, in W 64-bit words."""
     words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
     masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
     for number, tree in enumerate(trees):
@@ -76,7 +75,7 @@ def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
 
 
 def leaf_of(masks: np.ndarray) -> np.ndarray:
-    """Return the leaf (...,): the index of the only bit set in words (..., W)."""
+    """Return the index (...,) of the only leaf that is marked in ``masks`` (..., W), 64-bit words."""
     place = (masks.astype(np.float64).view(np.int64) >> 52) - 1023  # exponent of a power of two; -1023 of zero
     if masks.shape[-1] == 1:
         return place[..., 0]
@@ -95,7 +94,7 @@ def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """A client's exchange in one round; ``reply`` has only new trees (bagging), or the whole model (cyclic)."""
+    """A client's models in one round: the one sent, if any, and the reply: only new trees (bagging) or all (cyclic)."""
 
     sent: Trees | None
     reply: Trees
@@ -103,30 +102,24 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnTree:
-    """A tree that the client fitted, and what it was fitted to.
-
-    Attributes:
-        before: trees whose outputs are the margins that it was fitted to.
-        base_margin: (K,) initial margins.
-        parallel: number of trees fitted at once, which share the learning rate.
-    """
+    """A tree that the client fitted, and what it was fitted to."""
 
     tree: Tree
-    before: tuple[Tree, ...]
-    base_margin: np.ndarray
-    parallel: int = 1
+    before: tuple[Tree, ...]  # trees whose outputs are the margins that ``tree`` was fitted to
+    base_margin: np.ndarray  # (K,) initial margins
+    parallel: int = 1  # number of trees fitted at once, which share the learning rate
 
 
 def read_exchange(sent: bytes, reply: bytes) -> Exchange:
-    """Parse the models of one round; ``sent`` is empty without a model. ``UserError`` for unknown kinds of models."""
+    """Parse the models of one round; ``sent`` is empty if no model was sent. ``UserError`` if one can't be parsed."""
     return Exchange(sent=read_model(sent) if len(sent) > 1 else None, reply=read_model(reply))
 
 
 def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
-    """Parse the other clients' new trees of a bagging round: those ``after`` it, but not ``before`` or in ``own``.
+    """Parse the trees that other clients added in a bagging round, which ``before`` and ``own`` lack.
 
-    With two clients, this is the other's exchange, except for the first round's base score, which is that of the client
-    that the server counted first. ``UserError`` if one of them is no known kind of model.
+    With two clients, this is the other client's exchange, except for the first round's base score, which is that of the
+    client that the server counted first. ``UserError`` if a model can't be parsed, or no tree is new.
     """
     sent, following = (read_model(model) if len(model) > 1 else None for model in (before, after))
     known = Counter(tree.digest for model in (sent, read_model(own)) if model is not None for tree in model.trees)
@@ -142,7 +135,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Return the trees that the client fitted, each with the trees before it; ``UserError`` if rounds do not match."""
+    """Return the client's fitted trees, each with those before it; ``UserError`` if rounds differ in objective."""
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:
         raise UserError("Rounds of one objective and features are expected, but differ; give one client's.")

@@ -28,24 +28,16 @@ SOFTMAX = ("multi:softprob", "multi:softmax")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tree:
-    """One decision tree, as arrays with an entry for each node.
+    """One decision tree, as arrays with an entry for each node."""
 
-    Attributes:
-        left, right: children; -1 in leaves.
-        feature, threshold: rows whose feature is below the threshold go left.
-        value: contribution of leaves to the margin, with the learning rate.
-        cover: sum of hessians of the rows in the node.
-        weight: -G / (H + lambda) of inner nodes, without the learning rate.
-    """
-
-    left: np.ndarray
-    right: np.ndarray
+    left: np.ndarray  # left child of each node; -1 in leaves
+    right: np.ndarray  # right child; -1 in leaves
     feature: np.ndarray
-    threshold: np.ndarray
+    threshold: np.ndarray  # rows whose ``feature`` is below it go left
     default_left: np.ndarray
-    value: np.ndarray
-    cover: np.ndarray
-    weight: np.ndarray
+    value: np.ndarray  # leaves' contributions to the margin, with the learning rate
+    cover: np.ndarray  # sum of the hessians of the rows in the node
+    weight: np.ndarray  # -G / (H + lambda) of inner nodes, without the learning rate
     gain: np.ndarray
     group: int = 0
     round: int = 0
@@ -80,20 +72,14 @@ class Tree:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
-    """An ensemble of decision trees.
-
-    Attributes:
-        base_score: prediction without trees, a probability for logistic objectives; one value, or one for each class.
-        classes: number of classes, 1 for a single output.
-        parallel: number of trees that a boosting round adds for each class.
-    """
+    """An ensemble of decision trees."""
 
     trees: tuple[Tree, ...]
-    base_score: tuple[float, ...]
+    base_score: tuple[float, ...]  # one, or one for each class; a probability for logistic objectives
     objective: str
     features: int
-    classes: int = 1
-    parallel: int = 1
+    classes: int = 1  # number of classes, 1 for a single output
+    parallel: int = 1  # number of trees that a boosting round adds for each class
     positive_weight: float = 1.0
 
     @property
@@ -244,8 +230,9 @@ _CONSTANTS = {"Z": None, "T": True, "F": False}
 def read_ubjson(data: bytes) -> Any:
     """Parse one UBJSON value.
 
-    ``data``: all bytes. Memory stays near their number, plus some hundred bytes for each of ``MOST_VALUES``.
-    ``UserError`` if the value is damaged, nested too deeply, or of a type that XGBoost does not write.
+    ``data``: all bytes. Memory stays near the size of ``data``, plus some hundred bytes for each of at most
+    ``MOST_VALUES`` values. ``UserError`` if the value is damaged, nested too deeply, or of a type that XGBoost does not
+    write.
     """
     reader = _Reader(data)
     try:

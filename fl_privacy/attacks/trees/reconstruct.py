@@ -38,14 +38,13 @@ STRENGTH = 5.0  # weight of a feature's even prior, in rows
 
 
 class BoxProblem:
-    """The equations of a client's trees, and rows' contributions to them.
+    """The equations of a client's trees, with one output and logistic loss, and rows' contributions to them.
 
     Args:
-        own: the client's trees, of one output and logistic loss.
         first: counts of the first tree, if any, which fix rows' leaves and labels.
-        rows, positives: numbers of rows and positives without ``first``.
+        rows, positives: numbers of rows and positives, used without ``first``.
         known: (R, F) states and (R,) labels of rows of the same population, if any.
-        possible: (S,) states that the schema allows.
+        possible: (S,) ``True`` for states that the schema allows; ``None`` for all.
     """
 
     def __init__(
@@ -86,14 +85,17 @@ class BoxProblem:
             self.known_parts = self.parts(self.known_masks, known[1])
 
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return leaf indices, gradients and hessians (N, T) in the client's trees, for rows' ``masks`` (N, U, W)."""
+        """Return each row's leaf, gradient and hessian, (N, T) each, in the client's T trees.
+
+        ``masks``: (N, U, W) leaves of all U trees; see :func:`leaf_masks`. Leaves are numbered across the T trees.
+        """
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
         p = 1 / (1 + np.exp(-margin))
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw initial states (N, F), labels (N,) and known rows' indices (N,), else -1, that fit the first tree."""
+        """Draw states (N, F) and labels (N,) that fit the first tree; return also the known rows used (N,), or -1."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -145,7 +147,7 @@ class Chain:
     Attributes:
         states: (N, F) intervals of the grid.
         labels: (N,) 0 or 1.
-        home: (N,) index of the known row from which each comes, -1 for none.
+        home: (N,) index of the known row from which each row was taken, -1 for none.
         start_misfit: ``misfit`` of the initial rows.
     """
 
@@ -224,7 +226,7 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Return by how much each of C candidate rows raises the squared residual (C,), over 2 ``width``^2.
+        """Return by how much each of C candidate rows raises the squared residuals (C,), divided by 2 ``width``^2.
 
         ``slot``, ``gradient``, ``hessian``: (C, T) each candidate's leaf index, gradient and hessian in T trees.
         """
@@ -366,7 +368,10 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of all thresholds, with a missing state if a tree sends missing values left."""
+    """Return the grid of all thresholds, with a missing state for features whose missing values a tree sends left.
+
+    ``UserError`` if the grid is too large.
+    """
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
@@ -433,7 +438,7 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
-    """Return the share (N, F) of chains whose matched row has the first chain's interval in each cell."""
+    """Return the share (N, F) of chains that agree with the first one on a cell's interval, after rows are matched."""
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
     best = chains[0]

@@ -52,35 +52,23 @@ while the app trains."""
 
 @dataclass(frozen=True, kw_only=True)
 class AppAuditRequest:
-    """Settings of an app's audit.
+    """Settings of an app's audit."""
 
-    Attributes:
-        nodes: number of clients; ``None`` takes the app's own, or ten.
-        run_config: overrides, as in ``flwr run --run-config``.
-        node_config: config of every node; ``{partition}`` becomes its own.
-        mirror: folder of data sets by hub name; ``None`` lets the app load anything.
-        stand_in: ``True`` makes up random examples if the app's data are missing.
-        seconds: time after which no further attack begins.
-        defense: name and settings of a defense for a second run, see ``defense_called``.
-        seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
-        sandboxed: ``True`` if this process is isolated.
-    """
-
-    nodes: int | None = None
-    rounds: int | None = 1
-    run_config: tuple[str, ...] = ()
-    node_config: tuple[str, ...] = ()
-    mirror: Path | None = None
-    stand_in: bool = False
-    defense: tuple[str, ...] = ()
+    nodes: int | None = None  # number of clients; ``None`` takes the app's own, or ten
+    rounds: int | None = 1  # largest number of rounds; ``None`` takes the app's own
+    run_config: tuple[str, ...] = ()  # overrides, as in ``flwr run --run-config``
+    node_config: tuple[str, ...] = ()  # config of every node; ``{partition}`` becomes the node's number
+    mirror: Path | None = None  # folder of data sets by hub name; ``None`` lets the app load anything
+    stand_in: bool = False  # ``True`` makes up random examples if the app's data are missing
+    defense: tuple[str, ...] = ()  # name and settings of a defense for a second run, see ``defense_called``
     out: Path = Path("audit")
     clients: int = 4
     victims: int = 8
     budget: str = "quick"
-    seconds: float = 600.0
-    seed: int | None = 0
+    seconds: float = 600.0  # time after which no further attack begins
+    seed: int | None = 0  # seed of attacks and of the app's random streams; ``None`` leaves the app's streams alone
     device: str = "cpu"
-    sandboxed: bool = False
+    sandboxed: bool = False  # ``True`` if this process is isolated
 
 
 def audit_app(
@@ -108,7 +96,7 @@ def audit_app(
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run an app and, if no client trains, others of its scripts; return the audit, and the app that was run."""
+    """Run an app and, if no client trains, other scripts of its folder; return the audit and the app that was run."""
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
     said, vain = list[str](), list[str]()
     for number in range(MOST_TRIED):
@@ -151,9 +139,10 @@ def _forget(folder: Path) -> None:
 
 
 def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[bytes]], None]) -> None:
-    """Audit the app in folder or bundle ``app`` within a sandbox; send name, progress and records using ``say``.
+    """Audit the app in folder or bundle ``app`` within a sandbox, and send all results using ``say``.
 
-    ``asked`` has the fields of ``AppAuditRequest`` as plain values, with an ``out`` inside the sandbox.
+    ``asked`` has the fields of ``AppAuditRequest`` as plain values, with an ``out`` inside the sandbox. ``say`` gets
+    messages of two parts, kind (``Said``) and content: the app's name, progress, records, and the end or failure.
     """
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     last = b""
@@ -266,7 +255,7 @@ class AppAudit(AuditSession):
     def note(self, there: Around, rounds: int) -> None:
         """Add notes on how this run differs from the app's usual one.
 
-        ``there``: changes around the app. ``rounds``: number of rounds trained, noted if above ``--rounds``.
+        ``there``: changes to the app's environment. ``rounds``: number of rounds trained, noted if above ``--rounds``.
         """
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
@@ -337,7 +326,7 @@ class AppAudit(AuditSession):
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
-        """Return the error ``why`` with the made-up data or package versions that may be its cause."""
+        """Return the error ``why``, followed by made-up data or package versions that may be its cause."""
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
         others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()
@@ -418,13 +407,13 @@ class AppAudit(AuditSession):
 
 
 def remedies(problems: Iterable[str]) -> list[str]:
-    """Return a sentence with the remedy for each kind of ``problems`` that the sandbox may cause."""
+    """Return a sentence for each kind of ``problems`` that the sandbox may cause, with the remedy."""
     text = "\n".join(problems)
     return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){'|'.join(words)}", text)]
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:
-    """Return ``problems``, each followed by its remedies that no earlier problem has."""
+    """Return ``problems``, each followed by the remedies that apply to it and were not given before."""
     found, said = list[str](), set[str]()
     for problem in problems:
         new = [sentence for sentence in remedies([problem]) if sentence not in said]

@@ -38,28 +38,18 @@ Config = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """A Flower app as its ``pyproject.toml`` describes it.
-
-    Attributes:
-        server, client: references such as ``package.app:app``.
-        python: value of ``requires-python``.
-        nodes: number of nodes of the first simulation, if any.
-        scripts: files to run of a project without the app format, instead of ``server`` and ``client``.
-        tried: scripts that were run in vain; ``None`` if the user named some, so that no others are run.
-        misnamed: sentence on modules that ``pyproject.toml`` names wrongly; those that are there are run.
-    """
+    """A Flower app as its ``pyproject.toml`` describes it."""
 
     folder: Path
     name: str
-    server: str
-    client: str
+    server: str  # reference such as ``package.app:app``
+    client: str  # reference, too
     config: Mapping[str, bool | int | float | str]
     dependencies: tuple[str, ...] = ()
-    python: str = ""
-    nodes: int | None = None
-    scripts: Scripts | None = None
-    tried: tuple[Scripts, ...] | None = ()
-    misnamed: str = ""
+    python: str = ""  # value of ``requires-python``
+    nodes: int | None = None  # number of nodes of the first simulation, if any
+    scripts: Scripts | None = None  # files to run instead, if the project has no app format
+    tried: tuple[Scripts, ...] | None = ()  # scripts run in vain; ``None`` if the user chose scripts
 
     def another(self) -> "App | None":
         """Return the app with other scripts of its folder; ``None`` if no others start Flower."""
@@ -77,7 +67,7 @@ class App:
     def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start.
 
-        ``stops``: function that returns why the app can't start, if a module is missing. ``UserError`` if the code
+        ``stops(app)`` returns why the app can't start, and is called if a module is missing. ``UserError`` if the code
         can't be imported, or is no app.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
@@ -201,7 +191,10 @@ def modules_in(folder: Path) -> list[str]:
 
 
 def _renamed(folder: Path, package: str, code: str) -> str:
-    """Return a phrase on the folder that seems to be the missing ``package`` under another name, or ""."""
+    """Return a phrase on a folder that seems to be the missing ``package`` under another name; empty if there is none.
+
+    It is a folder with all modules that ``code`` imports from ``package``, at least two.
+    """
     inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(package)}\.(\w+)", code)}
     places = [holders(folder, each, folder) for each in inner]
     found = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # another package may have one, too
@@ -323,7 +316,7 @@ def is_importable(name: str) -> bool:
 
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a project's requirements in pyproject.toml, parsed here unless given, or in requirements.txt."""
+    """Return a project's requirements in ``told`` (pyproject.toml, parsed here if empty), or in requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         told = told or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(told, "project").get("dependencies"), list):

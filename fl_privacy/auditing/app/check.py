@@ -46,7 +46,7 @@ _VISION = re.compile(r"(^|\.)(datasets)\.([A-Z]\w+)$")
 
 @dataclass(frozen=True, kw_only=True)
 class DataAsked:
-    """A call that names a data set or file; ``there``: ``True`` if the app has the file, ``None`` if unknown."""
+    """A call that loads a data set or file; ``there``: ``True`` if the app has the file, ``None`` if unknown."""
 
     what: str
     where: str
@@ -55,40 +55,29 @@ class DataAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The needs of an app, and those that are not met here.
-
-    Attributes:
-        missing: imported name -> requirement, for packages that are imported at the start but not installed.
-        later: the same for packages that are not installed, but not needed at the start.
-        versions: requirements that installed packages do not meet, in words.
-        python: version that the app requires, if this Python does not meet it.
-        modules: modules that its ``pyproject.toml`` names and the folder does not have.
-        above: modules that it lacks -> the folder around its own that holds them.
-        lent: names of Flower that have moved since, as ``module.name``.
-        nodes, rounds: numbers that the app names; 0 if none.
-    """
+    """The needs of an app, and those that are not met here."""
 
     app: str
     runs: str
-    missing: dict[str, str] = field(default_factory=dict)
-    later: dict[str, str] = field(default_factory=dict)
-    versions: list[str] = field(default_factory=list)
-    python: str = ""
-    modules: list[str] = field(default_factory=list)
-    above: dict[str, str] = field(default_factory=dict)
-    lent: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)  # imported name -> requirement, needed at the start
+    later: dict[str, str] = field(default_factory=dict)  # the same, not needed at the start; none of both is installed
+    versions: list[str] = field(default_factory=list)  # sentences on requirements that installed packages do not meet
+    python: str = ""  # version that the app requires, if this Python does not meet it
+    modules: list[str] = field(default_factory=list)  # modules named in pyproject.toml that the folder lacks
+    above: dict[str, str] = field(default_factory=dict)  # imported module -> the outer folder that has it
+    lent: list[str] = field(default_factory=list)  # earlier names of Flower that the app uses, as ``module.name``
     data: list[DataAsked] = field(default_factory=list)
     network: list[str] = field(default_factory=list)
-    nodes: int = 0
-    rounds: int = 0
+    nodes: int = 0  # number that the app names, or 0
+    rounds: int = 0  # number that the app names, or 0
 
     def stops_with(self, *, stand_in: bool) -> str:
-        """Return ``stops``; with ``stand_in``, missing packages do not stop the app before they are called."""
+        """Return why an audit can't start, in a sentence; with ``stand_in``, missing packages are no reason."""
         return self.stops if self.modules or not stand_in else ""
 
     @property
     def stops(self) -> str:
-        """Return why an audit can't start, and the remedy, in a sentence; "" if nothing stops it."""
+        """Return why an audit can't start, and the remedy, in a sentence; empty if nothing stops it."""
         if self.modules:
             return (
                 f"The app {self.app} is expected to have the module{'s' * (len(self.modules) > 1)}"
@@ -144,7 +133,7 @@ def install(requirements: Iterable[str]) -> str:
 
 
 def stops_of(app: App) -> str:
-    """Return why an app can't start, in a sentence; empty if nothing is known."""
+    """Return why an app can't start, in a sentence; empty if nothing is known to stop it."""
     return check_app(app).stops
 
 
@@ -192,7 +181,7 @@ def check_app(app: App) -> Check:
 
 
 def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
-    """Return the files of ``app`` that are loaded first, and the modules that it names but lacks."""
+    """Return the first loaded files of ``app``, and modules that pyproject.toml names but that do not exist."""
     if app.scripts is not None:
         return [app.scripts.server, *app.scripts.clients], []
     found, absent = [], []
@@ -209,7 +198,7 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
 
 
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
-    """Return the top-level names of modules imported at the start, and later."""
+    """Return the top-level names of modules imported at the start, and of those in functions, ``if`` or ``try``."""
     needed, optional = set[str](), set[str]()
 
     def visit(body: Iterable[ast.stmt], into: set[str]) -> None:

@@ -92,7 +92,7 @@ class Defaults:
         return [one for one in dict.fromkeys(said) if "__name__" not in one]
 
     def _conditions(self, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-        """Yield each condition around ``node``, without its ``not``, and the truth with which ``node`` runs."""
+        """Yield each condition around ``node``, without leading ``not``, and the value for which ``node`` runs."""
         for test, wanted in self._tests(node):
             while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
                 test, wanted = test.operand, not wanted  # noqa: PLW2901
@@ -114,7 +114,7 @@ class Defaults:
             node = parent
 
     def _units_around(self, node: ast.AST) -> Iterator[str]:
-        """Yield names of functions and classes around ``node``, without methods and decorated ones."""
+        """Yield the names of undecorated functions and classes around ``node``, except methods."""
         while (parent := self.parents.get(node)) is not None:
             method = isinstance(parent, Function) and isinstance(self.parents.get(parent), ast.ClassDef)
             if isinstance(parent, Function | ast.ClassDef) and not parent.decorator_list and not method:
@@ -122,7 +122,7 @@ class Defaults:
             node = parent
 
     def value(self, node: ast.AST | None, within: frozenset[str] = frozenset()) -> Any:
-        """Return the default value of an expression, or ``UNKNOWN``; ``within``: names that are looked up already."""
+        """Return the default value of an expression, or ``UNKNOWN``; ``within``: names whose value is being sought."""
         found: Any = UNKNOWN
 
         def known(each: ast.AST | None) -> Any:
@@ -182,7 +182,7 @@ def _last(node: ast.AST | None) -> str:
 
 
 def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
-    """Yield (name, value) of assignments and defaults at ``node``; the value is ``None`` if it varies, as in a loop."""
+    """Yield (name, value) of assignments and defaults at ``node``; ``None`` for values that vary, as in a loop."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             if isinstance(target, ast.Tuple | ast.List):

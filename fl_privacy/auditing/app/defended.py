@@ -24,7 +24,7 @@ from fl_privacy.runs.config import compose_run, options
 
 
 def defense_called(given: Sequence[str]) -> Defense:
-    """Build the defense of ``--with-defense``: its name, then settings such as ``defense.scale=0.1``.
+    """Build the defense of ``--with-defense`` from its name and settings such as ``defense.scale=0.1``.
 
     ``UserError`` if it is unknown, or does not act on uploads alone.
     """
@@ -53,9 +53,9 @@ def defense_called(given: Sequence[str]) -> Defense:
 
 @dataclass(eq=False)
 class ReplyDefense:
-    """Applies the upload hooks of ``defense`` to the trained parameters in a reply; other arrays leave unchanged.
+    """Applies the upload hooks of ``defense`` to the trained parameters in a reply; other arrays are not changed.
 
-    The random draws of each answer are derived from ``seed``.
+    Random draws are derived from ``seed``, the client, and the number of the client's reply.
     """
 
     defense: Defense
@@ -63,7 +63,10 @@ class ReplyDefense:
     _answers: Counter[int] = field(default_factory=Counter, init=False)
 
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
-        """Defend the parameters ``found`` in ``reply``, in place; ``UserError`` if it has none, or only their codes."""
+        """Defend the trained parameters in ``reply``, in place, as ``found`` matched them to arrays.
+
+        ``UserError`` if one is not a floating-point array, an array is encoded, or there are none.
+        """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()
         for record, held in reply.content.array_records.items():

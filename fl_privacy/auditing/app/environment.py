@@ -51,32 +51,22 @@ OTHERS = ("__pycache__", "node_modules", "venv")
 
 @dataclass(frozen=True)
 class Around:
-    """Changes to an app's environment, and parts that were left out.
+    """Changes to an app's environment, and parts that were left out."""
 
-    Attributes:
-        data: names of data sets that the app loaded from the mirror.
-        missing: sentence on files that were not copied, if any.
-        audits: an entry for each of its own audits that was left out.
-        lent: earlier names and options that it uses, and that were provided.
-        silent: packages that report elsewhere, and that were left out.
-        devices: devices that it names and this machine lacks.
-        keras: ``True`` if its Keras runs on PyTorch.
-    """
-
-    data: set[str]
-    missing: str
-    audits: list[bool]
-    lent: list[str]
-    silent: list[str]
-    devices: list[str]
-    keras: bool
+    data: set[str]  # names of data sets that the app loaded from the mirror
+    missing: str  # sentence on files that were not copied, or ""
+    audits: list[bool]  # an entry for each of the app's own calls of ``audit``, which are skipped
+    lent: list[str]  # earlier names and options that the app used, and that were provided
+    silent: list[str]  # packages that report to other services, and were replaced by placeholders
+    devices: list[str]  # devices that the app names and this machine lacks
+    keras: bool  # ``True`` if the app's Keras runs on PyTorch
 
 
 @contextmanager
 def around(
     app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
-    """Let an app work in the folder ``files/inner``, with data sets from ``mirror``.
+    """Let an app work in the folder ``files/inner``, with data sets from ``mirror``, and its own files in ``files``.
 
     Packages that are ``absent`` fail only when they are called. ``UserError`` if ``mirror`` is no folder.
     """
@@ -111,8 +101,8 @@ def around(
 def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
-    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error. Mapping
-    uses no extra processes, since forks of this one may hang on its threads.
+    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error. ``map``
+    uses no extra processes, since forks of this process may hang on its threads.
     """
     asked: set[str] = set()
     if importlib.util.find_spec("datasets") is None:
@@ -149,7 +139,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
 
 
 def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
-    """Return a mirror's folder of the data set with hub name ``path`` and configuration ``name``, or ``None``."""
+    """Return the folder in a mirror for the data set ``path`` on the hub, in configuration ``name``, or ``None``."""
     names = [path.replace("/", "__"), path, path.rpartition("/")[2]]
     names = [*(f"{each}-{name}" for each in names if isinstance(name, str)), *names]
     spellings = (folder / each for one in names for each in (one, one.lower(), one.replace("-", "_").lower()))
@@ -194,7 +184,7 @@ def copied_files(app: Path, into: Path) -> str:
 def rounds_held(rounds: int | None) -> Iterator[dict[str, Any]]:
     """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says.
 
-    Yield a mapping that gets the arguments of the last start; ``self`` is the strategy or server.
+    Yield a mapping that is filled with the arguments of the last start; key ``self`` is the strategy or server.
     """
     taken: dict[str, Any] = {}
 
@@ -246,7 +236,7 @@ def configure(context: Context, partition: int, config: Mapping[str, Any], node_
 
 
 def last_line_of(reply: Message, unknown: str = "an error") -> str:
-    """Return the last line of the reason of an error reply; ``unknown`` without any."""
+    """Return the last line of the reason in an error reply, or ``unknown`` if it has none."""
     return ((reply.error.reason or "").strip().splitlines() or [unknown])[-1]
 
 
@@ -267,8 +257,8 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    A table whose file was written after ``since`` (seconds since 1970) is ignored as a log of the app, unless it has
-    more rows than the number of messages ``answered`` so far.
+    A table is ignored as a log that the app wrote if its file is newer than ``since`` (seconds since 1970) and it has
+    at most as many rows as messages were ``answered`` so far.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

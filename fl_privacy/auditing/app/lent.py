@@ -79,7 +79,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _module(stack: ExitStack, place: str) -> Any:
-    """Return the module or class at ``place``; if it is missing, make an empty module there until ``stack`` closes."""
+    """Return the module or class at ``place``; else make an empty module that exists until ``stack`` closes."""
     if not isinstance(found := attempt(partial(resolve_name, place)), Failure):
         return found
     made = sys.modules[place] = ModuleType(place)
@@ -93,7 +93,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``find(name)`` provide names that ``module`` lacks, or ``None``, until ``stack`` closes."""
+    """Until ``stack`` closes, look up names that ``module`` lacks by ``find``; it returns ``None`` if it has none."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -109,9 +109,9 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record, in which objects that no record can hold become JSON.
+    """Make a config record; values that no record can hold are converted to JSON.
 
-    The objects are kept in ``objects`` by the start of their JSON, and noted in ``asked``.
+    ``objects`` collects these values by the start of their JSON, and ``asked`` a sentence on each.
     """
     told = dict(values)
     for key, value in told.items():
@@ -171,7 +171,7 @@ def _present(place: str, asked: list[str], name: str) -> Any:
 
 
 def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-    """Make a PyTorch loader without worker processes: a sandbox may start none, and hooks do not reach them."""
+    """Construct a PyTorch loader without worker processes: sandboxes may start none, and hooks do not reach them."""
     given = inspect.signature(original).bind(loader, *args, **kwargs)
     for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
         given.arguments.pop(name, None)
@@ -259,7 +259,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module or class, name in it, entry) for each dotted entry of ``names`` that ``code`` mentions."""
+    """Yield (module or class, name in it, entry) for each dotted entry of ``names`` whose last part is in ``code``."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
@@ -270,7 +270,7 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[str]) -> None:
-    """Provide the missing ``name`` of a module or class ``home`` as an alias of ``stands``; note uses in ``asked``."""
+    """Provide the missing ``home.name``, of a module or class, as the object at ``stands``; note uses in ``asked``."""
     found = attempt(partial(resolve_name, stands))
     if isinstance(found, Failure):  # of a package that can't be imported, such as Keras without a backend
         return
@@ -322,10 +322,10 @@ def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
 def _with_present_arguments(
     name: str, options: Mapping[str, Any], asked: list[str], original: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call ``original``, the function ``name``, with earlier options converted to present ones.
+    """Call ``original``, the function ``name``, with earlier options converted to present ones; note them in ``asked``.
 
-    ``options``: earlier option -> its present name, or "" to leave it out; a mapping from earlier to present values; or
-    a list of one reference, whose object is the default value.
+    ``options`` maps an earlier option to its present name, or "" to leave it out; to a mapping from earlier to present
+    values; or to a list with one reference, whose object becomes the default value.
     """
     parameters = [*inspect.signature(original).parameters]
     own = int(parameters[:1] == ["self"])
@@ -361,7 +361,7 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
     """Return a method like Keras 2's ``<name>_generator`` that calls Keras 3's ``name``.
 
-    ``places``: names of its positional arguments after the generator.
+    ``places``: names of the positional arguments after the generator.
     """
 
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -417,7 +417,7 @@ class _Silent(ModuleType):
 
 
 class _NeverMade(type):
-    """Metaclass of placeholders for names of an absent package, which can be named and subclassed, but not called."""
+    """Metaclass of placeholders for an absent package's names: they can be subclassed, but fail if called."""
 
     def __getattr__(cls, name: str) -> "_NeverMade":
         if name in {"__code__", "__defaults__", "__globals__"}:  # which functions have
@@ -453,7 +453,7 @@ def _is_codeless(spec: ModuleSpec | None) -> bool:
 
 
 def caller(passed: str) -> FrameType | None:
-    """Return the nearest calling frame outside of this package and of files that match ``passed``, or ``None``."""
+    """Return the nearest calling frame outside of this package and files matching ``passed``, or ``None``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and re.search(f"{_OURS}|{passed}", frame.f_code.co_filename):
         frame = frame.f_back
@@ -467,10 +467,10 @@ def is_installed(frame: FrameType | None) -> bool:
 
 @contextmanager
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
-    """Let apps import placeholders of trackers that are not installed; yield the list of those that are imported.
+    """Let apps import placeholders of trackers that are not installed; yield a list of the imported ones.
 
-    Names of ``missing`` packages raise ``ModuleNotFoundError`` only when they are called. Libraries still see that a
-    tracker is not installed.
+    Other ``missing`` packages can be imported, too, but their names raise ``ModuleNotFoundError`` when they are called.
+    Libraries still see that a tracker is not installed.
     """
     names = (*EARLIER["trackers"], *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]

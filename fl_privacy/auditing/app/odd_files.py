@@ -25,7 +25,7 @@ _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.
 
 
 class Pickle(BytesIO):
-    """Open file in place of a missing pickle, until it is loaded."""
+    """Open file in place of a missing pickle, which is made up when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield functions that load files, to be replaced: module, name and replacement."""
+    """Yield (module, function name, replacement) for functions that load files."""
     for module in ("pickle", "joblib"):
         if drawing.uses(module):
             yield module, "load", partial(_loaded, drawing)
@@ -109,7 +109,7 @@ def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: An
 
 
 def unpickled(drawing: Drawing, path: Path) -> Any:
-    """Return a placeholder for a pickled object by the file's name: an encoder, a scaler, weights, or arrays."""
+    """Return a placeholder for a pickled object, by the file's name: an encoder, a scaler, weights, or arrays."""
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
         return FittedStandIn(max(drawing.classes, 2))

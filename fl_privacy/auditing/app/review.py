@@ -57,32 +57,23 @@ class CodeNote:
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """Findings in the code of an unedited app.
-
-    Attributes:
-        answers: answered messages, as the Message API names them, and methods of older clients.
-        off: protections that the code has, but that do not run by default.
-        settings: run config settings on privacy.
-        pins: dependencies -> ``True`` if pinned to a version.
-        network: modules other than Flower that use the network.
-        runs: places that execute code or commands from text.
-    """
+    """Findings in the code of an unedited app."""
 
     app: str
     server: str
     client: str
-    answers: list[CodeNote] = field(default_factory=list)
+    answers: list[CodeNote] = field(default_factory=list)  # kinds of messages, and methods of older clients
     strategies: list[CodeNote] = field(default_factory=list)
     claims: list[CodeNote] = field(default_factory=list)
     protections: list[CodeNote] = field(default_factory=list)
-    off: list[CodeNote] = field(default_factory=list)
+    off: list[CodeNote] = field(default_factory=list)  # protections in the code that do not run by default
     mods: list[CodeNote] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)
-    pins: dict[str, bool] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)  # run config settings on privacy
+    pins: dict[str, bool] = field(default_factory=dict)  # dependency -> ``True`` if pinned to a version
     pickles: list[CodeNote] = field(default_factory=list)
-    network: list[CodeNote] = field(default_factory=list)
-    runs: list[CodeNote] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
+    network: list[CodeNote] = field(default_factory=list)  # modules other than Flower that use the network
+    runs: list[CodeNote] = field(default_factory=list)  # places that execute code or commands from text
+    unread: list[str] = field(default_factory=list)  # files that could not be parsed
 
     def as_plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -143,7 +134,6 @@ def review_app(path: str | Path) -> Review:
 
 
 def _classes_of_clients(trees: Mapping[str, ast.Module]) -> set[str]:
-    """Return the names of the project's classes that are derived, also indirectly, from Flower's clients."""
     classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
     found, known = set[str](), {"NumPyClient", "Client"}
@@ -259,7 +249,7 @@ def _local_claim(node: ast.Call) -> str:
 
 
 def _central_claims(app: App, found: Review) -> Iterator[CodeNote]:
-    """Yield the epsilon that the run config's noise multiplier gives under Flower's strategies."""
+    """Yield the epsilon that a client spends under Flower's strategies with the run config's noise multiplier."""
     if not any(note.what.startswith(_CENTRAL) for note in found.protections):
         return
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 1)

@@ -95,7 +95,7 @@ class Scripts:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A parsed file of a project, and the files of the project that it imports."""
+    """A parsed file of a project, and the other files of the project that it imports."""
 
     path: Path
     tree: ast.Module
@@ -103,7 +103,7 @@ class SourceFile:
 
     @cached_property
     def flower(self) -> set[str]:
-        """Return the names by which the file knows Flower, its modules and its starting functions."""
+        """Return the names that the file imports from Flower, or binds to it."""
         found = set[str]()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -152,9 +152,9 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Given scripts are relative to the folder, and no others are searched for. Scripts in ``but`` are left out. With
-    ``alone``, clients need no server. ``None`` if no script starts Flower. ``UserError`` if a given script does not
-    exist, or nothing in the folder starts a client when it is run.
+    Given scripts are relative to the folder, and no others are searched for. Scripts in ``but`` are left out.
+    ``alone=True`` also accepts clients without a server. ``None`` if no script starts Flower. ``UserError`` if a given
+    script does not exist, or nothing in the folder starts a client when it is run.
     """
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():
@@ -198,7 +198,7 @@ def find_scripts(
 
 
 def cells_of(path: Path) -> list[str]:
-    """Return the Python code of a script, or of each of a notebook's code cells without IPython's own lines.
+    """Return the Python code of a script, or of each of a notebook's code cells without IPython's commands.
 
     ``UserError`` if it can't be read.
     """
@@ -220,7 +220,8 @@ _MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w
 def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFile]:
     """Parse a project's Python files and notebooks, without hidden ones, tests and files that can't be parsed.
 
-    ``unread`` collects the names of files that can't be parsed; tests are then parsed, too.
+    If ``unread`` is given, it collects the names of files that can't be parsed or are too large, and tests are parsed,
+    too.
     """
     found, together, gone = dict[Path, SourceFile](), 0, [] if unread is None else unread
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))
@@ -326,7 +327,7 @@ def _unnumbered(path: Path, folder: Path) -> str:
 
 
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
-    """Yield a command line with values for the options that the scripts' parsers require."""
+    """Yield the words of a command line that sets the options for which the scripts' parsers have no usable default."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -360,7 +361,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:
-    """Return the usual value of an option or question ``name``, or ``None``; ``of_client``: or of a client's number."""
+    """Return the usual value of an option ``name``, or ``None``; with ``of_client``, also for a client's number."""
     if of_client and name and _OF_CLIENT.match(name):
         return "{partition}"
     if _COUNT.match(name):
@@ -369,7 +370,7 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
 
 
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return a function from a round to usual values of the settings that clients read by name."""
+    """Return a function from a round's number to usual values of the settings that clients read from their config."""
     names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
     usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
     rounds = {name for name in names if re.search(r"round|rnd", name)}
@@ -377,7 +378,7 @@ def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
-    """Yield values for ``sys.argv[1]`` and so on, by the names that they are assigned to."""
+    """Yield values for ``sys.argv[1]`` and so on, guessed from the names to which a script assigns them."""
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     lists = {dotted(each) for node in assigned if dotted(node.value).endswith("argv") for each in node.targets}
     names: dict[int, str] = {}
@@ -399,7 +400,7 @@ def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
 
 
 def _options(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
-    """Yield the long name of each option of a parser, "" if it takes no value, and the call that adds it."""
+    """Yield each option of a parser by its long name ("" for flags without a value), with the call that adds it."""
     for node in [*ast.walk(tree), *_of_fire(tree)]:
         if isinstance(node, ast.Call) and _ADDS.search(dotted(node.func)):
             flags = [text for each in node.args if isinstance(text := constant(each), str)]
@@ -411,7 +412,7 @@ _ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
 def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an option for each argument without default of the functions that Python Fire runs."""
+    """Yield an ``add_argument`` call for each argument without default of the functions that Python Fire runs."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
     run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):
@@ -457,5 +458,5 @@ def constant(node: ast.AST | None) -> object:
 
 
 def named(path: Path, folder: Path) -> str:
-    """Return a path relative to ``folder``, or the whole path outside of it."""
+    """Return ``path`` relative to ``folder`` or, if it is outside, as it is."""
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

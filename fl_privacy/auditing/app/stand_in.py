@@ -36,7 +36,7 @@ WORDS: Sequence[str] = _DATA_SETS["words"].split()
 
 
 class NoWeights(dict[str, Any]):
-    """Placeholder of missing weights: a network that would load them, or a part of them, stays as it is."""
+    """Placeholder of missing weights; networks that would load it, or a part of it, keep their values."""
 
     def __missing__(self, key: str) -> "NoWeights":
         return self
@@ -128,7 +128,7 @@ def numbers(number: int, columns: int, classes: int, rng: np.random.Generator) -
 
 
 def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
-    """Draw texts of 8 to 24 common words, with words of their own for each class."""
+    """Draw texts of 8 to 24 common words; each class prefers other words."""
     weights = 1 / np.arange(1, len(WORDS) + 1)
     found = []
     for label in labels(number, classes):
@@ -138,7 +138,7 @@ def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
 
 
 def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Sequence[object] | np.ndarray:
-    """Draw a table's column (N,) of the kind that its name suggests: labels, texts, days, or numbers."""
+    """Draw a table's column (N,) of the kind that ``name`` suggests: labels, texts, days, or positive numbers."""
     if LABEL.search(name):
         return labels(number, classes)
     if TEXT.search(name):
@@ -152,8 +152,8 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
 class Drawing:
     """Makes up random data for an app, by the columns and classes in its code.
 
-    ``folder``: place of the files that are written. ``asked``: requested data -> made-up data in their place, in words.
-    ``shares``: largest number of clients that the app divides a data set among.
+    ``folder``: place of the files that are written. ``asked``: requested name -> phrase on the data made up for it.
+    ``shares``: largest number of clients among which the app divides a data set.
     """
 
     def __init__(
@@ -311,8 +311,8 @@ class Drawing:
     def hub(self, path: str, name: object, split: object) -> Any:
         """Make up data in place of the Hugging Face data set, or saved folder, ``path``.
 
-        The columns are those of the known data set of that name, or else those that the app's code names. ``name``:
-        configuration. ``split``: part or parts to return; ``None`` returns a dictionary of all.
+        The columns are those of the known data set of that name, or else those that the app's code names. ``name``: the
+        data set's configuration. ``split``: name or list of names of parts; ``None`` returns a dictionary of all.
         """
         hf = importlib.import_module("datasets")
         known = f"{path} {name if isinstance(name, str) else ''}".lower().strip()
@@ -418,7 +418,7 @@ class Drawing:
         return Table(drawn).iloc[order].reset_index(drop=True)
 
     def array(self, name: str, path: object) -> np.ndarray:
-        """Make up an array by its name: labels, or inputs such as pictures, windows or rows."""
+        """Make up labels or inputs, such as pictures or rows, by an array's ``name``; ``path`` seeds the draws."""
         number, classes = TEST if re.search("test|val", name) else TRAIN, self.classes or 10
         rng = self.rng(f"{path} {name}")
         if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
@@ -475,7 +475,11 @@ class Drawing:
         return made
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
-        """Write pictures to the missing folder ``made``, in a folder for each class unless it is named as a class."""
+        """Write pictures to the folder ``made``, unless it exists.
+
+        Each class gets its own folder if ``by_class``, or if the name of ``made`` suggests a data set. ``asked``: path
+        that the app requested.
+        """
         names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
         classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
         by_class = by_class or bool(OF_DATA.search(made.name))

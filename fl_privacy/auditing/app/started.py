@@ -66,7 +66,7 @@ _STARTS = {
 
 @dataclass(frozen=True)
 class Started:
-    """Apps that scripts would have started, the number of clients that they name, if any, and failed cells."""
+    """Server and client app that scripts would have started, with the number of clients, if known, and what failed."""
 
     server: ServerApp
     client: ClientApp
@@ -75,7 +75,7 @@ class Started:
 
 
 class _AtStart(BaseException):
-    """Ends a script where it would start Flower; no ``except Exception`` of its own stops that."""
+    """Ends a script where it would start Flower; the script's own ``except Exception`` does not catch it."""
 
 
 _Calls = defaultdict[str, list[dict[str, Any]]]
@@ -83,10 +83,10 @@ _Calls = defaultdict[str, list[dict[str, Any]]]
 
 
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
-    """Run the server's script up to its start, and return apps that Flower runs.
+    """Run the server's script until it would start Flower, and return apps that Flower can run.
 
-    Scripts of clients run when their client is first asked, in modules of their own. ``UserError`` if a script raises
-    an error, or ends without a start.
+    A client's script runs when that client is first asked, in modules of its own. ``UserError`` if a script raises an
+    error, or ends without a start.
     """
     runner, settings = _Runner(folder), usual_settings(code_of(folder))
     plain = LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
@@ -151,7 +151,7 @@ def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kw
 
 
 def _name_rounds(strategy: Any) -> None:
-    """Let a strategy that calls a round ``rnd``, as before Flower 1.0, take it as ``server_round``."""
+    """Wrap a strategy's methods that name the round ``rnd``, as before Flower 1.0, to accept ``server_round``."""
     for name in ("configure_fit", "aggregate_fit", "configure_evaluate", "aggregate_evaluate"):
         method = getattr(strategy, name, None)
         if method is not None and "rnd" in inspect.signature(method).parameters:
@@ -163,7 +163,7 @@ def _name_rounds(strategy: Any) -> None:
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
-    """Return a function from a context to a client; ``made`` takes the context or, if old, a number as text."""
+    """Return a function from a context to a client; ``made`` takes a context or, if old, the partition as text."""
     parameters = inspect.signature(made).parameters.values()
     takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
     return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
@@ -177,7 +177,7 @@ def _as_client(found: Any) -> LegacyClient:
 
 
 class _Clients:
-    """Clients by partition, each made by its script when it is first asked."""
+    """Clients by partition; each is made when it is first asked, by running its script if it has one."""
 
     def __init__(self, scripts: Scripts, runner: "_Runner", given: Sequence[dict[str, Any]], nodes: int) -> None:
         self._scripts, self._runner, self._given, self._nodes = scripts, runner, given, nodes
@@ -201,7 +201,7 @@ class _Clients:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Restore the networks and optimizers that clients hold when the block ends."""
+        """Restore the networks and optimizers of all clients to their present state when the block ends."""
         clients = [made.get("client") for made in self._made.values()]
         holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
         inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
@@ -215,7 +215,7 @@ class _Clients:
 
 
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
-    """Return an empty ``__main__`` module for a script and, for relative imports, the folder around its package."""
+    """Return an empty ``__main__`` module for a script, and the folder to import its package from, if needed."""
     module, level = ModuleType("__main__"), 0
     module.__dict__.update(__file__=str(path), __builtins__=__builtins__, __package__="")
     with suppress(SyntaxError):  # its cells' own errors come when they run
@@ -231,7 +231,7 @@ def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
 
 
 class _Runner:
-    """Runs scripts of a project, each in a ``__main__`` and in modules of its own."""
+    """Runs scripts of a project, each as ``__main__`` and with its own copies of the project's modules."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.failed, self._unset, self._options = folder, list[str](), list[str](), list[str]()
@@ -239,7 +239,7 @@ class _Runner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it starts Flower; return the arguments of its starts. ``UserError`` if it fails."""
+        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails."""
         words, self._words = [_filled(each, partition, nodes) for each in arguments], ""
         first, second = str(path.parent), str(self.folder)
         places: list[tuple[str, ...]] = [(first, second)]
@@ -342,7 +342,7 @@ class _Runner:
         original(*given, **options)
 
     def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:
-        """Return the error of a script that fails or ends early, with what it may lack."""
+        """Return the error of a script that fails or ends early, with possible causes such as missing arguments."""
         given = " ".join(words)
         if not isinstance(cause := error.__cause__, SystemExit):
             asked, options = (", ".join(sorted({*names})) for names in (self._unset, self._options))
@@ -362,7 +362,7 @@ class _Runner:
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
-        """Return an environment variable or, if it is not set, a usual value by its name."""
+        """Return an environment variable or, if the app asks for a missing one, a usual value guessed from its name."""
         asker = Path(sys._getframe(2).f_code.co_filename)  # the frame between is the hook's
         stored = re.search(r"database|db|dsn|sql|redis|mongo", key, re.IGNORECASE)  # no usual value stands for it
         if (found := original(key, default)) is not None or not asker.is_relative_to(self.folder):
@@ -378,7 +378,7 @@ class _Runner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any]) -> None:
-        """Run a script, or all cells of a notebook, even if one fails."""
+        """Run a script, or all cells of a notebook; after a failed cell, the rest runs before the error is raised."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:
@@ -397,7 +397,10 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's question with a usual value or an offered choice; a repeated question gets the next one."""
+    """Return an answer to a script's question: from the standard input or, if that is closed, a likely one.
+
+    A usual value comes first, then offered choices, another one each time; ``UserError`` if there are no more.
+    """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)
@@ -422,7 +425,11 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 
 @contextmanager
 def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
-    """Record the arguments of Flower's starting functions in ``calls``, also in processes that a script begins."""
+    """Record the arguments of Flower's starting functions in ``calls``, and end the script there.
+
+    Processes that the script begins run in this process. ``heard`` replaces ``print`` and the handlers of loggers. All
+    is restored when the block ends.
+    """
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
         ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]

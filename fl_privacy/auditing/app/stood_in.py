@@ -54,7 +54,7 @@ def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
     """Load random data from ``drawing`` if the app's are missing here, until the block ends.
 
-    A data set that ``mirror`` has, by name and configuration, is loaded as it is.
+    Data sets for which ``mirror(name, configuration)`` is ``True`` are loaded as they are.
     """
     with ExitStack() as stack:
         for module, name, hook in Hooks(drawing, mirror).all():
@@ -70,7 +70,7 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
 
 
 class Hooks:
-    """Replacements ``hook(original, ...)`` of functions that load data, which make up missing data."""
+    """Replacements ``hook(original, ...)`` of functions that load data; they make up data that are missing."""
 
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
@@ -78,7 +78,6 @@ class Hooks:
         self._found: dict[str, list[Path]] = {}
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
-        """Yield (module, ``name`` or ``Class.name``, replacement)."""
         drawing, drawn, fetched = self.drawing, partial(partial, self.read), partial(partial, self.fetched)
         learn = attempt(lambda: importlib.import_module("sklearn.datasets"))
         yield from (
@@ -198,7 +197,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples in the proportions of ``lengths``, those of the missing data."""
+        """Split made-up examples in the proportions of ``lengths``, which are for the missing data."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -219,7 +218,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Map ``indices`` of the missing data, which had more examples, to valid ones below ``held``."""
+        """Return ``indices`` below ``held``, the number of made-up examples; if none is, map some into that range."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
@@ -240,7 +239,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files; if no table matches, yield a made-up name, whose table is made up when it is loaded."""
+        """Search files; if a search for missing tables finds none, yield the name of a table that can be made up."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -251,7 +250,7 @@ class Hooks:
         return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables else []))
 
     def made(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Make a folder; one that can't be made, such as ``/app``, is made where the app works."""
+        """Make a folder; if the path is not writable, as for ``/app``, make it in the app's working folder instead."""
         if (twin := self._twin(path)) != path:
             return Path(twin).mkdir(parents=True, exist_ok=True)
         try:
@@ -263,7 +262,7 @@ class Hooks:
             return self.made(original, path)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the file that ``path`` means, if it is for another folder or in another case, or else ``path``."""
+        """Return the existing file that ``path`` probably means, in another folder or case, or else ``path`` itself."""
         if not _is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))
@@ -290,7 +289,7 @@ class Hooks:
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` also for missing data, so that a script goes on to load them; they are then made up."""
+        """Return ``True`` if a file exists or can be made up, so that a script goes on to load it."""
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
         drawn = named.suffix.lower() in stand_in.DRAWN or tensors or self._twin(path) is not path
@@ -298,7 +297,7 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` also for a missing folder of data, if the app would end without it."""
+        """Return ``True`` for a folder, or for a missing folder of data if the app would end without it."""
         wanted = _is_missing(path) and not Path(path).suffix and stand_in.OF_DATA.search(Path(path).name)
         twin = wanted and (there := self._twin(path)) is not path and Path(there).is_dir()
         return original(path, *args, **kwargs) or bool(twin or (wanted and _ends_without()))
@@ -396,9 +395,9 @@ class Hooks:
 
 
 def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: bool) -> None:
-    """Give ``made``, a torchvision data set that opens files, the made-up pictures ``drawn`` instead.
+    """Let ``made``, a torchvision data set that opens files, return the made-up pictures ``drawn`` and ``targets``.
 
-    With ``several``, each example has 40 attributes instead of its entry in ``targets``.
+    With ``several``, each example has 40 attributes instead of a target.
     """
     pillow, plain = importlib.import_module("PIL.Image"), drawn[..., 0] if drawn.shape[-1] == 1 else drawn
     many = torch.from_numpy(np.arange(drawn.shape[0])[:, None] % np.arange(2, 42) == 0).long()
@@ -431,7 +430,7 @@ def _is_of_packages(path: Path) -> bool:
 
 
 def _ends_without() -> bool | None:
-    """Return whether the app stops if the file that it now asks for is missing.
+    """Return ``True`` if the app ends when the file that it now asks for is missing, ``False`` if it goes on.
 
     This is judged from the source of the ``if``, ``assert`` or ``try`` around the call; ``None`` if there is none.
     """
@@ -471,7 +470,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return the result of Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)``, with no download."""
+    """Return, without a download, what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would."""
     if stand_in.OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)

@@ -65,12 +65,11 @@ class KeptReply(WatchedReply):
 
 
 class TappedGrid(LocalGrid):
-    """Nodes that answer using ``client_app``; messages are recorded, and some answers are kept.
+    """Nodes that answer using ``client_app`` in this process; messages are recorded, and some answers are kept.
 
-    Args:
-        keeps: number of clients whose first and latest answers are kept.
-        node_config: additional node config; ``{partition}`` in a text becomes the node's.
-        defense: defense of each trained reply.
+    ``keeps``: number of clients whose first and latest answers are kept. ``tables`` is filled with the tables that
+    clients load, by name. ``node_config``: additional node config; ``{partition}`` in a text becomes the node's.
+    ``defense``: defense of each trained reply.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds: of those named in messages, or else of messages to one node."""
+        """Return the number of training rounds: the rounds named in messages, or else the messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -124,7 +123,7 @@ class TappedGrid(LocalGrid):
         return sorted(every, key=lambda one: (order[one.severity], one.where))
 
     def covers(self) -> str:
-        """Return on how many trained replies the defense acted, as a phrase; empty if on all."""
+        """Return a phrase on how many of the trained replies the defense changed; empty if all."""
         if not self._covered[False]:
             return ""
         return f" on {self._covered[True]} of {self._covered.total()} replies"
@@ -139,7 +138,7 @@ class TappedGrid(LocalGrid):
         return found
 
     def get_node_ids(self) -> list[int]:
-        """List all nodes; one more joins if a server that has sent nothing yet keeps polling."""
+        """List all nodes; one more joins if a server has sent no message yet and keeps asking for nodes."""
         if not self.inventory.messages:
             self._looks += 1
             self._since = self._since or time.monotonic()
@@ -155,7 +154,7 @@ class TappedGrid(LocalGrid):
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
-        """Let as many nodes join as a server of Flower's earlier interface waits for, until the block ends."""
+        """Let nodes join, until the block ends, if a server of Flower's earlier interface waits for more of them."""
 
         def around(original: Any, manager: Any, num_clients: int, *args: Any, **kwargs: Any) -> bool:
             while len(self.contexts) < min(num_clients, MOST_JOINED):
@@ -233,7 +232,10 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply that was trained; return it, and what its arrays meant before, if it was defended."""
+        """Defend a reply after training; return it, or an error reply, and what its arrays meant before the defense.
+
+        The meaning is ``None`` if the reply was not defended.
+        """
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):
@@ -333,9 +335,9 @@ class TappedGrid(LocalGrid):
             self.traces[down.node] = trace
 
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
-        """Ask the client again with the same message and state, with ``only`` some examples from its loaders.
+        """Ask the client again with the same message and state; ``only`` limits the examples of its loaders.
 
-        The client's state stays unchanged, and all random streams are restored.
+        The client's state stays unchanged, and all random streams are restored. A failure is returned with its reason.
         """
         only = only and replace(only, at_call=not answer.watched.loaded)
         watch = TrainingWatch(program=True, only=only)

@@ -45,7 +45,7 @@ class TrialSettings:
 
 @dataclass
 class Course:
-    """Replies, errors and figures of one run of an app."""
+    """Replies, errors and reported figures of one run of an app."""
 
     replies: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -56,10 +56,10 @@ class Course:
 
 
 def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[str]:
-    """Run ``app`` without and with ``policy`` and describe both in lines.
+    """Run ``app`` without and with ``policy`` and describe both runs in lines of text.
 
-    The app's code is executed in this process. Ledgers are temporary; replies do not wait for ``every_seconds``.
-    ``UserError`` if the app can't be loaded, or lacks one of the settings.
+    The app's code is executed in this process. Ledgers are temporary; replies do not wait for the policy's
+    ``every_seconds``. ``UserError`` if the app can't be loaded, or does not have one of the settings.
     """
     config = app.with_config(settings.run_config, settings.rounds)
     with contextlib.ExitStack() as stack:

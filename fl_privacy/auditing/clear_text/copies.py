@@ -44,9 +44,10 @@ _QUIET = np.errstate(all="ignore")  # untrusted numbers may be NaN, or overflow 
 
 @_QUIET
 def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> str | None:
-    """Return a phrase on rows of ``tables``, (N, F) each, that ``array`` holds; ``None`` if that may be chance.
+    """Return a phrase on how many rows of client data ``array`` holds; ``None`` if none, or possibly by chance.
 
-    With ``unknown``, the array is also compared in other shapes, and its rows reordered or scaled.
+    ``tables``: (N, F) each, the client's data. ``unknown=True`` also compares the array in other shapes, in another
+    order of values in a row, or scaled.
     """
     if array.dtype.kind not in "fiub" or not array.size:
         return None
@@ -75,9 +76,11 @@ def _copies(rows: int, of: int, how: str) -> str:
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Find a table with ``array`` (N,) or (N, f) as whole columns, in any order; return f and the number of columns.
+    """Return the numbers of columns of ``array`` and of a table, if the array (N,) or (N, f) is columns of it.
 
-    ``None`` if no table fits. Rows of ``tables`` (N, F) may be repeated; ``counts``: possible numbers of examples.
+    A column's values may be in any order. Columns with too few different values are not compared, but at least half
+    have to be. ``None`` if no table of ``tables`` (N, F) fits; its rows may be repeated. ``counts``: possible numbers
+    of examples.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None
@@ -95,9 +98,9 @@ def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int
 
 @_QUIET
 def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray | None) -> str | None:
-    """Return a phrase on client data that ``content`` holds as binary numbers, uncompressed, or ``None``.
+    """Return a phrase on client data that the bytes ``content`` hold as uncompressed numbers, or ``None``.
 
-    Of ``tables`` (N, F), the first rows and columns are searched; ``labels`` are (N,).
+    The first rows and columns of ``tables`` (N, F), and ``labels`` (N,), are searched for.
     """
     sought = min(MOST_SOUGHT, MOST_BYTES // max(1, len(content)))
     for table in tables:
@@ -113,7 +116,7 @@ def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray 
 
 
 def array_in(content: bytes) -> np.ndarray | None:
-    """Return the array in bytes of NumPy's format, or ``None`` without plain numbers.
+    """Return the array in bytes of NumPy's format; ``None`` for other bytes, or for an array of Python objects.
 
     No memory is allocated for claims of the header that the bytes do not hold.
     """
@@ -133,7 +136,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 @_QUIET
 def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str | None:
-    """Return the statistic, such as the mean, of a table's columns that ``array`` equals; ``None`` if there is none."""
+    """Return which statistic of a table's columns, such as the mean, equals ``array``; ``None`` if there is none."""
     if array.dtype.kind not in "fiu" or array.size < 2:
         return None
     fitting = [table for table in tables if table.ndim == 2 and len(table) > 1 and table.shape[1] == array.size]
@@ -164,10 +167,10 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that are rows of ``known``, or 0 if that may be chance.
+    """Count the rows that are among the rows of ``known``, or return 0 if the equality may be chance.
 
-    ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if rows are those of the array itself,
-    so that many equal ones are evidence even if each is plain.
+    ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the rows are the array's own, not
+    reshaped, so that many equal ones are evidence even if each is plain.
     """
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
@@ -208,7 +211,10 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return a row's improbability in bits; ``ordered`` adds its order's, ``ramps`` counts evenly spaced numbers."""
+    """Return the bits of evidence in a row's values and, if ``ordered``, their order; 0 for evenly spaced values.
+
+    ``ramps=True`` counts evenly spaced values, too.
+    """
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
@@ -224,7 +230,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count the first rows that are rows of ``known``, scaled and shifted; 0 if that may be chance."""
+    """Count rows at the beginning that equal rows of ``known`` up to scale and offset; 0 if that may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     told = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not told:
@@ -273,7 +279,7 @@ def numbers_in(text: str) -> np.ndarray:
 
 
 def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[str, ...]:
-    """Return the keys in ``values`` of the numbers of examples, or their shares, of the classes in ``labels`` (N,)."""
+    """Return the keys in ``values`` whose numbers are the class counts of ``labels`` (N,), or the classes' shares."""
     if labels.dtype.kind not in "iu" or not len(labels) or labels.min() < 0 or labels.max() > len(labels) + 1000:
         return ()
     counts = np.bincount(labels)

@@ -47,7 +47,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = shipped(__file__, "kinds.yaml")
 
 
 def leak_of(kind: str, where: str, *found: object) -> Leak:
-    """Describe a leak of a known ``kind``, with what was ``found`` filled in."""
+    """Build a leak of a known ``kind`` at the entry ``where``; ``found`` fills the gaps of the kind's description."""
     known = _KINDS[kind]
     what = known["found"].format(*found)
     return Leak(severity=known["severity"], what=what, where=where, why=known["consequence"])
@@ -57,7 +57,8 @@ def leak_of(kind: str, where: str, *found: object) -> Leak:
 class Loaded:
     """The data that a client was observed to load.
 
-    ``rows``: tables (N, F), a row for each example. ``examples``: number of examples; 0 if unknown.
+    ``rows``: tables (N, F), a row for each example. ``columns``: table columns by name. ``labels``: (N,). ``examples``:
+    number of examples; 0 if unknown.
     """
 
     rows: Sequence[np.ndarray] = ()
@@ -67,7 +68,7 @@ class Loaded:
 
 
 def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: bool) -> list[Leak]:
-    """List the leaks of a reply in the clear.
+    """List the leaks in the clear that a reply has, by comparing it with the data that the client ``loaded``.
 
     ``unknown``: names of arrays that are neither trained parameters nor in the server's message. ``trained``: ``True``
     if PyTorch modules were observed in training.
@@ -118,7 +119,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
-    """Return ``True`` if ``array`` has the classes of all examples; if these are only two, order or name must agree."""
+    """Return ``True`` if ``array`` has the classes of all examples; if there are only two, order or name must agree."""
     labels = loaded.labels
     if labels is None or array.dtype.kind not in "fiub":
         return False
@@ -170,7 +171,7 @@ def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]
 
 
 def stated_privacy(sent: Sent) -> dict[str, float]:
-    """Return a reply's figures of differential privacy by name."""
+    """Return the numbers in a reply that state differential privacy, such as epsilon, by key."""
     return {
         key: float(value)
         for (_, key), value in sent.values.items()
@@ -239,9 +240,9 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Return statistic, column and number of examples that a number matches, or ``None``.
+    """Return the statistic, column and number of examples that give the number ``value``, or ``None``.
 
-    A number of few digits may be a setting and needs a fitting key.
+    A number of few digits may be a setting; its ``key`` then has to name the column or a statistic.
     """
     usual = type(value) in (int, float) and LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC
     if not usual or _EXAMPLE_COUNTS.search(key):

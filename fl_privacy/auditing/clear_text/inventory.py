@@ -15,7 +15,7 @@ MOST_SHOWN = 80  # largest length of a shown value
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """Content of one message or reply; ``round`` counts the messages of this kind to this node, from 1."""
+    """Content of one message or reply; ``round`` counts messages of this kind to this node, from 1."""
 
     direction: str
     kind: str

@@ -33,8 +33,8 @@ MOST_TREES, _NOTED = 32, "_fl_privacy_table"
 class Fitted:
     """One call of an estimator's ``fit`` on ``rows`` (N, F), NaN for no value, and ``labels`` (N,).
 
-    ``kind``: ``trees``, ``network``, or the estimator's name. ``nodes``: structured array of each scikit-learn tree,
-    the first of a forest.
+    ``kind``: ``trees`` (XGBoost), ``network``, or the estimator's class. ``nodes``: a structured array for each
+    scikit-learn tree, at most ``MOST_TREES`` of a forest.
     """
 
     kind: str
@@ -46,7 +46,10 @@ class Fitted:
 
 
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
-    """List leaks of scikit-learn's tree nodes in a reply, as arrays or pickled, by record/name."""
+    """List the scikit-learn tree nodes that leak in a reply, as one array for each field or pickled.
+
+    ``arrays`` and ``values``: content of the reply by record/name.
+    """
     pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
     found = []
@@ -72,7 +75,7 @@ _TOLD = {
 
 
 class FittedBy:
-    """Records fits until the block ends, without importing any library for the app."""
+    """Records fits in a client's process until the block ends; it imports no library that the app does not."""
 
     def __init__(self) -> None:
         self.fits: list[Fitted] = []

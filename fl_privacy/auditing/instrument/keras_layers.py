@@ -37,12 +37,12 @@ def _has_own_code(layer: Any) -> bool:
 
 
 def owner_of(kind: type, name: str) -> type:
-    """Return the class that defines the method ``name`` of ``kind``."""
+    """Return the class of ``kind`` or its bases that defines the method ``name``."""
     return next(each for each in kind.__mro__ if name in vars(each))
 
 
 def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimizer:
-    """Return a PyTorch optimizer that describes a Keras optimizer of ``variables``, and makes no step.
+    """Return a PyTorch optimizer with the settings of a Keras optimizer of ``variables``, which makes no step.
 
     If PyTorch has no equal one, its class is named like ``RMSprop of Keras``.
     """
@@ -62,8 +62,8 @@ def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimi
 class FromKeras(nn.Module):
     """A Keras network in PyTorch's layers, with copies of its weights; images are (B, C, H, W).
 
-    ``named``: name of each parameter of the Keras network -> its name here. ``layouts``: name of a parameter here ->
-    order of the axes of Keras' value.
+    ``named``: name of a parameter in the Keras network -> its name here. ``layouts``: name of a parameter here -> the
+    Keras axis of each of its axes.
     """
 
     def __init__(self, network: Any) -> None:
@@ -74,7 +74,10 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``, whose input is source ``entry``, 0 at first; return its output's source."""
+        """Add the layers of ``network``; return the number of its output.
+
+        ``entry``: number of its input, 0 for the outermost network's; layer n has the output n + 1.
+        """
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
         if _has_own_code(network):
@@ -120,14 +123,20 @@ class FromKeras(nn.Module):
 
 
 def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
-    """Return a client's tensor in the layout of the parameter ``name`` (``parts.<number>.<name>``) of ``model``."""
+    """Return a client's tensor with its axes ordered as in the parameter ``name`` of ``model``.
+
+    ``name`` is ``parts.<number>.<name>``. Only tensors of Keras and scikit-learn have another order.
+    """
     _, place, rest = name.split(".", 2)
     order = getattr(model.parts[int(place)], "layouts", {}).get(rest)
     return value if order is None else value.permute(order).contiguous()
 
 
 def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-    """Yield the PyTorch layers that equal a Keras layer, each with its weights by name."""
+    """Yield the PyTorch layers that equal a Keras layer, each with its weights by name.
+
+    ``UserError`` if PyTorch has no equal ones.
+    """
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     if len(shape) == 4 and None in shape[1:]:
         raise UserError("one image size is expected, but the app's Keras network takes images of any size; set it")

@@ -27,26 +27,15 @@ among the changed ones, and largest distance from one of a normalized vector's l
 
 @dataclass(frozen=True, kw_only=True)
 class Matched:
-    """Meaning of each array of an upload.
+    """Meaning of each array of an upload."""
 
-    Attributes:
-        parameters: name of the array -> name of the parameter or buffer.
-        shares: content of the arrays: ``weights``, their change, a ``delta``, or a ``gradient``.
-        by: ``value``; ``scale`` for multiples or integer codes of values; or ``place`` for changed values that are
-            recognized by the arrays sent.
-        unknown: arrays that are neither parameters nor buffers, nor returned unchanged.
-        withheld: names of floating-point parameters and buffers that were not uploaded.
-        decoded: name of an encoded, partial or joined array -> its decoded values.
-        packed: arrays of which partial or joined parameters are made.
-    """
-
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    shares: str = "weights"
-    by: str = "value"
-    unknown: tuple[str, ...] = ()
-    withheld: tuple[str, ...] = ()
-    decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
-    packed: tuple[str, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)  # name of an array -> name of the parameter or buffer
+    shares: str = "weights"  # content of arrays: ``weights``, their change (``delta``) or a ``gradient``
+    by: str = "value"  # or ``scale`` (multiples or codes of values), or ``place`` (order and names of sent arrays)
+    unknown: tuple[str, ...] = ()  # arrays that are neither parameters nor buffers, nor returned unchanged
+    withheld: tuple[str, ...] = ()  # floating-point parameters and buffers that were not uploaded
+    decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)  # name of a coded array -> its values
+    packed: tuple[str, ...] = ()  # arrays from which partial or joined parameters were taken
 
 
 def matched(
@@ -56,7 +45,11 @@ def matched(
     after: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> Matched:
-    """Find the meaning of uploaded arrays, given the ``sent`` ones and the values ``before`` and ``after`` training."""
+    """Find the meaning of uploaded arrays, by comparison with arrays ``sent`` and tensors observed in training.
+
+    ``before``, ``after``: values before and after training. ``gradients``: gradients of the first step. All three are
+    by name in ``Watched``.
+    """
     readings = {
         "weights": after,
         "delta": {name: after[name] - value for name, value in before.items() if name in after},
@@ -111,7 +104,7 @@ def _by_parts(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the name of each array's equal value, also in another dtype; a repeated value is a tied weight."""
+    """Return the name of the value that each array equals, also in another dtype; a repeated value is a tied weight."""
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():
@@ -142,7 +135,10 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match and decode multiples and integer codes; a factor is undone if ``divides``, else only its sign."""
+    """Match arrays that are multiples or integer codes of ``values``; return (name, decoded array) for each.
+
+    Arrays and values in ``known`` are left out. If ``divides``, the values' scale is restored, else only their sign.
+    """
     left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():
@@ -181,7 +177,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _scaled(array: np.ndarray, value: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield decodings of the codes ``array`` that are nearest to ``value``, with one scale or one for each row."""
+    """Yield integer codes decoded with the scale nearest to ``value``: for all, with an offset, or for each row."""
     plain = array.astype(np.float64)
     codes = [(plain, None), *([(plain - plain.mean(), None)] if array.size >= LEAST_CODES else [])]
     by_row = [(plain, tuple(range(1, array.ndim)))] if array.ndim > 1 and array[0].size >= LEAST_CODES else []
@@ -212,7 +208,7 @@ def _by_place(
 
 
 def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], placed: Mapping[str, str]) -> str:
-    """Return ``weights`` if arrays are nearer to those sent than to zero, else ``delta``."""
+    """Return ``weights`` if the arrays in ``placed`` are nearer to those sent than to zero, else ``delta``."""
     apart = near = 0.0
     names = list(sent)
     for place, (key, array) in enumerate(uploaded.items()):
@@ -242,10 +238,10 @@ def memories_in(
     counts: Collection[int],
     labels: np.ndarray | None,
 ) -> list[Leak]:
-    """List the uploaded state in which the client wrote an entry or vector for each of its examples.
+    """List the uploaded parameters and buffers in which the client wrote an entry or vector for each example.
 
-    ``parameters``: uploaded array -> name of the parameter or buffer. ``moved``: names of those that a gradient or a
-    mean over batches changed. ``counts``: possible numbers of examples.
+    ``parameters``: uploaded array -> name of the parameter or buffer. ``moved``: names that a gradient or a mean over
+    batches changed, which are not searched. ``counts``: possible numbers of examples.
     """
     found = []
     for key, name in parameters.items():

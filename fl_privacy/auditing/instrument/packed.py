@@ -37,7 +37,7 @@ MOST_TRIES = 50_000
 class Spread:
     """A parameter that was uploaded in another form than one array of its shape.
 
-    ``values``: its values, zero or as sent where not uploaded. ``sources``: arrays that hold them.
+    ``values``: its values; those not uploaded are zero, or as sent. ``sources``: names of the arrays that hold them.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Spread:
 def unpacked(values: Mapping[tuple[str, str], Any]) -> dict[str, np.ndarray]:
     """Return the arrays within bytes, texts and lists of a reply, by record/key.
 
-    Bytes may be compressed, in the format of NumPy, PyTorch, safetensors or pickle; no code in them is executed.
+    Bytes may be in the format of NumPy, PyTorch, safetensors or pickle, and compressed; no code in them is executed.
     """
     found: dict[str, np.ndarray] = {}
     for (record, key), value in values.items():
@@ -121,7 +121,7 @@ def _stored(content: bytes) -> Any:
 
 
 def _serialized(content: bytes) -> Any:
-    """Load pickle, PyTorch before 1.6 or safetensors, else ``None``."""
+    """Load bytes in the formats of pickle, PyTorch before 1.6 and safetensors; return ``None`` for others."""
     if content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return _stored(content) if content[:13] == _OLD_TORCH else _Unpickler(io.BytesIO(content)).load()
     size = int.from_bytes(content[:8], "little")
@@ -149,7 +149,7 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield headerless bytes as floats of each width, if their size is plausible for weights."""
+    """Yield (kind, numbers) for each float type as which the bytes have a mean magnitude plausible for weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)
@@ -182,8 +182,8 @@ def spread(
     """Find parameters that were sent as some values with their indices, or joined to one array, under any names.
 
     Indices are into a parameter, or into all of them joined, or they are a mask. ``arrays``: those of the reply that
-    are not parameters themselves. ``trained``: names of trained parameters, which may be joined without the others.
-    ``base``: values where none was uploaded; ``None`` for zero.
+    are not parameters themselves. ``values``: expected values by parameter. ``trained``: names of trained parameters,
+    which may be joined without the others. ``base``: values where none was uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array
@@ -215,7 +215,7 @@ def spread(
 
 
 def _says_places(array: np.ndarray) -> bool:
-    """Return ``True`` for nonnegative integers, which may be indices or a mask."""
+    """Return ``True`` if all values are whole and at least 0, so that they may be indices or a mask."""
     if array.dtype.kind == "f":
         return bool(array.size and np.isfinite(array).all() and (array == np.floor(array)).all() and array.min() >= 0)
     return array.dtype.kind in "biu" and array.size > 0 and bool(array.min() >= 0)
@@ -263,7 +263,7 @@ class _Search:
     ) -> _Placed | None:
         """Return the first of ``targets`` that has ``numbers`` at the indices in another array; ``None`` if none has.
 
-        ``targets``: parameters, alone or joined; those in ``whole`` need no indices.
+        ``key``: array of the numbers. ``targets``: parameters, alone or joined; those in ``whole`` need no indices.
         """
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)
@@ -283,7 +283,7 @@ class _Search:
         return None
 
     def _sign(self, numbers: np.ndarray, target: Sequence[str], places: np.ndarray | slice) -> int:
-        """Return the sign, 1 or -1, with which ``numbers`` equal the target's values at ``places``; else 0."""
+        """Return the sign, 1 or -1, with which ``numbers`` equal the values of ``target`` at ``places``; else 0."""
         self.tries += 1
         if self.tries > MOST_TRIES:
             return 0
@@ -293,7 +293,10 @@ class _Search:
 
 
 def _places(array: np.ndarray, number: int, size: int, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return the flat indices (number,) that ``array`` holds as indices or as a mask, or ``None``."""
+    """Return flat indices (number,) into ``size`` values, if ``array`` holds such indices or a mask; else ``None``.
+
+    ``shape``: shape of the values; indices may then be one for each axis.
+    """
     if array.size == size > number and array.dtype.itemsize == 1:
         chosen = np.flatnonzero(array.reshape(-1))
         return chosen if len(chosen) == number else None

@@ -27,20 +27,20 @@ MOVES = {"to", "cpu", "cuda", "contiguous", "float", "double", "half", "long", "
 
 @dataclass(frozen=True)
 class Ref:
-    """Placeholder of the tensor with this number."""
+    """Placeholder, in recorded arguments, of the tensor with this number."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Own:
-    """Placeholder of the parameter with this name."""
+    """Placeholder, in recorded arguments, of the parameter with this name."""
 
     name: str
 
 
 def graph_entries(value: Any) -> dict[str, Any] | None:
-    """Return the tensors by key of graphs in PyTorch Geometric's form; ``None`` for others."""
+    """Return the tensors, or their placeholders, in a PyTorch Geometric graph by key; ``None`` for other objects."""
     if isinstance(value, Tensor | Mapping | type) or not hasattr(value, "edge_index") or not hasattr(value, "to_dict"):
         return None
     return {key: each for key, each in value.to_dict().items() if isinstance(each, Tensor | Ref | Own)}
@@ -64,21 +64,14 @@ def enter_graphs(kind: type) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a function or module.
-
-    Attributes:
-        part: number of the module; -1 for a function.
-        args, kwargs: arguments with ``Ref`` and ``Own`` in place of tensors.
-        outputs: numbers of the returned tensors.
-        changes: ``True`` if it changes its first argument in place.
-    """
+    """One call of a function or module."""
 
     function: Callable[..., Any] | None
-    part: int
-    args: Any
+    part: int  # number of the called module; -1 for a function
+    args: Any  # arguments with ``Ref`` and ``Own`` in place of tensors
     kwargs: Any
-    outputs: tuple[int, ...]
-    changes: bool = False
+    outputs: tuple[int, ...]  # numbers of the returned tensors
+    changes: bool = False  # ``True`` if it changes its first argument in place
 
     @cached_property
     def taken(self) -> list[int]:
@@ -87,20 +80,13 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The recorded program from a batch to its loss.
-
-    Attributes:
-        constants: detached earlier tensors by number.
-        root: number of the loss.
-        parts: outermost modules that are called.
-        sizes: numbers of examples of the batches that were joined, if any.
-    """
+    """The recorded program from a batch to its loss, as calls with numbered tensors."""
 
     calls: tuple[Call, ...]
-    constants: Mapping[int, Tensor]
-    root: int
-    parts: tuple[nn.Module, ...]
-    sizes: tuple[int, ...] = ()
+    constants: Mapping[int, Tensor]  # tensors by number that were computed earlier, detached
+    root: int  # number of the loss
+    parts: tuple[nn.Module, ...]  # outermost modules that are called
+    sizes: tuple[int, ...] = ()  # numbers of examples of the batches that were joined, if any
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Program":
         return self
@@ -116,8 +102,8 @@ class Program:
     ) -> Tensor:
         """Replay the program with the tensors ``given`` by number; return the tensor ``until``, or the loss.
 
-        Calls of modules up to number ``after`` are left out; their outputs must then be ``given``. ``parts``,
-        ``parameters``: modules and parameters that replace the recorded ones.
+        ``parts``, ``parameters``: modules and parameters that replace the recorded ones. ``after``: module calls up to
+        this index are left out; their outputs must then be ``given``.
         """
         wanted = self.root if until is None else until
         like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
@@ -152,7 +138,7 @@ class Program:
         return replace(self, calls=tuple(calls))
 
     def steps(self) -> list[Any]:
-        """Return the calls without tensor values, which are equal for batches of one loop."""
+        """Return the recorded structure without tensors' values; it is equal for batches of one loop."""
         called = [(c.function, c.part, repr((c.args, c.kwargs)), c.outputs) for c in self.calls]
         return [self.root, [id(part) for part in self.parts], called]
 
@@ -165,7 +151,10 @@ class Program:
 
 
 def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
-    """List every tensor in nested lists, tuples, mappings and attributes (``deep`` levels), in a fixed order."""
+    """List every tensor in nested lists, tuples, mappings, graphs and attributes, in a fixed order.
+
+    ``deep``: number of levels of attributes. Modules are not searched.
+    """
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping | list | tuple):
@@ -182,7 +171,7 @@ def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
 
 
 class Recorder:
-    """Records calls, and makes a ``Program`` of those that a loss depends on."""
+    """Records calls of functions and modules, and makes a ``Program`` of those on which a loss depends."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any] | None, nn.Module | None, Any, Any, list[Tensor], bool]] = []
@@ -190,7 +179,7 @@ class Recorder:
         self._begun: dict[int, tuple[Tensor, Tensor]] = {}
 
     def begin(self, args: Any) -> None:
-        """Before a call, copy its first argument if it is a scalar tensor, since the call may overwrite it."""
+        """Copy the first argument of a call, if it is a scalar tensor, before the call may overwrite it."""
         if args and isinstance(first := args[0], Tensor) and first.numel() == 1 and first.grad_fn is None:
             self._begun.setdefault(id(first), (first, first.detach().clone()))
 
@@ -207,7 +196,7 @@ class Recorder:
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
         """Make a program of the calls that the losses ``roots`` depend on; ``names``: names of parameters by ``id``.
 
-        Several losses become that of all batches joined or, if their calls differ, their sum.
+        Several losses become one, of all batches joined; if their calls differ, it is the sum of the losses.
         """
         if len(roots) > 1:
             with streams_put_back():  # preparations of batches are computed again
@@ -278,7 +267,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Return the first of the programs ``ways`` with all their batches joined; ``None`` if their calls differ."""
+    """Return the first of ``ways`` with the batches of all these programs joined; ``None`` if their calls differ."""
     ways = [_loaded(way) for way in ways]
     first, joined, sizes = ways[0], dict[int, Tensor](), tuple[int, ...]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
@@ -303,12 +292,13 @@ class ReplayModel(nn.Module):
     """The client's modules as one network of pixels, rows or vectors in [0, 1].
 
     Outputs are (B, K), the input of the client's loss; or, for the whole program, (B, 1) with the batch's loss in every
-    row. Other inputs, such as categories, are as recorded.
+    row. Inputs that are not reconstructed, such as categories, are as recorded.
 
     Args:
         variables: numbers of the reconstructed tensors, whose first axis is the batch.
-        shapes: shape of one example of each.
-        ranges: low and scale of each: an input is ``low + scale * value``; they broadcast over an example.
+        shapes: shape of one example of each variable.
+        ranges: ``low`` and ``scale`` of each variable, which broadcast over an example: an input is ``low + scale *
+            value``.
         output: number of the tensor (B, K) before the loss; ``None`` includes the loss.
         draws: ``True`` if the program draws at random; it then draws the same at every call.
     """
@@ -335,11 +325,11 @@ class ReplayModel(nn.Module):
             self.register_buffer(f"scale{place}", width, persistent=False)
 
     def looked_for(self, inputs: Tensor) -> Tensor:
-        """Convert inputs (N, ...) of the client's code to values: the inverse of ``entered`` for the first variable."""
+        """Convert inputs (N, ...) of the client's code, for the first variable, to values in [0, 1]."""
         return (inputs.float() - self.get_buffer("low0")) / self.get_buffer("scale0")
 
     def entered(self, values: Tensor) -> list[Tensor]:
-        """Convert ``values`` (B, ...) in [0, 1] to the inputs of the client's code."""
+        """Convert ``values`` (B, ...) in [0, 1] to the inputs of the client's code, one for each variable."""
         parts = values.flatten(1).split([math.prod(shape) for shape in self.shapes], 1)
         shaped = (part.reshape(len(values), *shape) for part, shape in zip(parts, self.shapes, strict=True))
         return [getattr(self, f"low{k}") + getattr(self, f"scale{k}") * each for k, each in enumerate(shaped)]
@@ -370,7 +360,7 @@ class ReplayModel(nn.Module):
 
 
 def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """List the numbers of constants, except ``variables``, that have an entry for each example and enter modules.
+    """List the numbers of constants that have an entry for each example and enter modules, without ``variables``.
 
     With ``whole``, those that enter other functions, such as the loss, are listed, too.
     """
@@ -384,7 +374,7 @@ def beside(program: Program, variables: Sequence[int], examples: int, *, whole: 
 
 
 def connections_of(model: ReplayModel) -> int:
-    """Return the number of the tensor (2, E) of connections between nodes; -1 if the network takes no graph."""
+    """Return the number of the tensor (2, E) of a graph's E edges; -1 if the network takes no graph."""
     constants, nodes = model.program.constants, model.program.constants[model.variables[0]]
     if len(model.variables) > 1 or nodes.dim() != 2 or len(nodes) <= 2:  # (2, E) may be integers of two examples
         return -1
@@ -395,7 +385,7 @@ def connections_of(model: ReplayModel) -> int:
 
 
 def kinds_in(rows: Tensor) -> tuple[int, ...]:
-    """Return the widths of the one-hot features of nodes (N, F); empty for other numbers."""
+    """Return the widths of the one-hot features in ``rows`` (N, F) of N nodes; empty if they are not all one-hot."""
     if not len(rows) or not bool(((rows == 0) | (rows == 1)).all()):
         return ()
     sums = rows.cumsum(1).int()  # equal for all nodes at the end of a feature

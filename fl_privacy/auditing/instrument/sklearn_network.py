@@ -26,7 +26,7 @@ _ACTIVATIONS = {"relu": nn.ReLU, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "ident
 
 
 class FromSklearn(nn.Module):
-    """The network of an estimator, with weights (inputs, outputs) as scikit-learn has them."""
+    """The network of a scikit-learn estimator, with weights (inputs, outputs) as scikit-learn has them."""
 
     def __init__(self, estimator: Any) -> None:
         super().__init__()
@@ -40,7 +40,6 @@ class FromSklearn(nn.Module):
         return rows
 
     def loss(self, activation: str, rows: Tensor, wanted: Tensor) -> Tensor:
-        """Compute the mean loss of rows (B, F) with targets ``wanted``, without the penalty."""
         outputs = self(rows)
         if activation == "softmax":
             return F.cross_entropy(outputs, wanted)
@@ -50,7 +49,7 @@ class FromSklearn(nn.Module):
 
 
 class InLayers(nn.Module):
-    """A network of scikit-learn in PyTorch's layers, with copies of its weights; attributes are as of ``FromKeras``."""
+    """A network of scikit-learn in PyTorch's layers, with copies of its weights; attributes as in ``FromKeras``."""
 
     def __init__(self, network: FromSklearn) -> None:
         super().__init__()
@@ -84,14 +83,14 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Mark the estimator if the app calls ``partial_fit`` only to make its network."""
+    """Initialize an estimator's network, and mark it if the app calls ``partial_fit`` only to make the network."""
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)
 
 
 def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, **kwargs: Any) -> None:
-    """Train as scikit-learn does, with the same optimizer and batches; call ``original`` for unsupported options."""
+    """Train a network as scikit-learn does, with the same optimizer; ``original`` trains for unsupported options."""
     incremental = args[-1] if args else kwargs.get("incremental", False)
     made = vars(estimator).pop("_is_made", False) and incremental
     usual = estimator.solver == "adam" or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
@@ -133,7 +132,7 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
 
 
 def _optimizer(estimator: Any, network: FromSklearn, penalty: float, *, goes_on: bool) -> torch.optim.Optimizer:
-    """Return an estimator's optimizer with weight decay ``penalty``; if training ``goes_on``, in its last state."""
+    """Return an estimator's optimizer with weight decay ``penalty``; with ``goes_on``, in its last state."""
     made: torch.optim.Optimizer
     own, rate, momentum = network.parameters(), estimator.learning_rate_init, estimator.momentum
     if estimator.solver == "adam":

@@ -36,48 +36,28 @@ SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", 
 
 @dataclass(eq=False)
 class Watched:
-    """Observations of a client's training while it answered one message.
+    """Observations of a client's training while it answered one message."""
 
-    Attributes:
-        modules: outermost modules with parameters that were called with gradients on.
-        before: parameters and buffers of ``modules`` by observed name, before the first step.
-        names: ``id`` of a parameter or buffer -> its observed name ``parts.<number of the module>.<name>``.
-        batches: tensors of the first training batches from loaders.
-        evaluated: tensors of the first batches loaded without gradients.
-        labels: integer labels of each batch with exactly one integer vector.
-        loaded: number of examples loaded with gradients on, counted once for each epoch.
-        passes: ``id`` of a loader's data set -> largest number of its examples in one epoch.
-        entered: number of calls for each combination of input shapes and types, in words.
-        optimizers: number of steps for each optimizer class and its settings.
-        trained: ``id`` of each parameter, one set for each optimizer.
-        gradients: gradients of the first step by observed name; without a PyTorch optimizer, those of the first loss.
-        program: computation from the first batch to its loss, or from all batches accumulated in the first step.
-        added: number of losses whose gradients the first step accumulates.
-        training: ``True`` if the first module was in training mode.
-        cut: ``True`` if the training got fewer examples than its loader has.
-        drawn: ``True`` if random numbers were drawn while a training example was loaded, or before it entered the
-            network.
-    """
-
-    modules: list[nn.Module] = field(default_factory=list)
-    before: dict[str, Tensor] = field(default_factory=dict)
-    names: dict[int, str] = field(default_factory=dict)
-    batches: list[Any] = field(default_factory=list)
-    evaluated: list[Any] = field(default_factory=list)
-    labels: list[Tensor] = field(default_factory=list)
-    loaded: int = 0
-    passes: dict[int, int] = field(default_factory=dict)
-    entered: Counter[str] = field(default_factory=Counter)
+    modules: list[nn.Module] = field(default_factory=list)  # outermost with parameters, called with gradients on
+    before: dict[str, Tensor] = field(default_factory=dict)  # values before the first step, by observed name
+    names: dict[int, str] = field(default_factory=dict)  # ``id`` of a value -> its name, ``parts.<number>.<name>``
+    batches: list[Any] = field(default_factory=list)  # tensors of the first training batches from loaders
+    evaluated: list[Any] = field(default_factory=list)  # tensors of the first batches loaded without gradients
+    labels: list[Tensor] = field(default_factory=list)  # those of each batch with exactly one integer vector
+    loaded: int = 0  # number of examples loaded with gradients on, counted once for each epoch
+    passes: dict[int, int] = field(default_factory=dict)  # ``id`` of a data set -> most examples in one epoch
+    entered: Counter[str] = field(default_factory=Counter)  # calls by combination of input shapes and types
     inputs: list[Any] = field(default_factory=list)
+    # number of steps for each optimizer class and its settings
     optimizers: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = field(default_factory=Counter)
-    trained: set[frozenset[int]] = field(default_factory=set)
-    backwards: int = 0
-    gradients: dict[str, Tensor] = field(default_factory=dict)
-    program: Program | None = None
-    added: int = 0
-    training: bool = True
-    cut: bool = False
-    drawn: bool = False
+    trained: set[frozenset[int]] = field(default_factory=set)  # ``id`` of each parameter, one set for each optimizer
+    backwards: int = 0  # number of losses differentiated; they count as steps without an optimizer
+    gradients: dict[str, Tensor] = field(default_factory=dict)  # of the first step, or first loss, by observed name
+    program: Program | None = None  # from the first batch, or all that the first step accumulates, to the loss
+    added: int = 0  # number of losses whose gradients the first step accumulates
+    training: bool = True  # ``True`` if the first module was in training mode
+    cut: bool = False  # ``True`` if the training got fewer examples than its loader has
+    drawn: bool = False  # ``True`` if random numbers were drawn for a training example before it entered the network
 
     @property
     def steps(self) -> int:
@@ -108,18 +88,14 @@ class Watched:
 class OnlyExamples:
     """Restriction of a training to one batch: ``number`` examples of its loaders, from the example ``first`` on.
 
-    Attributes:
-        number: number of examples; ``None`` for the loader's own first batch.
-        repeats: ``True`` to give the batch again in each epoch.
-        evaluation: ``True`` for evaluation mode: no batch norm over the batch, no dropout.
-        at_call: ``True`` for a training without loaders: tensors are cut when they enter modules before the first step,
-            and tensors of the same length, such as targets, when they meet the outputs; later steps change nothing.
+    ``at_call``: ``True`` for a training without loaders: tensors are cut when they enter modules before the first step,
+    and tensors of the same length, such as targets, when they meet the outputs; later steps change nothing.
     """
 
     first: int = 0
-    number: int | None = 1
-    repeats: bool = False
-    evaluation: bool = False
+    number: int | None = 1  # ``None`` for the loader's own first batch
+    repeats: bool = False  # ``True`` to give the batch again in each epoch
+    evaluation: bool = False  # ``True`` for evaluation mode: no batch norm over the batch, no dropout
     at_call: bool = False
 
 
@@ -136,7 +112,11 @@ class _Mode(TorchFunctionMode):
 
 
 class TrainingWatch:
-    """Observer of a training in a ``with`` block of ``looking``; ``program`` also records the first loss."""
+    """Observes training inside a ``with`` block of ``looking``.
+
+    ``program``: ``True`` to record the computation of the first loss, too. ``only``: examples to which training is
+    limited.
+    """
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
         self.seen, self._only, self._asked = Watched(), only, program
@@ -163,7 +143,8 @@ class TrainingWatch:
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
         """Return the arguments of a call, with batches cut to the chosen examples.
 
-        Arguments are cut if they enter a module (``enters``) or meet tensors computed from a cut batch.
+        Arguments are cut if they enter a module (``enters``) or meet tensors computed from a cut batch; after the
+        optimizer's first step, nothing is cut.
         """
         if self._recorder is not None and self._depth == 0:
             self._recorder.begin(args)
@@ -465,7 +446,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
-    """Replace the function ``name`` of a class or module with ``answer(original, ...)`` until the block ends."""
+    """Let ``answer(original, ...)`` replace the function ``name`` of a class or module until the block ends."""
     original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
     called = original.__func__ if isinstance(original, classmethod) else original
 

@@ -85,10 +85,11 @@ def measured(
     victims: Iterable[str],
     outcomes: Iterable[Outcome | None] = (),
 ) -> Measurement:
-    """Build a measurement from the known ``values`` (N,) of ``metric``, NaN for a failed attack.
+    """Build a measurement from the ``values`` (N,) that ``metric`` gave for N images.
 
     ``uploads``: identifier (N,) of each image's upload. ``victims``: identifier (N,) of each image. ``outcomes``:
-    outcome (N,) of each, if known. ``UserError`` if the metric is unknown, there is no image, or a value is NaN.
+    outcome (N,) of each attack, if known. ``UserError`` if the metric is unknown, there is no image, or a value is NaN,
+    as after a failed attack.
     """
     expect_metric(metric)
     known = tuple(map(float, values))
@@ -115,7 +116,7 @@ def measured(
 def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     """Measure the reconstructions in the ``folder`` of a run, an attack or an audit.
 
-    Only the attacked round and the attacker with the worst mean count. ``UserError`` if ``folder`` holds no finished
+    Only the attacker and the round with the greatest mean leakage count. ``UserError`` if ``folder`` holds no finished
     run, nothing was attacked, or the attack failed on an image.
     """
     run = read_run(folder)
@@ -170,18 +171,18 @@ def measure_training(
 ) -> Measurement:
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
-    Each batch is an upload: ``train`` trains on it once, on a copy of the model, the worst case of the literature for
-    its size. The server sees the change of the parameters after ``defense`` was applied to it. The better
-    reconstruction of each image counts, with and without knowledge of the defense. ``UserError`` if an argument does
-    not fit, or the attack failed on an image.
+    Each batch is an upload: ``train`` trains on it once, on a copy of the model; the literature finds this the worst
+    case for a batch size. The server sees the change of the parameters after ``defense`` was applied to it. The
+    attacker tries without and with knowledge of the defense, and the better result counts. ``UserError`` if an argument
+    does not fit, or the attack failed on an image.
 
     Args:
         model: the app's model, or a function that builds it, called with the random state of ``seed``.
         train: the app's function that trains the model in place over a loader.
         data: images with labels and the app's transform: a data set, a loader or an iterable of pairs.
         images: number of images, a multiple of ``batch_size``, with at least five uploads.
-        defense: defense that changes the upload only (noise, clipping, pruning, quantization); ``train`` applies
-            others.
+        defense: defense that changes the upload only (noise, clipping, pruning, quantization); ``train`` has to apply
+            others itself.
         attack: name from ``fl-privacy list`` with settings, or an attack.
     """
     expect_metric(metric)
@@ -352,7 +353,7 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
 
 
 def sign_flip_p(sums: np.ndarray) -> float:
-    """Return the one-sided p-value of the total of ``sums`` (G,), one of each independent group, under random signs.
+    """Return the one-sided p-value of the total of ``sums`` (G,), one for each independent group, under random signs.
 
     Fisher 1935, "The Design of Experiments", section 21. With more than ``EXACT`` groups it is estimated from 2^14
     draws, which include the observed signs (Phipson and Smyth 2010).
@@ -384,7 +385,7 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
 
 
 def expect_enough(uploads: Sequence[int]) -> None:
-    """Raise ``UserError`` if ``uploads`` has fewer than ``FEWEST`` different values."""
+    """Raise ``UserError`` if images are from fewer than ``FEWEST`` different ``uploads``."""
     if (found := len(set(uploads))) < FEWEST:
         raise UserError(
             f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no"

@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
-    """Measure an app's leakage and compare it with the baseline; skipped without ``--fl-privacy``."""
+    """Return the check with which a test measures leakage; the test is skipped without ``--fl-privacy``."""
     config = request.config
     update = bool(config.getoption("--fl-privacy-update"))
     if not update and not config.getoption("--fl-privacy"):
@@ -51,7 +51,7 @@ def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
 
 
 class LeakageCheck:
-    """The value of the fixture ``leakage``; with ``update`` it writes the baseline instead of comparing."""
+    """Checks of a test against its baseline; with ``update``, measurements become the baseline instead."""
 
     def __init__(self, *, test: str, path: Path, update: bool, said: list[str]) -> None:
         self.test, self.path, self.update, self.said = test, path, update, said
@@ -74,8 +74,8 @@ class LeakageCheck:
     ) -> None:
         """Draw from ``mechanism`` and fail if the draws statistically contradict a ``claimed`` epsilon at ``delta``.
 
-        Nothing is compared with a stored baseline. With ``contradicts``, the claim is expected to be false: the test
-        fails if the draws do not contradict it. ``asked``: see :func:`verdict_on`.
+        Nothing is compared with a stored baseline. With ``contradicts``, the test fails unless the draws contradict the
+        claim. ``asked``: see :func:`verdict_on`.
         """
         try:
             found = verdict_on(mechanism, claimed=claimed, delta=delta, **asked)
@@ -116,11 +116,9 @@ class LeakageCheck:
 def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) -> ClaimVerdict:
     """Test statistically whether ``mechanism`` contradicts a ``claimed`` epsilon at ``delta``.
 
-    ``UserError`` if ``mechanism`` is of none of the kinds below, or a field of ``asked`` is unknown.
-
-    Args:
-        mechanism: a defense, a function from an update to the upload, or a Flower mod or strategy.
-        asked: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws.
+    ``mechanism``: a defense, a function from an update to the upload, or a Flower mod or strategy. ``asked``: further
+    fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws. ``UserError`` for other
+    mechanisms or fields.
     """
     from fl_privacy.defenses import Defense  # noqa: PLC0415
     from fl_privacy.dp_check.check import DpCheckRequest, tested  # noqa: PLC0415
