@@ -37,7 +37,7 @@ _FORMAT = 1
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """Return the result of ``make``, cached by ``key`` in ``folder`` or the user's cache.
+    """Return the result of ``make``, cached by ``name`` and ``key`` in ``folder`` or the user's cache.
 
     The folder is created readable by its owner only. If it can't be written, a warning names it.
     """

@@ -22,8 +22,7 @@ LEAST_OF_WHITE = 0.25
 class Deep:
     """Gray images with more than 8 bits per pixel, or signed; all share one black and one white level.
 
-    Attributes:
-        low, high: least and largest value of all these images.
+    ``low``, ``high``: least and largest value of all these images.
     """
 
     places: list[int] = field(default_factory=list)  # indices of these images

@@ -121,7 +121,7 @@ def dp_merf(
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:
-    """Return the sum (F, K) of random features of ``images`` (N, C, H, W) times one-hot ``labels`` (N,).
+    """Return the sum (F, K) over ``images`` (N, C, H, W) of F random features times one-hot ``labels`` (N,).
 
     ``frequencies`` are (F / 2, C H W). The features of an image have norm 1.
     """

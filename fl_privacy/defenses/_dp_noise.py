@@ -38,9 +38,8 @@ Distribution = Literal["gaussian", "laplace"]
 def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: torch.Generator) -> Tensor:
     """Return independent zero-mean noise with the shape, dtype and device of ``like``.
 
-    Args:
-        scale: standard deviation of Gaussian noise, or parameter b of Laplace noise with deviation sqrt(2) b.
-        rng: generator of the noise; a ``SecretGenerator`` gives cryptographic noise.
+    ``scale``: standard deviation of Gaussian noise, or parameter b of Laplace noise with deviation sqrt(2) b. ``rng``:
+    a ``SecretGenerator`` gives cryptographic noise.
     """
     if isinstance(rng, SecretGenerator):  # inverse distribution function of 52 secret bits and a sign, in float64
         bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")

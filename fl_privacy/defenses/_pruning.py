@@ -49,9 +49,10 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, add first what earlier calls left out, kept in ``state``.
+    """Return ``compress(tensors)``; with ``feedback``, add first what earlier calls left out.
 
-    ``owner`` prefixes the name under which it is kept. ``compress`` must not add privacy noise: feedback would undo it.
+    ``state`` keeps this under names that begin with ``owner``. ``compress`` must not add privacy noise: feedback would
+    undo it.
     """
     if not feedback:
         return compress(tensors)

@@ -45,7 +45,7 @@ def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
 
 
 def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
-    """Return a hook for ``Defense.private`` that names parameters and buffers of the modules of ``choose``."""
+    """Return a hook for ``Defense.private`` that names all parameters and buffers of the modules ``choose(model)``."""
 
     def kept(model: nn.Module) -> list[str]:
         chosen = choose(model)

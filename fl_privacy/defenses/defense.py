@@ -21,8 +21,7 @@ from fl_privacy.types.user_gradients import as_tensor, named_tensors
 class ClientState:
     """State that a client keeps between rounds and never sends, such as private layers and robust data.
 
-    Attributes:
-        tensors: tensors by name, with the defense's name as prefix (``"spn/head.weight"``).
+    ``tensors``: tensors by name, with the defense's name as prefix (``"spn/head.weight"``).
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -40,8 +39,7 @@ class ClientState:
 class LocalStep:
     """Local training step whose gradient a defense changes, with all that the defense may use.
 
-    Attributes:
-        losses: list to which a defense that recomputes the gradient appends the batch's mean loss.
+    ``losses``: list to which a defense that recomputes the gradient appends the batch's mean loss.
     """
 
     model: nn.Module
@@ -168,12 +166,11 @@ class Defense:
     ) -> Any:
         """Return ``gradients``, or a change of weights, after the defense, as they would be uploaded.
 
+        ``UserError`` if the defense does not act on gradients alone, or needs the model and the batch.
+
         Args:
             gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
             model: model of the gradients; some defenses need it and the ``batch``.
-
-        Raises:
-            UserError: the defense does not act on gradients alone, or needs the model and the batch.
 
         >>> from fl_privacy.defenses import pruning
         >>> pruning(rate=0.5).apply({"weight": torch.tensor([3.0, -4.0, 1.0, 2.0])})

@@ -48,10 +48,10 @@ _MANY = 0.25  # tolerated share of suspicious rows; an imprint layer has nearly 
 
 
 def strange_structure(name: str, weight: Tensor) -> str | None:
-    """Return, for a message, what looks crafted in ``weight`` (outputs, ...), or ``None``.
+    """Return a phrase on what looks crafted in ``weight`` (outputs, ...), for a message; ``None`` if nothing does.
 
-    Suspicious are rows equal up to sign and scale (imprint), zero rows (class fishing), and kernels with a
-    single nonzero value, which copy the image.
+    Suspicious are values that are not finite, rows equal up to sign and scale (imprint), zero rows (class fishing), and
+    kernels with a single nonzero value, which copy the image.
     """
     if weight.dim() < 2 or len(weight) < _LEAST_ROWS or weight[0].numel() < _LEAST_INPUTS:
         return None
@@ -78,8 +78,7 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
 class Behavior:
     """Activations of a model on a batch of B examples.
 
-    Attributes:
-        firing: share (U,) of examples and positions at which each unit is active, by the name of its ReLU or Hardtanh.
+    ``firing``: share (U,) of examples and positions at which each unit is active, by the name of its ReLU or Hardtanh.
     """
 
     firing: dict[str, Tensor]

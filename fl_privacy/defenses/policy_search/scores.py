@@ -100,7 +100,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) of each gradient with the last one of its row, and with itself."""
+        """Return inner products (T, s, K + 1) of gradients with the last one of their row, and with themselves."""
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -118,7 +118,10 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inner products like ``_compare``, of gradients ``deltas`` (s, L, O, P) times ``inputs`` (s, L, D, P)."""
+    """Return inner products like ``_compare``, of gradients that are sums over P positions of outer products.
+
+    The factors are ``deltas`` (s, L, O, P) and ``inputs`` (s, L, D, P), with L gradients in a row.
+    """
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
@@ -136,9 +139,8 @@ Variant = Literal["paper", "code", "code_normalized"]
 class PrivacyPlan:
     """Options of the privacy score (Gao et al. 2023, Eq. 11); the defaults are the paper's.
 
-    Attributes:
-        rule: ``left`` averages over the points j / K, j = 0 .. K - 1; ``trapezoid`` has K points from 0 to 1.
-        over: ``images`` takes mean and variance of areas over images (Eq. 9), ``class means`` over class means.
+    ``rule``: ``left`` averages over the points j / K, j = 0 .. K - 1; ``trapezoid`` has K points from 0 to 1. ``over``:
+    ``images`` takes mean and variance of areas over images (Eq. 9), ``class means`` over class means.
     """
 
     points: int = 20  # K, number of gradients compared on the way to the transformed image
@@ -183,7 +185,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy, lower is better, and the mean and variance of areas behind it."""
+    """Privacy score of one policy, lower is better, and the mean and variance of the areas that give it."""
 
     score: float
     mean: float

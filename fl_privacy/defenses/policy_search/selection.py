@@ -69,7 +69,10 @@ class Selection:
         return sorted(useful, key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Return the ``keep`` most private accepted policies without common operations; ``UserError`` for fewer."""
+        """Return the ``keep`` most private accepted policies without common operations; ``UserError`` for fewer.
+
+        ``untransformed``: privacy score without a policy, which accepted policies improve.
+        """
         by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
         if len(found) < self.keep:
