@@ -190,10 +190,7 @@ class Transformed(PerExample):
 
 @dataclass(frozen=True, kw_only=True)
 class Summed(PostProcessing):
-    """Secure aggregation: only the mean of the updates of ``clients`` clients is seen.
-
-    ``rounding``: standard deviation of the protocol's rounding error.
-    """
+    """Secure aggregation: only the mean of ``clients`` updates is seen, with a ``rounding`` error of this deviation."""
 
     clients: int = field(metadata={"check": partial(checks.whole, at_least=1, example=8)})
     rounding: float = field(default=0.0, metadata={"check": partial(checks.number, at_least=0, example=1e-6)})
@@ -205,10 +202,7 @@ class OtherImages(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Weighted sums of ``images`` images with the sign of random pixels flipped (InstaHide).
-
-    Labels mix those of ``labeled`` images.
-    """
+    """Weighted sums of ``images`` images, ``labeled`` with labels, and random pixels' signs flipped (InstaHide)."""
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
     labeled: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -251,10 +245,7 @@ class NoisedLayers(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialPerturbation(Heuristic):
-    """Perturbation that misleads classifiers of an attribute.
-
-    ``budget``: largest ratio of its norm to the gradient's.
-    """
+    """Perturbation, at most ``budget`` times as long as the gradient, that misleads classifiers of an attribute."""
 
     budget: float | None
 
@@ -333,11 +324,7 @@ def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def from_plain(plain: object) -> Description:
-    """Read a defense's description from the JSON values of ``to_plain``.
-
-    Raises:
-        UserError: they are malformed, or name an unknown effect.
-    """
+    """Read a defense's description from the JSON values of ``to_plain``; ``UserError`` if they are malformed."""
     if not isinstance(plain, list):
         raise UserError(f"The description of a defense is expected to be a list, but got {plain!r:.200}; use to_plain.")
     return tuple(_part_from_plain(part) for part in plain)

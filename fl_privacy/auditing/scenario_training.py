@@ -24,9 +24,9 @@ def examples_of(seen: Watched) -> int:
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the first epoch of each of ``inputs`` (N, ...); without observed epochs, its distinct examples.
+    """Return the first epoch of each of ``inputs``, or the distinct ones of its first ``MOST_POOL`` examples.
 
-    In the latter case only the first ``MOST_POOL`` examples are searched.
+    The latter if epochs were not observed. Inputs are (N, ...).
     """
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]

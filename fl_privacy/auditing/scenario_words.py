@@ -235,7 +235,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids (N, L) of each training batch, -1 for padding, and the number of the transformer's module."""
+    """Token ids ``words`` (N, L) of each training batch, -1 for padding; ``number``: number of the observed module."""
 
     number: int
     words: Sequence[Tensor]

@@ -109,10 +109,7 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
 
 
 def clusters_of(vectors: np.ndarray, number: int) -> np.ndarray:
-    """Return the cluster (N,) of each of ``vectors`` (N, D), by direction, in ``number`` clusters.
-
-    Gradients of a class share their direction (Li et al. 2022, arXiv 2102.08504).
-    """
+    """Cluster vectors (N, D) by direction, equal for gradients of a class (Li et al. 2022, arXiv 2102.08504)."""
     rows = _directions(vectors)
     return vq(rows, kmeans(rows, number, seed=0)[0])[0]
 

@@ -135,8 +135,8 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
     """Compose the settings of ``overrides``, cached per process.
 
-    Overrides come over the network: only what is registered or ``trusted`` is built, and a node refuses paths, except
-    in the settings ``unread``, which it ignores. ``unread`` is ``None`` on the server.
+    Overrides come over the network: only what is registered or ``trusted`` is built. A node refuses paths, except in
+    the settings ``unread``, which it ignores; ``None`` in simulations allows all.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"

@@ -178,10 +178,7 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 
 @contextmanager
 def own_streams_put_back(data: object) -> Iterator[None]:
-    """Restore the random generators in ``data`` at the end of the context.
-
-    Attributes are searched, also through lists and mappings, but not closures.
-    """
+    """Restore the random generators in attributes of ``data``, but not in closures, at the end of the context."""
     held = [_putting_back(generator) for generator in _generators(data)]
     try:
         yield
@@ -210,7 +207,6 @@ def _generators(data: object) -> list[Generator]:
 
 
 def _putting_back(generator: Generator) -> Callable[[], object]:
-    """Return a function that restores the generator's present state."""
     if isinstance(generator, np.random.Generator):
         return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
     if isinstance(generator, random.Random):

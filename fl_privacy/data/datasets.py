@@ -248,12 +248,9 @@ def load_with_attribute(
 ) -> Dataset:
     """Load a data set whose examples have an attribute in addition to their class.
 
-    ``UserError`` if there is no such data set or column, or ``task`` does not contain each class once.
-
-    Args:
-        name: name of a data set, see ``load_data`` for other arguments.
-        task: coarse classes, each a list of the data set's classes, which become attributes.
-        attribute_column: column of the attributes, instead of ``task``.
+    ``name``: see ``load_data``, also for other arguments. ``task``: coarse classes, each a list of the data set's
+    classes, which become attributes. ``attribute_column``: column of the attributes, instead of ``task``. ``UserError``
+    if there is no such data set or column, or ``task`` does not contain each class once.
     """
     if (task is None) == (attribute_column is None):
         raise UserError(

@@ -99,7 +99,6 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
 
 
 def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
-    """Decode an image to (C, H, W), as bytes or ``gray_values``; return C, too. ``which`` names the image in errors."""
     encoded = cell["bytes"]
     try:
         with warnings.catch_warnings():

@@ -147,7 +147,7 @@ def _open(path: str, config: str | None) -> Tables:
 
 
 class _Reached:
-    """Result of asking the hub in a thread whether it answers, since name resolution may exceed the time limit."""
+    """Answer to whether the hub responds within ``seconds``; asked in a thread, since name lookups may take longer."""
 
     def __init__(self, seconds: float) -> None:
         self._until, self._found = time.monotonic() + seconds, False

@@ -56,10 +56,7 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """Return a hook for ``Defense.model`` that gives each client its own initial private parameters.
-
-    Each tensor has the model's values in random order, which keeps the distribution of any initialization.
-    """
+    """Return a hook for ``Defense.model`` that shuffles the values in each private parameter anew for each client."""
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         names = set(private(model))

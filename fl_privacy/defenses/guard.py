@@ -76,12 +76,9 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Behavior:
-    """Activations of a model on a batch of B examples.
+    """Activations of a model on a batch of examples."""
 
-    ``firing``: share (U,) of examples and positions at which each unit is active, by the name of its ReLU or Hardtanh.
-    """
-
-    firing: dict[str, Tensor]
+    firing: dict[str, Tensor]  # ReLU or Hardtanh -> share (U,) of examples and positions at which a unit is active
     alone: dict[str, float]  # share of units active for at most one example, by the same names
     leading: float  # largest share of an example in the gradient of the features
 

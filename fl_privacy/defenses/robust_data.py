@@ -115,10 +115,7 @@ def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
 
 
 def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
-    """Return the layer number of each parameter, from 1 in the order of the forward pass on ``inputs``.
-
-    Layers that are not called come last.
-    """
+    """Return each parameter's layer number, from 1 in the order of the forward pass; layers not called come last."""
     layers = owners(model)
     model.eval()
     values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}

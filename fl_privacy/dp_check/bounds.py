@@ -84,11 +84,8 @@ def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Float
     """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
 
     Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold. Each of
-    these four rates has a Clopper-Pearson bound with a quarter of the error.
-
-    Args:
-        counts: counts at T thresholds that were chosen without these draws.
-        error: probability in (0, 1) with which each single bound may be wrong.
+    these four rates has a Clopper-Pearson bound with a quarter of the error. ``counts``: at T thresholds that were
+    chosen without these draws. ``error``: probability with which each single bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -109,8 +106,8 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from the angles between releases and an update of random direction.
 
-    Without the update, the probability of a small angle is the share of the sphere within it, times at most 1 / error
-    (Markov's inequality).
+    Each array and each of a few angles is one test, with an equal share of the error. Without the update, a small angle
+    has at most the probability of the sphere's fraction within it, divided by half of this share (Markov's inequality).
 
     Args:
         sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
@@ -133,8 +130,8 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Return a lower bound on mu from the statistics (n,) and (m,) of two neighbors, for Gaussian noise.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution; the bound is the least noncentrality at which it has probability ``error``. The projection
-    must not depend on the outputs.
+    distribution. The bound is the mu for which a larger distance has probability ``error`` / 2, by a normal
+    approximation. The projection must not depend on the outputs.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -153,10 +150,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``.
-
-    ``draws``: number of draws on each neighbor.
-    """
+    """Return the least true mu for which ``draws`` per neighbor give a ``measured_mu`` above ``mu`` with ``power``."""
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size

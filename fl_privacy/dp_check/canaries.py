@@ -61,7 +61,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the bound that so many canaries give if all guesses are right, the largest possible one."""
+        """Return the largest bound that this number of canaries can give, with all guesses right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
@@ -105,7 +105,7 @@ def canary_test(
     noise: Literal["gaussian", "other"] = "gaussian",
     confidence: float = 0.95,
 ) -> CanaryTest:
-    """Return bounds and an estimate of epsilon from the scores of canaries.
+    """Return bounds and an estimate of epsilon from the scores of canaries, each of which stands for a ``unit``.
 
     Args:
         taken: scores (k,) of participating canaries, higher if participation is likelier.
@@ -151,7 +151,11 @@ UNEQUAL = "the scores of participants vary differently from the others'"
 def _estimated(
     there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
 ) -> tuple[float | None, float | None, str]:
-    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026)."""
+    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026).
+
+    ``there``, ``absent``: scores of canaries that participated, and that did not. ``error``: probability that the limit
+    is too high.
+    """
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt
     variances = float(there.var(ddof=1)), float(absent.var(ddof=1))

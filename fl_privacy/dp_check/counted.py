@@ -97,7 +97,7 @@ class Drawn:
         return self._sampled(max(bounds))
 
     def _sampled(self, epsilon: float) -> float:
-        """Return the epsilon of a sampled release from the ``epsilon`` of a release that surely holds the unit."""
+        """Return a sampled release's epsilon from the ``epsilon`` of a release that surely holds the unit."""
         return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:

@@ -59,10 +59,8 @@ class Neighbors:
 def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
     """Concatenate the arrays of a release into one vector (d,) float64.
 
-    With ``draws``, the arrays (draws, ...) are as many releases, and the result is (draws, d).
-
-    Raises:
-        UserError: the release is no mapping of tensors, or has no values, or one that is not finite and real.
+    With ``draws``, the arrays (draws, ...) are as many releases, and the result is (draws, d). ``UserError`` if the
+    release is no mapping of tensors, or has no values, or one that is not finite and real.
     """
     tensors = [_real(value) for value in sent.values()] if isinstance(sent, Mapping) else []
     if not sum(0 if one is None else one.numel() for one in tensors) or any(one is None for one in tensors):
@@ -249,9 +247,9 @@ def statistics_for(
 ) -> Statistics:
     """Choose the directions onto which releases are projected, and the counts.
 
-    The directions are ``also``, and those of ``known`` (d,), the neighbors' difference, in all arrays and in each
-    alone. If it is ``None``, the difference of the means of the pilot ``found`` is used. ``places``: slice of each
-    array.
+    Directions are those of ``known`` (d,), the neighbors' difference (``None`` takes that of the means of the pilot
+    ``found``), in all arrays and in each alone, the direction in which pilot draws differ most, and ``also``.
+    ``places``: slice of each array.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

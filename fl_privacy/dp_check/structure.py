@@ -219,10 +219,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield groups of values whose sums may have no noise.
-
-    Each item is a description, and for each value (d,) the index of its sum, or -1.
-    """
+    """Yield sums that may have no noise: a description, and each value's index (d,) of its sum, -1 if it is in none."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():

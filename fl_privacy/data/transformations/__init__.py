@@ -130,7 +130,7 @@ class Operation:
         return KINDS[self.name].magnitude(self.level)
 
     def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
-        """Transform ``images`` (..., C, H, W), with the magnitude's ``sign`` 1 or -1 if it is ``signed``.
+        """Transform ``images`` (..., C, H, W); ``sign`` 1 or -1 multiplies a ``signed`` operation's magnitude.
 
         On uint8 the result equals Pillow's within rounding; on float in [0, 1] it is differentiable.
         """

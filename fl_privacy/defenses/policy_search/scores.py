@@ -23,17 +23,11 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products, by tensor T, of gradients at S x K points with the gradients at their S targets.
+    """Inner products, by tensor T, of gradients at S x K points with the gradients at their S targets."""
 
-    Attributes:
-        dot: products (T, S, K) of each point with its target.
-        squared: products (T, S, K) of each point with itself.
-        squared_target: products (T, S, 1) of each target with itself.
-    """
-
-    dot: Tensor
-    squared: Tensor
-    squared_target: Tensor
+    dot: Tensor  # (T, S, K), of each point with its target
+    squared: Tensor  # (T, S, K), of each point with itself
+    squared_target: Tensor  # (T, S, 1), of each target with itself
 
     def cosine(self, of: Cosine) -> Tensor:
         """Return the cosine (S, K) in [-1, 1] of each point with its target; 0 for a zero gradient."""
