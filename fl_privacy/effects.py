@@ -190,7 +190,10 @@ class Transformed(PerExample):
 
 @dataclass(frozen=True, kw_only=True)
 class Summed(PostProcessing):
-    """Secure aggregation: only the mean of ``clients`` updates is seen, with a ``rounding`` error of this deviation."""
+    """Secure aggregation: only the mean of the updates of ``clients`` clients is seen.
+
+    ``rounding``: standard deviation of the protocol's rounding error.
+    """
 
     clients: int = field(metadata={"check": partial(checks.whole, at_least=1, example=8)})
     rounding: float = field(default=0.0, metadata={"check": partial(checks.number, at_least=0, example=1e-6)})
@@ -202,7 +205,10 @@ class OtherImages(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Weighted sums of ``images`` images, ``labeled`` with labels, and random pixels' signs flipped (InstaHide)."""
+    """Weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
+
+    Labels are mixed alike, but from ``labeled`` of these images alone.
+    """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
     labeled: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -283,9 +289,8 @@ class PrivateLayers(Heuristic):
 class Part:
     """Public description of one component of a defense.
 
-    Attributes:
-        strength: name of the setting that pages show as the strength of the defense, if any; proportional to the noise
-            of a differentially private mechanism.
+    ``strength``: name of the setting that pages show as the strength of the defense, if any; proportional to the noise
+    of a differentially private mechanism.
     """
 
     name: str

@@ -145,7 +145,10 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
 
 
 def labels_right(given: Tensor, truth: Tensor) -> int:
-    """Count the guessed labels ``given``, classes (N,) or scores (N, K), that are in ``truth`` (N,), in any order."""
+    """Count the guessed labels that are right, in any order, each at most as often as it is true.
+
+    ``given``: classes (N,), or scores (N, K). ``truth``: classes (N,).
+    """
     given = given.argmax(-1) if given.is_floating_point() else given
     return (Counter(truth.tolist()) & Counter(given.flatten().tolist())).total()
 

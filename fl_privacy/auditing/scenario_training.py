@@ -24,16 +24,19 @@ def examples_of(seen: Watched) -> int:
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the first epoch of each of ``inputs``, or the distinct ones of its first ``MOST_POOL`` examples.
+    """Return the examples (N, ...) of one epoch in each of ``inputs``.
 
-    The latter if epochs were not observed. Inputs are (N, ...).
+    If epochs were not observed, return the distinct ones of the first ``MOST_POOL`` examples in each.
     """
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
 
 
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return at most ``MOST_POOL`` loaded examples (N, ...) in [0, 1]; ``None`` if the network gets changed ones."""
+    """Return the loaded examples (N, ...), scaled to [0, 1], at most ``MOST_POOL``.
+
+    ``None`` unless these are the network's only input, and enter it unchanged.
+    """
     model, whole = problem.model, problem.whole or bool(problem.model.beside)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]
     if whole or len(alike) != 1:
@@ -75,11 +78,10 @@ def _mean_gradient(client: WatchedReply) -> Tensors:
 def sampled(
     problem: StepProblem, pool: Tensor, others: Sequence[Tensor], guess: Reconstruction, *, number: int, seed: int
 ) -> StepProblem:
-    """Return ``problem`` with ``number`` true examples of ``pool``: those that ``guess`` has, then random ones.
+    """Return ``problem`` with ``number`` examples of ``pool``: those that ``guess`` has exactly, then random ones.
 
-    The guess has an example if they are equal, and the guess equals no second example of the pool and none of
-    ``others``, the inputs of other clients. This needs at least as many others as examples, and features of many
-    values.
+    An exact guess counts only if it equals no second example of the pool and none of ``others``, the inputs of other
+    clients. These must be at least as many as the pool, and the features must have many values.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

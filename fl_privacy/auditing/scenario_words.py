@@ -235,7 +235,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids ``words`` (N, L) of each training batch, -1 for padding; ``number``: number of the observed module."""
+    """Token ids ``words`` (N, L) of training batches, -1 for padding, and the transformer's ``number`` of a module."""
 
     number: int
     words: Sequence[Tensor]
@@ -350,7 +350,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` if none gets texts."""
+    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` without a transformer."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

@@ -76,10 +76,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """First reply of a client, which can be asked again: ``ask`` repeats the first message, ``ask_later`` a later one.
-
-    ``latest``: reply to the message that ``ask_later`` repeats.
-    """
+    """First reply of a client that can be asked again: by the same message (``ask``) or a later one (``ask_later``)."""
 
     number: int
     ask: Ask
@@ -98,7 +95,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the scenario ``name``; ``leaves`` is false if such gradients never leave a client."""
+    """Return the scenario ``name``; its ``leaves`` is false for gradients that never leave a client."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -414,7 +411,10 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the unknown inputs (N, ...) that single first-layer neurons reveal; none unless clients use SGD."""
+    """Return the inputs (N, ...), unknown to the attacker before, that single first-layer neurons reveal.
+
+    There are none if the optimizer is not SGD, or no first layer with a bias is found.
+    """
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

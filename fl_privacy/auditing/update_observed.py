@@ -40,8 +40,8 @@ class SentModel:
 class SavedUpdate:
     """Values sent and uploaded, by the names in the model.
 
-    ``is_change``: ``upload`` is the change instead of the new values. ``steps``: number of local steps that the file
-    states. ``said``: notes.
+    ``is_change``: ``True`` if ``upload`` is the change, ``False`` if it is the new values. ``steps``: number of local
+    steps that the file states. ``said``: notes for the page.
     """
 
     name: str

@@ -98,7 +98,7 @@ def classes_in(target: Any) -> np.ndarray:
 
 
 def _right(messages: Iterable[np.ndarray], labels: np.ndarray) -> tuple[int, int]:
-    """Return the number of labels that clusters of ``messages`` (N, D) get right, and the most for shuffled labels."""
+    """Return how many labels clusters of ``messages`` (N, D) get right, and the maximum for shuffled labels."""
     vectors, rng = np.concatenate([_directions(each) for each in messages], 1), np.random.default_rng(0)
     groups = clusters_of(vectors, int(labels.max()) + 1)
     return labels_right(groups, labels), max(labels_right(groups, rng.permutation(labels)) for _ in range(SHUFFLES))

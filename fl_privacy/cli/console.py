@@ -177,7 +177,7 @@ class RichMonitor(LineMonitor):
 
 
 def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
-    """Format the mean training loss; it is withheld if NaN with an ``epsilon``, as under differential privacy."""
+    """Format the mean training loss, or return ``withheld`` if it is NaN and there is an ``epsilon``."""
     return "withheld" if math.isnan(report.train_loss) and epsilon is not None else f"{report.train_loss:.3f}"
 
 

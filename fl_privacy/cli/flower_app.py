@@ -162,10 +162,7 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
-    """Outside simulations, log each ``UserError`` that names a path, and raise one without details instead.
-
-    ``own_folder``: do so for every ``UserError``.
-    """
+    """Outside simulations, log each ``UserError`` with a path (all if ``own_folder``) and raise one without details."""
     try:
         yield
     except OpenSettingError:

@@ -158,7 +158,7 @@ def _run_sweep(
 
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
-    """Print the result and finally the page or folder; open the page if ``open_page``."""
+    """Print ``sentence`` and then the path of ``page``, a page or a folder; open it if ``open_page``."""
     say(f"{sentence}\n{page}")
     if open_page:
         open_in_browser(page)

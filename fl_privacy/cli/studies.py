@@ -156,7 +156,7 @@ def _processes(asked: int | None) -> int:
 
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
-    """Run ``jobs`` in ``processes`` processes; return folder name -> error of the jobs that failed."""
+    """Run ``jobs`` in ``processes`` processes; return folder name -> error for each job that failed."""
     from fl_privacy.cli.console import Underway  # noqa: PLC0415
 
     failed: dict[str, str] = {}

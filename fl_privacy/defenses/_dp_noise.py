@@ -17,7 +17,7 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
-    """Scale ``tensors`` down to the l2 ``norm``: all together for the scope ``global``, each for ``layer``.
+    """Scale ``tensors`` down to the l2 ``norm``: as a whole (``scope`` ``global``), or one by one (``layer``).
 
     Tensors whose norm is not finite become zero, since noise would not hide them.
     """

@@ -19,7 +19,7 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return the names of the private modules; for ``None`` that of the first convolution or linear layer.
+    """Return the names of the private modules; ``None`` takes the first convolution or linear layer.
 
     ``UserError`` if a module does not exist, or if no parameter would be shared.
     """

@@ -202,8 +202,8 @@ def integrated_gradients(
 ) -> Tensors:
     """Return value x mean gradient on the line from zero to ``values`` (Sundararajan et al. 2017, Eq. 1 and 3).
 
-    Gradients are taken at the middles of ``points`` equal pieces. ``gradient_at`` maps values to gradients, in
-    their shapes or with a leading dimension more.
+    Gradients are taken at the middles of ``points`` equal pieces. ``gradient_at``: function from values to gradients of
+    the same shapes, or with one more leading dimension.
     """
     sums: dict[str, Tensor] = {}
     for number in range(points):

@@ -153,11 +153,7 @@ CHUNK_ELEMENTS = 1 << 21
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
-    """Yield ``draws`` releases of ``mechanism`` on ``given``, in chunks (k, d) float64.
-
-    Raises:
-        UserError: the number of values changes between releases.
-    """
+    """Yield ``draws`` releases (k, d) float64 on ``given``, in chunks; ``UserError`` if their sizes differ."""
     left, size, width = draws, 1, None
     while left and isinstance(mechanism, ManyAtOnce):
         made = flattened(mechanism.many(given, size), draws=size)

@@ -37,7 +37,7 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Releases (n, d) drawn on each neighbor, of which some values are kept."""
+    """Releases (n, d) drawn on each neighbor; of large releases, only d of the values are kept."""
 
     first: Tensor
     second: Tensor
@@ -65,7 +65,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Draw and keep a quarter of ``draws`` releases, or as many as memory allows, on each neighbor."""
+    """Draw a quarter of ``draws`` releases on each neighbor, or fewer if memory is short, and keep their values."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}

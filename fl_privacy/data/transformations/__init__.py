@@ -305,7 +305,7 @@ def check_shape(input_shape: Sequence[int]) -> None:
 
 
 def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor:
-    """Transform all ``images`` (..., C, H, W) by ``policy``, its operations with ``signs`` 1 or -1."""
+    """Transform all ``images`` (..., C, H, W) by ``policy``; ``signs`` has 1 or -1 for each operation."""
     for operation, sign in zip(policy.operations, signs, strict=True):
         images = operation(images, sign)
     return images

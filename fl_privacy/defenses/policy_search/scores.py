@@ -30,7 +30,7 @@ class InnerProducts:
     squared_target: Tensor  # (T, S, 1), of each target with itself
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return the cosine (S, K) in [-1, 1] of each point with its target; 0 for a zero gradient."""
+        """Return the cosine (S, K) of points and targets, ``whole`` or a mean over tensors; 0 for a zero gradient."""
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
@@ -40,7 +40,7 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Comparison of single images by their gradients, in evaluation mode; ``at_once`` bounds the memory."""
+    """Comparison of single images by their gradients, in evaluation mode, at most ``at_once`` gradients at a time."""
 
     def __init__(
         self,
@@ -94,7 +94,10 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) of gradients with the last one of their row, and with themselves."""
+        """Return inner products (T, s, K + 1) of gradients with the last one of their row, and with themselves.
+
+        ``images``: s rows (s, K + 1, C, H, W), each with one class of ``labels`` (s,).
+        """
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
         products: dict[str, tuple[Tensor, Tensor]] = {}
