@@ -106,8 +106,9 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from the angles between releases and an update of random direction.
 
-    Each array and each of a few angles is one test, with an equal share of the error. Without the update, a small angle
-    has at most the probability of the sphere's fraction within it, divided by half of this share (Markov's inequality).
+    Each angle of a few in each array is one test, with an equal share of the error. Without the update, the probability
+    of a smaller angle is at most the share of the sphere within it, divided by half of the test's error (Markov's
+    inequality).
 
     Args:
         sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
@@ -131,7 +132,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
     distribution. The bound is the mu for which a larger distance has probability ``error`` / 2, by a normal
-    approximation. The projection must not depend on the outputs.
+    approximation, or 0 without a significant distance. The projection must not depend on these draws.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))

@@ -36,6 +36,7 @@ class Drawn:
 
     Attributes:
         first, second: statistics (n, S) of draws on each neighbor.
+        tests: pairs (index of a statistic, threshold).
         widest: index of the projection with the largest distance of means, in standard deviations.
         delta: delta that the claim allows one release with the unit.
         rate: probability that a release holds the unit.
@@ -89,7 +90,7 @@ class Drawn:
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger one of two lower bounds for any noise: by angles (a tenth of the error) and by tests."""
+        """Return the larger one of two lower bounds for any noise: by angles (a tenth of ``error``) and by tests."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

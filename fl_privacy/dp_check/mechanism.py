@@ -215,7 +215,10 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return ``True`` if ``number`` calls without the unit depend on an earlier one with it, as with momentum."""
+    """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum.
+
+    ``number``: number of calls that are compared, after earlier calls with and without the unit.
+    """
     if isinstance(mechanism, ManyAtOnce):
         return False
     unit, seen = known / known.norm(), np.empty((2, number))
@@ -357,7 +360,7 @@ ROUND_LIKE = 10_000_001
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise that depends only on the round's number, by repeating rounds with and without the unit."""
+    """Detect noise that depends only on the round's number, by repeating rounds of a :class:`ByRound` mechanism."""
     if not isinstance(mechanism, ByRound):
         return []
     try:
