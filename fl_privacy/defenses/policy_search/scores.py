@@ -134,18 +134,14 @@ Variant = Literal["paper", "code", "code_normalized"]
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
-    """Options of the privacy score (Gao et al. 2023, Eq. 11); the defaults are the paper's.
-
-    ``rule``: ``left`` averages over the points j / K, j = 0 .. K - 1; ``trapezoid`` has K points from 0 to 1. ``over``:
-    ``images`` takes mean and variance of areas over images (Eq. 9), ``class means`` over class means.
-    """
+    """Options of the privacy score (Gao et al. 2023, Eq. 11); the defaults are the paper's."""
 
     points: int = 20  # K, number of gradients compared on the way to the transformed image
-    rule: Rule = "left"
+    rule: Rule = "left"  # points j / K, for ``left`` from 0 to (K - 1) / K; for ``trapezoid`` K points from 0 to 1
     cosine: Cosine = "whole"
     alpha: float = 0.7  # weight of the mean of the areas below the curve
     beta: float = 0.3  # weight of their variance
-    over: Over = "images"
+    over: Over = "images"  # units for the mean and variance of areas: images (Eq. 9) or class means
     normalized: bool = False  # ``True`` scales mean and variance as in :func:`normalized_scores`
 
     def __post_init__(self) -> None:
