@@ -267,7 +267,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, -1 for padding; ``None`` if it has none."""
+    """Return the tokens (N, L) of a batch, below ``size``, with ``padding`` as -1; ``None`` if it has none."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text

@@ -95,7 +95,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` at the first signal to end; further ones are ignored until the block is left."""
+    """Raise ``Interrupted`` at the first signal to end the process; ignore further ones until the block is left."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -86,7 +86,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
 
 
 def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of ``conf/KIND.yaml``; ``UserError`` for a wrong type or seed."""
+    """Return the settings of ``conf/KIND.yaml`` with ``overrides``; ``UserError`` for a wrong type or seed."""
     settings = compose_file(kind, overrides)
     types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
     for name in types.keys() & settings.keys():

@@ -53,7 +53,7 @@ def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, wid
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
-    """Generate ``images_per_class`` images of every class, in 256 levels; the client's classes stay hidden."""
+    """Generate ``images_per_class`` images of every class, in 256 levels; this hides which classes the client has."""
     device = generator.start.weight.device
     labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
     with torch.no_grad():

@@ -71,7 +71,10 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score each element of ``gradients`` by the criterion ``by``, one of ``OF_STEPS``; larger is more important."""
+    """Score each element of ``gradients`` by ``by``, one of ``OF_STEPS``; larger is more important.
+
+    ``samples``: see ``pruning``.
+    """
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}

@@ -233,7 +233,7 @@ def dsa(
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Return the sum over all weights (P, O, ...), P classes and O outputs of 1 - cosine of two gradients."""
+    """Return the sum, over all weights (P, O, ...), P classes and O outputs, of 1 - cosine of two gradients."""
     pairs = [(gradient.flatten(2), wanted[name].flatten(2)) for name, gradient in found.items() if gradient.dim() > 2]
     return torch.stack([(1 - F.cosine_similarity(one, other, dim=2)).sum() for one, other in pairs]).sum()
 

@@ -54,10 +54,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests (statistic at or above a threshold) on the first fifth of the draws; keep the rest for counting.
-
-        ``drawn``: statistics (n, S) of draws on each of two neighbors.
-        """
+        """Choose tests (statistic >= threshold) on the first fifth of ``drawn`` (n, S), and keep the rest to count."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)

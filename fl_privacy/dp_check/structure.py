@@ -219,7 +219,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield sums that may have no noise: a description, and each value's index (d,) of its sum, -1 if it is in none."""
+    """Yield kinds of sums that may have no noise: a description, and the index (d,) of each value's sum, or -1."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():

@@ -23,7 +23,7 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products, by tensor T, of gradients at S x K points with the gradients at their S targets."""
+    """Inner products, in each of T tensors, of gradients at S x K points with the gradients at S targets."""
 
     dot: Tensor  # (T, S, K), of each point with its target
     squared: Tensor  # (T, S, K), of each point with itself

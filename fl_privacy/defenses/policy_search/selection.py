@@ -71,7 +71,7 @@ class Selection:
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
         """Return the ``keep`` most private accepted policies without common operations; ``UserError`` for fewer.
 
-        ``untransformed``: privacy score without a policy, which accepted policies improve.
+        ``untransformed``: privacy score without a policy; accepted policies have a lower one.
         """
         by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
