@@ -80,8 +80,8 @@ def sampled(
 ) -> StepProblem:
     """Return ``problem`` with ``number`` examples of ``pool``: those that ``guess`` has exactly, then random ones.
 
-    An exact guess counts only if it equals no second example of the pool and none of ``others``, the inputs of other
-    clients. These must be at least as many as the pool, and the features must have many values.
+    An exact guess counts only if it equals no second example of the pool and none of ``others``, other clients' inputs.
+    These must be at least as many as the pool, and the features must have many values.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

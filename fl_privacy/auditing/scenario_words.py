@@ -167,7 +167,7 @@ def scored_words(
     others: Sequence[set[int]] = (),
     texts: Sequence[Sequence[set[int]]] | None = None,
 ) -> Answer:
-    """Score pairs (true words, inferred words) of uploads.
+    """Score the pairs ``read`` (true words, inferred words) of uploads.
 
     ``total``: number of uploads, also of those without a pair. ``others``: words of other texts, as distractors.
     ``texts``: words of each text, by upload; ``None`` if each upload has one text.

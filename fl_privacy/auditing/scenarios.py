@@ -389,7 +389,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask a client for its reply on example ``number`` alone, else on the fewest that work, as two for batch norm."""
+    """Ask a client for its reply on example ``number`` alone, else on the fewest that work (two for batch norm)."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)

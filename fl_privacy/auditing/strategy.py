@@ -176,7 +176,7 @@ class AuditedStrategy(StrategyAround):
         """Run the strategy's own ``start``, then attack the captures and print the place of the page.
 
         Later errors of the audit are in ``failure``; the training's result is always returned. Before the training,
-        ``UserError`` if no client is there, the arrays are not the model's, a round does not exist, or ``out`` can't be
+        ``UserError`` if there is no client, arrays are not the model's, a round does not exist, or ``out`` can't be
         written.
         """
         given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)

@@ -109,7 +109,7 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
 
 
 def clusters_of(vectors: np.ndarray, number: int) -> np.ndarray:
-    """Cluster vectors (N, D) by direction, equal for gradients of a class (Li et al. 2022, arXiv 2102.08504)."""
+    """Group vectors (N, D) in ``number`` clusters by direction, equal in a class (Li et al. 2022, arXiv 2102.08504)."""
     rows = _directions(vectors)
     return vq(rows, kmeans(rows, number, seed=0)[0])[0]
 

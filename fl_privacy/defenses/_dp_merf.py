@@ -48,7 +48,7 @@ class Generator(nn.Module):
 
 
 def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
-    """Build a generator for images of the size of ``batch``, initialized from ``rng``."""
+    """Build a generator with ``width`` channels for images of the size of ``batch``, initialized from ``rng``."""
     return dc_dsa_dm.fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
 
 

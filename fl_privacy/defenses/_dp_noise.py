@@ -58,7 +58,7 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
 
 
 def noise_std(distribution: Distribution, scale: float) -> float:
-    """Return the standard deviation of ``sample_noise``."""
+    """Return the standard deviation of ``sample_noise`` for ``distribution`` and ``scale``."""
     return scale * (math.sqrt(2) if distribution == "laplace" else 1.0)
 
 

@@ -63,9 +63,10 @@ Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples 
 
 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
-    """Build a defense that trains on the images that ``make`` returns, kept in the client's state as bytes.
+    """Build a defense, described by ``part``, that trains on the images that ``make`` returns when it is first called.
 
-    ``make`` is called once. It gives ``images_per_class`` images of every class, or of the client's classes only.
+    The client's state keeps them as bytes: ``images_per_class`` for each class, of all or (not ``every_class``) its
+    own.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 
@@ -225,7 +226,7 @@ def dsa(
     width: int = 32,
     start: Start = "real",
 ) -> Defense:
-    """Train on images condensed like ``dc``, with augmentation of all images (DSA, Zhao and Bilen 2021).
+    """Train on images condensed like ``dc``, with its settings and random augmentation (DSA, Zhao and Bilen 2021).
 
     All images of a class share one random augmentation per step. The authors start from real images.
     """

@@ -63,7 +63,7 @@ def epsilon(
 def epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: Sequence[int], delta: float, accountant: Accountant = "rdp"
 ) -> list[float]:
-    """Return ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
+    """Return ``epsilon``, for its other arguments, after each of the ascending ``steps``, faster than one by one.
 
     ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of these.
     """

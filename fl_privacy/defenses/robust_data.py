@@ -64,7 +64,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return the function UM (Eq. 4) for each example's gradient; ``target`` and ``weights`` are (B, *shape)."""
+    """Return UM (Eq. 4), like :func:`batch_gap`, for each example's gradient; ``target``, ``weights``: (B, *shape)."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -86,8 +86,8 @@ def descend(
 ) -> Iterator[Tensor]:
     """Yield the iterates, in [0, 1], of gradient descent from ``start`` on UM / unit - beta PM (Eq. 2).
 
-    The step along UM's gradient is at most Polyak's, UM / ||gradient||^2. ``start`` is (B, C, H, W) in [0, 1], or
-    (B, L, d) for texts; ``privacy`` returns the PM of each example; ``unit`` is (1,) or (B,).
+    The step along UM's gradient is at most Polyak's, UM / ||gradient||^2. ``start`` is (B, C, H, W) in [0, 1], or (B,
+    L, d) for texts; ``gap`` returns UM, ``privacy`` the PM of each example; ``unit`` is (1,) or (B,).
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -259,8 +259,8 @@ class _Network:
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
     """Return estimates (C,), by layer, of each neuron's Shapley value for the batch's loss (Ghorbani and Zou 2020).
 
-    In random orders, neurons are replaced one by one by their mean output, and the rises of the loss averaged. An order
-    ends when the loss reaches that without neurons; the remaining neurons count 0.
+    In ``permutations`` random orders, neurons are replaced one by one by their mean output, and the rises of the loss
+    averaged. An order ends when the loss reaches that without neurons; the remaining neurons count 0.
     """
     network = _Network(step)
     for name, number in network.neurons:

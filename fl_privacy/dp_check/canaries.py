@@ -113,6 +113,7 @@ def canary_test(
         delta: probability in (0, 1).
         noise: ``gaussian`` if the claim assumes Gaussian noise, ``other`` to assume nothing. Scores that do not look
             Gaussian count as ``other``.
+        confidence: confidence of bound and limit, in (0, 1).
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     checks.one_of("noise", noise, tuple(BOUNDS))
@@ -153,8 +154,7 @@ def _estimated(
 ) -> tuple[float | None, float | None, str]:
     """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026).
 
-    ``there``, ``absent``: scores of canaries that participated, and that did not. ``error``: probability that the limit
-    is too high.
+    ``there``, ``absent``: scores with and without participation. ``error``: probability that the limit is too high.
     """
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt

@@ -175,7 +175,7 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
-    """Draw ``draws`` releases on each neighbor, and return their means, deviations and norms."""
+    """Draw ``draws`` releases on each neighbor, and return means, deviations and norms of the two samples."""
     means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
         chunks = list(drawn_rows(mechanism, given, draws))

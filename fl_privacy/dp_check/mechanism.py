@@ -217,7 +217,7 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
     """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum.
 
-    ``number``: number of calls that are compared, after earlier calls with and without the unit.
+    ``number``: number of compared calls after calls with and without the unit, projected onto ``known`` (d,).
     """
     if isinstance(mechanism, ManyAtOnce):
         return False
@@ -277,8 +277,7 @@ def _worst(
 ) -> tuple[Pilot, Tensor | None]:
     """Return the pilot draws of the pair that is easiest to distinguish, and this pair's difference (d,) if known.
 
-    The pair ``preferred`` is taken unless another pair is better by more than chance. ``most``: most draws per
-    neighbor.
+    The pair ``preferred`` is taken unless another is better by more than chance. ``most``: most draws per neighbor.
     """
     kept = list(pairs)
     for draws, number in PILOT:

@@ -131,8 +131,7 @@ class PrivacyAware:
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
         """Return ``True`` if a policy is privacy-aware; ``UserError`` if ``psnr`` is empty or has NaN.
 
-        ``psnr`` (N,): see ``least_epsilon``. ``accuracy``, ``transformed``: accuracy of a model trained without and
-        with the policy.
+        ``psnr`` (N,): see ``least_epsilon``. ``accuracy``, ``transformed``: accuracy without and with the policy.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
