@@ -36,7 +36,7 @@ class SplitTraining:
 
     @contextmanager
     def looking(self, *, client: bool = False) -> Iterator[None]:
-        """Observe the labels of losses in a block: of the server or, in a nested block, of a ``client``."""
+        """Observe losses in a block: the server's, with their labels, or in a nested block a ``client``'s."""
         functional = importlib.import_module("torch.nn.functional")
         with ExitStack() as stack:
             for name in LOSSES:

@@ -308,7 +308,7 @@ _stopped = threading.Event()
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
-    """Run ``jobs`` in worker processes; call ``on_done(job, error or None)`` after each; ``UserError`` if one died."""
+    """Run ``jobs`` in processes; call ``on_done(job, error or None)`` after each; ``UserError`` if a process died."""
     if not jobs:
         return
     from fl_privacy.federation.processes import end_workers, worker_processes  # noqa: PLC0415
