@@ -205,9 +205,9 @@ class OtherImages(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Weighted sums of ``images`` images with the sign of random pixels flipped (InstaHide).
+    """Weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
 
-    Labels mix those of ``labeled`` images.
+    Labels are mixed alike, but from ``labeled`` of these images alone.
     """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -251,10 +251,7 @@ class NoisedLayers(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialPerturbation(Heuristic):
-    """Perturbation that misleads classifiers of an attribute.
-
-    ``budget``: largest ratio of its norm to the gradient's.
-    """
+    """Perturbation, at most ``budget`` times as long as the gradient, that misleads classifiers of an attribute."""
 
     budget: float | None
 
@@ -292,9 +289,8 @@ class PrivateLayers(Heuristic):
 class Part:
     """Public description of one component of a defense.
 
-    Attributes:
-        strength: name of the setting that pages show as the strength of the defense, if any; proportional to the noise
-            of a differentially private mechanism.
+    ``strength``: name of the setting that pages show as the strength of the defense, if any; proportional to the noise
+    of a differentially private mechanism.
     """
 
     name: str
@@ -333,11 +329,7 @@ def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 
 def from_plain(plain: object) -> Description:
-    """Read a defense's description from the JSON values of ``to_plain``.
-
-    Raises:
-        UserError: they are malformed, or name an unknown effect.
-    """
+    """Read a defense's description from the JSON values of ``to_plain``; ``UserError`` if they are malformed."""
     if not isinstance(plain, list):
         raise UserError(f"The description of a defense is expected to be a list, but got {plain!r:.200}; use to_plain.")
     return tuple(_part_from_plain(part) for part in plain)

@@ -36,7 +36,7 @@ MOST_SHOWN = 8
 
 
 class TimeSpent:
-    """Timer that returns the seconds since its creation, of the clock or of the processor, whichever are fewer."""
+    """Timer that returns the seconds since its creation: the smaller one of wall-clock time and CPU time."""
 
     def __init__(self) -> None:
         self._begun = time.perf_counter(), time.process_time()
@@ -52,10 +52,10 @@ def score(
     seed: int,
     other: Reconstruction | None = None,
 ) -> Answer:
-    """Score the reconstructions ``found`` of ``problems``; the answer has no scenario yet.
+    """Score the reconstructions ``found`` of ``problems``; the caller adds the answer's scenario.
 
-    ``loaded``: inputs (N, ...) that serve as distractors. ``other``: guess at another client's upload, which is the
-    control if there is a single upload.
+    ``loaded``: inputs (N, ...) that serve as distractors. ``other``: reconstruction of another client's upload as the
+    control; without it, the control compares each truth with the reconstruction of the next problem.
     """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
@@ -78,7 +78,10 @@ Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Se
 def compared(
     kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
 ) -> Answer:
-    """Count reconstructions by outcome, with guesses at other uploads (``other`` for a single one) as the control."""
+    """Count reconstructions by outcome; the control compares reconstructions of other uploads with the same truths.
+
+    ``counted``: see :data:`Counted`. ``other``: the control's reconstruction, if there is a single upload.
+    """
     counts, shown = counted(found, truths)
 
     def reads(guess: Reconstruction, truth: Batch) -> bool:
@@ -97,7 +100,10 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """Pair each truth with the guess at the next upload of different examples; return guesses and truths."""
+    """Return guesses and truths for a control: each truth with the guess at the next upload of different examples.
+
+    Examples differ unless ``reads(guess, truth)``: one batch counts as a reconstruction of the other.
+    """
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -139,7 +145,10 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
 
 
 def labels_right(given: Tensor, truth: Tensor) -> int:
-    """Count guessed labels, (N,) or (N, K), that occur in ``truth`` (N,), each as often as it is there."""
+    """Count the guessed labels that are right, in any order, each at most as often as it is true.
+
+    ``given``: classes (N,), or scores (N, K). ``truth``: classes (N,).
+    """
     given = given.argmax(-1) if given.is_floating_point() else given
     return (Counter(truth.tolist()) & Counter(given.flatten().tolist())).total()
 
@@ -147,7 +156,7 @@ def labels_right(given: Tensor, truth: Tensor) -> int:
 def count_images(
     found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
 ) -> tuple[Counts, list[Shown]]:
-    """Count images by outcome, with ``others`` as distractors, and pair them with their originals."""
+    """Return counts of images by outcome, with ``others`` as distractors, and each original with its guess."""
     shaped, scored, pictures = list(found), [], []
     for place, truth in enumerate(truths):
         if (batch := found[place].batch) is not None and batch.inputs.shape != truth.inputs.shape:
@@ -172,7 +181,7 @@ def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor
 
 
 def without_once(rows: Tensor, own: Tensor) -> Tensor:
-    """Remove each of ``own`` (M, F) from ``rows`` (N, F) once; further equal rows stay."""
+    """Return ``rows`` (N, F) without one equal row for each of ``own`` (M, F); further equal rows stay."""
     left = torch.ones(len(rows), dtype=torch.bool)
     for one in (torch.cdist(rows, own) <= SAME).T:
         left[(one & left).nonzero()[:1]] = False
@@ -180,7 +189,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows by outcome, with ``others`` (N, F) as distractors, and pair them with their guesses."""
+    """Return counts of rows by outcome, with ``others`` (N, F) as distractors, and each original with its guess."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

@@ -19,18 +19,24 @@ equal examples are no coincidence."""
 
 
 def examples_of(seen: Watched) -> int:
-    """Return the number of examples of a training, once for all epochs if these were observed; 0 if none was loaded."""
+    """Return the number of examples behind a training: of one epoch if epochs were observed, else all loaded ones."""
     return sum(seen.passes.values()) or seen.loaded
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the examples of one epoch in each of ``inputs`` (N, ...); if epochs are unknown, the distinct ones."""
+    """Return the examples (N, ...) of one epoch in each of ``inputs``.
+
+    If epochs were not observed, return the distinct ones of the first ``MOST_POOL`` examples in each.
+    """
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
 
 
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return the loaded examples (N, ...), scaled to [0, 1]; ``None`` unless they enter the network unchanged."""
+    """Return the loaded examples (N, ...), scaled to [0, 1], at most ``MOST_POOL``.
+
+    ``None`` unless these are the network's only input, and enter it unchanged.
+    """
     model, whole = problem.model, problem.whole or bool(problem.model.beside)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]
     if whole or len(alike) != 1:
@@ -72,10 +78,10 @@ def _mean_gradient(client: WatchedReply) -> Tensors:
 def sampled(
     problem: StepProblem, pool: Tensor, others: Sequence[Tensor], guess: Reconstruction, *, number: int, seed: int
 ) -> StepProblem:
-    """Return ``problem`` with ``number`` true examples of ``pool``: those equal to a guess, then random ones.
+    """Return ``problem`` with ``number`` examples of ``pool``: those that ``guess`` has exactly, then random ones.
 
-    An example counts as equal only if neither another example of the pool nor one of ``others``, the inputs of other
-    clients, equals that guess.
+    An exact guess counts only if it equals no second example of the pool and none of ``others``, other clients' inputs.
+    These must be at least as many as the pool, and the features must have many values.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

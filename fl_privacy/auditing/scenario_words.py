@@ -37,10 +37,10 @@ NOTE = (
 
 
 def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score the words inferred from changed rows of the embedding; ``None`` if clients train on no texts.
+    """Score the words inferred from changed rows of the embedding.
 
-    ``found``: pairs of a client's reply to its training and its reply on one text. ``uploaded``: ``False`` to use the
-    first gradient of the reply instead of its upload.
+    ``None`` if clients train on no texts, or upload no embedding. ``found``: pairs of a client's reply to its training
+    and its reply on one text. ``uploaded``: ``False`` to use the first gradient of the reply instead of its upload.
     """
     read, texts, others = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[set[int]]()
     for client, again in found:
@@ -64,7 +64,7 @@ def _texts_in(batch: Any) -> list[Tensor]:
 
 
 def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
-    """Return the different words of each of the texts (N, L), without padding."""
+    """Return the set of words of each text in ``tokens`` (N, L), without the padding of the embedding ``table``."""
     return [set(text) - {table.padding_idx or 0} for text in tokens.tolist()]
 
 
@@ -167,7 +167,7 @@ def scored_words(
     others: Sequence[set[int]] = (),
     texts: Sequence[Sequence[set[int]]] | None = None,
 ) -> Answer:
-    """Score pairs (true words, inferred words) of uploads.
+    """Score the pairs ``read`` (true words, inferred words) of uploads.
 
     ``total``: number of uploads, also of those without a pair. ``others``: words of other texts, as distractors.
     ``texts``: words of each text, by upload; ``None`` if each upload has one text.
@@ -210,7 +210,7 @@ def scored_words(
 
 
 class SeenNetwork(TextModel):
-    """Transformer observed in an app, with its values at that time, as a ``TextModel``."""
+    """Adapter of a transformer observed in an app to the interface :class:`TextModel`."""
 
     causal = False
 
@@ -235,7 +235,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids (N, L) of each training batch, -1 for padding, and the number of the transformer's module."""
+    """Token ids ``words`` (N, L) of training batches, -1 for padding, and the transformer's ``number`` of a module."""
 
     number: int
     words: Sequence[Tensor]
@@ -259,7 +259,7 @@ def texts_seen(seen: Watched) -> SeenTexts | None:
 
 
 def network_in(part: Any) -> Any:
-    """Return the transformer that ``part`` is or has as a direct child; ``None`` if there is none."""
+    """Return the Hugging Face transformer that ``part`` is or has as a direct child; ``None`` if there is none."""
     for module in (part, *part.children()):
         if hasattr(module, "get_input_embeddings") and hasattr(module, "config"):
             return module if isinstance(module.get_input_embeddings(), nn.Embedding) else None
@@ -267,7 +267,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, -1 for padding; ``None`` if it has none."""
+    """Return the tokens (N, L) of a batch, below ``size``, with ``padding`` as -1; ``None`` if it has none."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text
@@ -285,14 +285,14 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:
-    """Return -1 and the tokens that occur in every text, as of a public template; for few texts only -1."""
+    """Return -1 and the tokens that all texts contain, as of a public template; for up to two texts only -1."""
     rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
     return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBlock:
-    """Tokens reconstructed from one upload's first block; ``said`` is the method, or the reason for failure."""
+    """True tokens, and those inferred from an upload's first block; ``said``: the method, or the reason for failure."""
 
     truth: set[int]
     guess: set[int]
@@ -300,10 +300,10 @@ class FirstBlock:
 
 
 def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
-    """Infer words from ``tensors`` (by name in ``Watched``) of a transformer's first block; ``None`` if there is none.
+    """Infer tokens from the part of ``tensors`` that belongs to a transformer's first block; ``None`` without one.
 
-    ``shares``: kind of ``tensors``: ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples behind
-    them.
+    ``again``: reply behind the tensors. ``tensors``: by the names of ``Watched``. ``shares``: kind of ``tensors``:
+    ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples behind them.
     """
     seen = again.watched
     texts = texts_seen(seen)
@@ -350,7 +350,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` if no text enters it."""
+    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` without a transformer."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

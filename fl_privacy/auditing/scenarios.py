@@ -76,7 +76,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client that can repeat its answers to its first message and to the message of its ``latest`` reply."""
+    """First reply of a client that can be asked again: by the same message (``ask``) or a later one (``ask_later``)."""
 
     number: int
     ask: Ask
@@ -95,7 +95,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Describe the scenario ``name``; for a bare gradient, ``leaves`` is false, since it does not leave a client."""
+    """Return the scenario ``name``; its ``leaves`` is false for gradients that never leave a client."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -110,10 +110,10 @@ class Scenarios:
 
     Attributes:
         sites: number of all clients.
-        server: rule by which the server moves the model, or the reason why that is no step of the mean.
+        server: rule by which the server moves the model, or the reason why that is no step along the mean update.
         evaluated: batches that clients evaluated.
-        attack_within: builds an attack with at most this number of evaluations.
-        tell: receives messages on the progress.
+        attack_within: function from the largest number of evaluations to an attack that keeps to it.
+        tell: function that gets messages on the progress.
         defense: defense of uploads, which the attacker knows.
     """
 
@@ -389,7 +389,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask a client for a reply on one example, else on as few as its code takes, such as two for batch norm."""
+    """Ask a client for its reply on example ``number`` alone, else on the fewest that work (two for batch norm)."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)
@@ -411,7 +411,10 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that single first-layer neurons reveal, except those that the attacker is given."""
+    """Return the inputs (N, ...), unknown to the attacker before, that single first-layer neurons reveal.
+
+    There are none if the optimizer is not SGD, or no first layer with a bias is found.
+    """
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
@@ -439,7 +442,7 @@ class _Work(TorchDispatchMode):
 
 @without_checkpointing()
 def seconds_of_evaluation(observation: Observation) -> float:
-    """Estimate the seconds that a standard processor takes for one attack step (a gradient of a gradient)."""
+    """Estimate the seconds of one attack step (a gradient of a gradient) on a standard processor."""
     model = detached_copy(observation.model).train(observation.plan.mode == "train")
     gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
     parameters = [p for p in model.parameters() if p.requires_grad]

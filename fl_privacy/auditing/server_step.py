@@ -27,7 +27,7 @@ OTHER_RULES: Mapping[str, str] = {
 
 
 def server_plan_of(strategy: object) -> ServerPlan | str:
-    """Return how a strategy or server moves the model in round 1, or the reason why that is no step of the mean.
+    """Return how a strategy or server moves the model in round 1, or why that is no step along the mean update.
 
     Strategies of other packages count as the Flower strategy that they extend, else as a plain mean.
     """

@@ -15,7 +15,7 @@ Show = Callable[[AuditRecord], None]
 
 
 class AuditSession:
-    """An audit from its training to its page, of a strategy (``AuditReport``) or of an app that is run (``AppAudit``).
+    """An audit with its record and its page: of a strategy, of an app that is run, or of saved updates.
 
     In a sandbox, ``show`` receives the records, and no files are written. ``line`` is the final summary for a terminal.
     """

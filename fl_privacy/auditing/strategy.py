@@ -58,11 +58,9 @@ GivenPlan = LocalPlan | Mapping[str, object] | Context | None
 def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
     """Return the local plan and the names of the fields that were given.
 
-    ``UserError`` if a field does not exist, or its value is out of range.
-
-    Args:
-        given: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.
-        config: config of the server's messages, searched with lower priority.
+    ``given``: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.
+    ``config``: config of the server's messages, searched with lower priority. ``UserError`` if a field does not exist,
+    or its value is out of range.
     """
     if isinstance(given, LocalPlan):
         return given, frozenset(f.name for f in fields(LocalPlan))
@@ -177,11 +175,9 @@ class AuditedStrategy(StrategyAround):
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """Run the strategy's own ``start``, then attack the captures and print the place of the page.
 
-        Later errors of the audit are in ``failure``; the training's result is always returned.
-
-        Raises:
-            UserError: before the training: no client is there, the arrays are not the model's, a round does not exist,
-                or ``out`` can't be written.
+        Later errors of the audit are in ``failure``; the training's result is always returned. Before the training,
+        ``UserError`` if there is no client, arrays are not the model's, a round does not exist, or ``out`` can't be
+        written.
         """
         given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)
         given.apply_defaults()

@@ -24,22 +24,16 @@ USUAL = ((1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 32, 32), (3, 64, 64), (3, 96
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditedModel:
-    """An app's model and images, as known before its training.
-
-    Attributes:
-        network: network that takes images in [0, 1] and first normalizes them as the clients do.
-        input_shape: shape (C, H, W).
-        told: ``True`` if the normalization was given, ``False`` if inferred from pixels.
-    """
+    """An app's model and images, as known before its training."""
 
     name: str
     path: str
-    network: nn.Module
-    input_shape: tuple[int, ...]
+    network: nn.Module  # takes images in [0, 1] and first normalizes them as the clients do
+    input_shape: tuple[int, ...]  # (C, H, W)
     num_classes: int
     source: NamedImages
     normalization: Normalization | None
-    told: bool
+    told: bool  # ``True`` if the normalization was given, ``False`` if inferred from pixels
 
 
 def read_model(

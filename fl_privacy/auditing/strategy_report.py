@@ -58,7 +58,7 @@ def expect_strategy(strategy: object) -> None:
 
 
 def expect_rounds(rounds: object) -> None:
-    """Raise ``UserError`` if ``rounds`` is invalid, however many rounds there are."""
+    """Raise ``UserError`` if ``rounds`` is invalid for any number of trained rounds."""
     several = isinstance(rounds, list | tuple | set | frozenset | range)
     if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
         audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")
@@ -82,7 +82,8 @@ def told_partition(reply: Message) -> int | None:
 class NamingServer(HonestButCurious):
     """An honest-but-curious server that gives each node a permanent number.
 
-    The number is the partition that the node claims, else the rank of its id; if that is taken, the next free number.
+    The number is the partition that the node claims, else the rank of its id among connected nodes; if another node has
+    it, the next free number.
     """
 
     partitions: dict[int, int] = field(default_factory=dict, init=False)
@@ -109,13 +110,13 @@ class NamingServer(HonestButCurious):
 
 @dataclass(eq=False)
 class AuditReport(AuditSession):
-    """The audit of a strategy; captured updates are attacked after the training, as those of a run.
+    """The audit of a strategy; captured updates are attacked after the training, as in a run.
 
     Attributes:
         partitions: client -> stated partition, at the end.
         identified: clients that claim a partition.
         nodes: largest number of nodes connected at once; ``None`` before the training.
-        server: rule by which the strategy moves the model, or the reason why that is no step of the mean.
+        server: rule by which the strategy moves the model, or the reason why that is no step along the mean update.
     """
 
     out: Path
@@ -303,7 +304,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Names of clients' metrics, and the largest epsilon and least noise ``stated`` in the last round."""
+    """Names of the metrics in clients' replies, and the largest epsilon and least noise last ``stated`` in a round."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
@@ -322,7 +323,10 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on the DP claims of the strategy, which draws also test, and of the clients' replies."""
+    """Return verdicts on the DP claims of the strategy, tested by draws, and of clients' replies.
+
+    ``rounds``: number of rounds that a claim covers.
+    """
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)
@@ -335,7 +339,7 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
 
 
 def uncovered(metrics: Iterable[str]) -> tuple[str, ...]:
-    """Return a sentence that names metrics on clients' data; empty if there are none."""
+    """Return a warning on metrics that reveal facts of clients' data; empty if there are none."""
     names = [name for name in metrics if name not in COUNTS | SETTINGS | KEYS.keys()]
     said = (
         f"Next to their arrays clients send {', '.join(names[:6])}: figures about their data that no noise covers;"

@@ -121,7 +121,8 @@ class UpdateAudit(AuditSession):
             if self.kind is not IMAGES or len(asked.normalization.mean) not in (1, self.shape[0]):
                 told = f"{asked.normalization.in_words()} for {self.kind.data} of shape {self.shape}"
                 raise UserError(
-                    f"--normalize is expected for images, for all channels or each, but got {told}; omit it."
+                    "--normalize is expected to give one mean and deviation for images, or one for each channel, but"
+                    f" got {told}; give as many, or omit it for other data."
                 )
             network = normalized(network, asked.normalization)
         self.network = network if self.kind is TEXTS else plain_model(network, self.shape)
@@ -181,7 +182,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Return the observation of a control, trained alike on other examples; ``None`` if these are too few."""
+        """Return the observation of a control, simulated alike on other examples; ``None`` if these are too few."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others
@@ -239,7 +240,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Count exact guesses and return the share of examples with duplicates; ``None`` if an exact guess has none."""
+        """Return (exact guesses, share of examples with a duplicate); ``None`` if an exactly guessed one has none."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])

@@ -99,7 +99,10 @@ def _with_layers(program: nn.Module) -> nn.Module:
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
-    """Return the modality that the first layer with weights takes, its number of inputs, and its name."""
+    """Return the first layer's modality, its input size (channels, features or tokens), and the layer's name.
+
+    The first layer is the first one with weights. ``UserError`` if there is none, or it takes other inputs.
+    """
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path
@@ -210,7 +213,7 @@ def _written_names(network: nn.Module) -> dict[str, str]:
 
 
 def _prefixes(known: Mapping[str, str], given: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Return the prefix to cut from the ``given`` names and the prefix to add to them, by majority vote."""
+    """Return the prefix to cut from ``given`` names and the one to add, with which most of them are ``known``."""
     votes = Counter[tuple[str, str]]()
     ends = {name.split(".", place)[place]: name for name in known for place in range(1, name.count(".") + 1)}
     for name in given:
@@ -250,7 +253,7 @@ class SiteExamples:
 
 
 def place_of(data: Path, update: str) -> Path:
-    """Return the folder or file of ``data`` named like the update, or ``data`` itself."""
+    """Return the file or folder in ``data`` that is named like the update; without one, ``data`` itself."""
     return next((path for path in (data / update, *data.glob(f"{escape(update)}.*")) if path.exists()), data)
 
 

@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: values of the file BEFORE, else of the network; ``held``: names in the file."""
+    """The model as sent: values of the file BEFORE, else of the network; ``held``: names of the file's tensors."""
 
     state: ModelState
     held: frozenset[str]
@@ -40,8 +40,8 @@ class SentModel:
 class SavedUpdate:
     """Values sent and uploaded, by the names in the model.
 
-    ``is_change``: ``upload`` is the change instead of the new values. ``steps``: number of local steps that the file
-    states. ``said``: notes.
+    ``is_change``: ``True`` if ``upload`` is the change, ``False`` if it is the new values. ``steps``: number of local
+    steps that the file states. ``said``: notes for the page.
     """
 
     name: str
@@ -184,7 +184,10 @@ def observation_of(
     lr: float | None,
     number: int,
 ) -> Observation:
-    """Build the observation of an update under an assumption on its number of examples and steps."""
+    """Build the observation of an update, assuming that it took ``steps`` steps on ``examples`` examples.
+
+    ``lr``: ``None`` takes the rate of ``found``. ``number``: position of the update, used as its client number.
+    """
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(
         shares="delta" if update.is_change else "weights",

@@ -26,7 +26,7 @@ LEAST_EXAMPLES, MOST_CLASSES, MOST_KEPT, MOST_VALUES, SHUFFLES = 20, 20, 20, 1 <
 
 
 class SplitTraining:
-    """Vectors that clients without a loss of their own exchange, and the classes that the server trains on."""
+    """Vectors of single examples that clients without a loss exchange with the server, and the server's labels."""
 
     def __init__(self) -> None:
         self._labels: np.ndarray = np.empty(0)
@@ -36,7 +36,7 @@ class SplitTraining:
 
     @contextmanager
     def looking(self, *, client: bool = False) -> Iterator[None]:
-        """Observe losses of the server or, in a block inside, of a ``client``."""
+        """Observe losses in a block: the server's, with their labels, or in a nested block a ``client``'s."""
         functional = importlib.import_module("torch.nn.functional")
         with ExitStack() as stack:
             for name in LOSSES:
@@ -55,7 +55,7 @@ class SplitTraining:
         return loss(*args, **kwargs)
 
     def note(self, node: int, down: Mapping[str, np.ndarray], up: Mapping[str, np.ndarray]) -> None:
-        """Keep arrays with a vector for each example in the server's last loss."""
+        """Keep those arrays, sent to (``down``) or by (``up``) a node, that have a vector for each labeled example."""
         for kept, arrays in ((self.received, down), (self.sent, up)):
             for array in arrays.values():
                 fits = array.dtype.kind == "f" and array.ndim > 1 and len(array) == len(self._labels)
@@ -63,7 +63,7 @@ class SplitTraining:
                     kept[node].append(array.reshape(len(array), -1).astype(np.float64))
 
     def answers(self) -> Iterator[Answer]:
-        """Yield how many labels a client can infer from the vectors that it gets, if any."""
+        """Yield an answer on the labels that a client can infer from what it receives; none if clients have labels."""
         if self._clients_have_labels or not self.received:
             return
         labels, number, classes = self._labels, len(self._labels), int(self._labels.max()) + 1
@@ -91,14 +91,14 @@ class SplitTraining:
 
 
 def classes_in(target: Any) -> np.ndarray:
-    """Return the classes (N,) of a loss's target (N,) or (N, 1), as numbers; empty if it has none."""
+    """Return the classes (N,) of a loss's target (N,) or (N, 1); empty if the target does not look like classes."""
     values, classes = np.unique(target.detach().cpu().numpy().reshape(len(target)), return_inverse=True)
     usual = len(classes) >= LEAST_EXAMPLES and 1 < len(values) <= MOST_CLASSES and (values == values.round()).all()
     return classes if usual else classes[:0]
 
 
 def _right(messages: Iterable[np.ndarray], labels: np.ndarray) -> tuple[int, int]:
-    """Return the numbers of right labels and of right shuffled labels, at most."""
+    """Return how many labels clusters of ``messages`` (N, D) get right, and the maximum for shuffled labels."""
     vectors, rng = np.concatenate([_directions(each) for each in messages], 1), np.random.default_rng(0)
     groups = clusters_of(vectors, int(labels.max()) + 1)
     return labels_right(groups, labels), max(labels_right(groups, rng.permutation(labels)) for _ in range(SHUFFLES))
@@ -109,12 +109,12 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
 
 
 def clusters_of(vectors: np.ndarray, number: int) -> np.ndarray:
-    """Group vectors (N, D) by direction, which gradients of a class share (Li et al. 2022, arXiv 2102.08504)."""
+    """Group vectors (N, D) in ``number`` clusters by direction, equal in a class (Li et al. 2022, arXiv 2102.08504)."""
     rows = _directions(vectors)
     return vq(rows, kmeans(rows, number, seed=0)[0])[0]
 
 
 def labels_right(groups: np.ndarray, labels: np.ndarray) -> int:
-    """Count labels that are right by the best assignment of clusters to classes."""
+    """Count labels that are right by the best assignment of clusters (``groups``) to classes."""
     table = crosstab(groups, labels).count
     return int(table[linear_sum_assignment(table, maximize=True)].sum())

@@ -40,7 +40,8 @@ def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str
     """Return the ``allowed`` name, or the advice, that fits a misspelled ``word``; empty if nothing fits.
 
     Aliases (``aliases.json``) of the configuration ``group``, or of settings if it is empty, come before similar names.
-    ``above`` is the section of a setting, which may belong elsewhere; ``None`` suggests only ``allowed`` names.
+    ``above``: section of a misspelled setting, for which the name of another section may be returned; with ``None``,
+    only ``allowed`` names are.
     """
     table = aliases()
     plain = re.sub(r"[\s.-]+", "_", word.strip().lower())
@@ -81,7 +82,7 @@ def number(
     infinite: bool = False,
     example: float | str,
 ) -> float:
-    """Return ``value``; raise ``UserError``, which suggests ``example``, if it is NaN or outside of the bounds."""
+    """Return ``value``; ``UserError``, with an ``example``, unless it is finite (or ``infinite``) and within bounds."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     inside = inside and (_is_number(value) if infinite else abs(value) <= LARGEST)  # NaN is within no bound
     inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)
@@ -154,7 +155,7 @@ def fits(value: object, annotation: Any) -> bool:
     """Return ``True`` if ``value`` has the type ``annotation``.
 
     A whole number is a number; booleans, NaN and integers too large for a float are not. Only numbers, text, literals,
-    and unions, sequences and mappings of them are checked.
+    and unions, sequences and mappings of them are checked; other types always fit.
     """
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in _UNIONS:

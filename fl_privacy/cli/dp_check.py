@@ -85,7 +85,7 @@ def _read_settings(given: list[str]) -> dict[str, Any]:
     for setting in given:
         key, equals, value = setting.partition("=")
         if not equals or key not in MORE:
-            raise UserError(f"One of {', '.join(MORE)} with =VALUE is expected, but got {setting!r}; correct it.")
+            raise UserError(f"One of {', '.join(MORE)} with =VALUE is expected, but got {setting!r}; write clients=10.")
         try:
             read[key] = MORE[key](value)
         except ValueError as error:

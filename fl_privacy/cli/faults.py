@@ -29,7 +29,7 @@ class Terminal(Console):
 
 
 class NothingReconstructedError(UserError):
-    """An attack failed on all of its victims; its results are kept, the exit status is ``EXIT_NOTHING``."""
+    """Raised if an attack failed on all of its victims; results are kept, and the exit status is ``EXIT_NOTHING``."""
 
 
 def in_a_line(error: BaseException) -> str:
@@ -86,7 +86,7 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Interrupted(BaseException):
-    """The process was asked to end by the signal ``number``; unlike KeyboardInterrupt, Typer does not catch it."""
+    """Raised if the signal ``number`` asks the process to end; unlike KeyboardInterrupt, it is not caught by Typer."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -95,7 +95,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` at the first signal to end; further ones are ignored until the block is left."""
+    """Raise ``Interrupted`` at the first signal to end the process; ignore further ones until the block is left."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -57,7 +57,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def run_on_nodes(grid: Grid, context: Context) -> None:
-    """Run the experiment of ``overrides`` with the clients behind ``grid``; ``UserError`` if they do not allow it."""
+    """Run the experiment of ``overrides`` with the clients behind ``grid``; ``UserError`` if these can't run it."""
     try:
         overrides = _sized(_overrides(context), lambda: partitions_of(grid))
         config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
@@ -133,9 +133,10 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 
 @lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
-    """Compose the settings of ``overrides``, once in a process; a node ignores the settings ``unread``.
+    """Compose the settings of ``overrides``, cached per process.
 
-    Overrides come over the network: a node checks them first, and builds only what is registered or ``trusted``.
+    Overrides come over the network: only what is registered or ``trusted`` is built. A node refuses paths, except in
+    the settings ``unread``, which it ignores; ``None`` in simulations allows all.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
@@ -161,10 +162,7 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
-    """Outside simulations, log each ``UserError`` that names a path, and raise one without details instead.
-
-    ``own_folder``: do so for every ``UserError``.
-    """
+    """Outside simulations, log each ``UserError`` with a path (all if ``own_folder``) and raise one without details."""
     try:
         yield
     except OpenSettingError:

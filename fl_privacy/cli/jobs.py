@@ -158,7 +158,7 @@ def _run_sweep(
 
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
-    """Print the result and finally the page or folder; open the page if ``open_page``."""
+    """Print ``sentence`` and then the path of ``page``, a page or a folder; open it if ``open_page``."""
     say(f"{sentence}\n{page}")
     if open_page:
         open_in_browser(page)
@@ -172,8 +172,8 @@ def open_in_browser(page: Path) -> None:
         say("No browser was found here: copy the page to where there is one, it needs no network.", aside=True)
 
 
-def run_job(command: Command, config: RunSettings, monitor: Monitor, *, early: int | None = None) -> Path:
-    """Run the one run that ``config`` describes, keep its model after round ``early``, and return its folder."""
+def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
+    """Run ``command`` with the settings ``config``, and return the run's folder."""
     from fl_privacy.cli.backends import backend_of  # noqa: PLC0415
     from fl_privacy.runs.attack import attack_experiment  # noqa: PLC0415
     from fl_privacy.runs.run import run_experiment  # noqa: PLC0415

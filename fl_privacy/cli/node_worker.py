@@ -51,7 +51,7 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return the arguments of ``answer_messages`` for an installed app, a gated one, or the apps that runs bring."""
+    """Return arguments of ``answer_messages`` by ``policy``: an installed or gated app, or the apps that runs bring."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:

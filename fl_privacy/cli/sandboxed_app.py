@@ -8,7 +8,7 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_audit(inlet: int, outlet: int) -> None:
-    """Report the effective isolation; if it is complete, audit the app."""
+    """Report the effective isolation on the pipe ``outlet``; if it is complete, audit the app that ``inlet`` names."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
     wishes = Wishes(**asked["wishes"])

@@ -158,7 +158,7 @@ def _processes(asked: int | None) -> int:
 
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
-    """Run ``jobs`` in ``processes`` processes; return the errors by the failed jobs' folder names."""
+    """Run ``jobs`` in ``processes`` processes; return folder name -> error for each job that failed."""
     from fl_privacy.cli.console import Underway  # noqa: PLC0415
 
     failed: dict[str, str] = {}
@@ -310,7 +310,7 @@ _stopped = threading.Event()
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
-    """Run ``jobs`` in worker processes, pass each result to ``on_done``; ``UserError`` if a process died."""
+    """Run ``jobs`` in processes; call ``on_done(job, error or None)`` after each; ``UserError`` if a process died."""
     if not jobs:
         return
     from fl_privacy.federation.processes import end_workers, worker_processes  # noqa: PLC0415

@@ -85,9 +85,9 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
 
 
 def _expect_policy(policy: str, key: Path | None, app: str) -> bool:
-    """Log the policy's gaps, and refuse an app of this package or one that could read ledger, policy or node key.
+    """Log the policy's gaps; ``UserError`` if the app is this package's, or can read ledger, policy or node key.
 
-    Return whether runs bring their apps, whose messages don't wait for each other.
+    Return ``True`` if runs bring their apps; their messages then don't wait for each other.
     """
     from fl_privacy.site.gate import READY  # noqa: PLC0415
     from fl_privacy.site.gate.isolation import Wishes, readable  # noqa: PLC0415

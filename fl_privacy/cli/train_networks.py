@@ -86,7 +86,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
 
 
 def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of ``conf/KIND.yaml``; ``UserError`` for a wrong type or seed."""
+    """Return the settings of ``conf/KIND.yaml`` with ``overrides``; ``UserError`` for a wrong type or seed."""
     settings = compose_file(kind, overrides)
     types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
     for name in types.keys() & settings.keys():
@@ -98,7 +98,10 @@ def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
 def place_of(
     settings: Mapping[str, Any], cached: str, key: str, about: Callable[[Path], Mapping[str, str]], console: Console
 ) -> tuple[Path, bool]:
-    """Return the output file, and whether it holds a result of this ``key``; ``UserError`` if it holds another."""
+    """Return the output file, and ``True`` if it has a result of this ``key``; ``UserError`` if it has another.
+
+    ``cached``: name in the cache, if ``settings`` name no file. ``about``: function that reads a file's metadata.
+    """
     file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
     if settings["overwrite"] or not file.exists():
         expect_writable(file)
@@ -160,7 +163,7 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Return a slice of ``number`` evenly spaced examples, or of all for ``None``."""
+    """Return a slice of ``number`` evenly spaced ones of ``there`` examples, or of all for ``None``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)

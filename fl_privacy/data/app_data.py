@@ -31,17 +31,15 @@ Sample = tuple[Tensor, int]  # image (C, H, W) float as the model receives it, a
 def samples(data: object) -> Iterator[Sample]:
     """Yield the examples of ``data`` in order, each as an image and its class.
 
-    ``UserError`` if ``data`` or an example is of another kind.
-
-    Args:
-        data: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable of pairs (image, label) or mappings with
-            keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``; a tuple such as (train, test) stands for its first.
+    ``data``: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable of pairs (image, label) or mappings with
+    keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``; a tuple such as (train, test) stands for its first. ``UserError`` if
+    ``data`` or an example is of another kind.
     """
     yield from map(as_sample, _examples(data))
 
 
 def first_data_set(data: Any) -> Any:
-    """Return the data set in ``data``: of its first item if it is a tuple or list, of a loader the data set."""
+    """Return the data set of ``data``, a data set, a loader, or a tuple or list that begins with one of these."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
         data = data[0]
     return data.dataset if isinstance(data, DataLoader) else data
@@ -126,7 +124,7 @@ def _pixels(image: Any) -> Tensor:
 def probe_seed(probe: int, size: int) -> int:
     """Return the seed of the global random streams while ``size`` examples of probe number ``probe`` are drawn.
 
-    Random crops and flips thus give the same images to everyone with the same data set.
+    Random crops and flips thus give the same images to all who have the same data set.
     """
     return derive_seed(0, "probe", probe, size)
 
@@ -180,10 +178,7 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 
 @contextmanager
 def own_streams_put_back(data: object) -> Iterator[None]:
-    """Restore the random generators in ``data`` at the end of the context.
-
-    Attributes are searched, also through lists and mappings, but not closures.
-    """
+    """Restore the random generators in attributes of ``data`` (not in closures) at the end of the context."""
     held = [_putting_back(generator) for generator in _generators(data)]
     try:
         yield
@@ -212,7 +207,7 @@ def _generators(data: object) -> list[Generator]:
 
 
 def _putting_back(generator: Generator) -> Callable[[], object]:
-    """Return a function that restores the generator's present state."""
+    """Return a function that restores the present state of ``generator``."""
     if isinstance(generator, np.random.Generator):
         return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
     if isinstance(generator, random.Random):

@@ -37,7 +37,7 @@ _FORMAT = 1
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """Return the result of ``make``, cached by ``key`` in ``folder`` or the user's cache.
+    """Return the result of ``make``, cached by ``name`` and ``key`` in ``folder`` or the user's cache.
 
     The folder is created readable by its owner only. If it can't be written, a warning names it.
     """
@@ -248,12 +248,9 @@ def load_with_attribute(
 ) -> Dataset:
     """Load a data set whose examples have an attribute in addition to their class.
 
-    ``UserError`` if there is no such data set or column, or ``task`` does not contain each class once.
-
-    Args:
-        name: name of a data set, see ``load_data`` for other arguments.
-        task: coarse classes, each a list of the data set's classes, which become attributes.
-        attribute_column: column of the attributes, instead of ``task``.
+    ``name``: see ``load_data``, also for other arguments. ``task``: coarse classes, each a list of the data set's
+    classes, which become attributes. ``attribute_column``: column of the attributes, instead of ``task``. ``UserError``
+    if there is no such data set or column, or ``task`` does not contain each class once.
     """
     if (task is None) == (attribute_column is None):
         raise UserError(

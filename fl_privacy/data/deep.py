@@ -20,15 +20,11 @@ LEAST_OF_WHITE = 0.25
 
 @dataclass
 class Deep:
-    """Gray images with more than 8 bits per pixel, or signed; all share one black and one white level.
-
-    Attributes:
-        low, high: least and largest value of all these images.
-    """
+    """Gray images with more than 8 bits per pixel, or signed; all share one black and one white level."""
 
     places: list[int] = field(default_factory=list)  # indices of these images
-    low: float = math.inf
-    high: float = -math.inf
+    low: float = math.inf  # least value of all these images
+    high: float = -math.inf  # largest value
     whole: bool = True  # ``True`` if all values are whole numbers
 
     def note(self, place: int, pixels: Tensor, which: str) -> None:

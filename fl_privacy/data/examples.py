@@ -198,7 +198,7 @@ def images_of(examples: LabelledExamples) -> Examples | None:
 
 
 def expect_images(examples: LabelledExamples, what: str) -> Examples:
-    """Return ``examples``; ``UserError``, with the subject ``what``, if they are no images."""
+    """Return ``examples``; ``UserError`` about ``what`` if they are no images."""
     if not isinstance(examples, Examples):
         raise UserError(
             f"{what} is expected with images, but the data are {examples.modality.data}; leave it out, or take images."
@@ -216,7 +216,7 @@ MOST_NAMED = 40  # most columns that an error names
 def find_column(
     columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
 ) -> str:
-    """Return the column ``chosen`` by the user, else the first of ``usual``; names in another case are tried last."""
+    """Return the column ``chosen`` or the first of ``usual``, if need be in another case; ``UserError`` without one."""
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling
@@ -241,7 +241,8 @@ def encode_labels(
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Return label columns as class indices (N,) int64, the same in all ``parts``, and the K class names.
 
-    Without given ``names``, the classes are the sorted distinct values.
+    With ``names``, values are indices of these, else the classes are the sorted distinct values. ``UserError``, with
+    the other arguments in its message, if values are missing or do not fit, or there is only one class.
     """
     values = np.concatenate([np.asarray(part) for part in parts])
     if values.dtype == object or values.ndim != 1:

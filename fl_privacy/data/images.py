@@ -99,7 +99,6 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
 
 
 def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
-    """Decode an image to (C, H, W), as bytes or ``gray_values``, and return C too; its size is checked before."""
     encoded = cell["bytes"]
     try:
         with warnings.catch_warnings():

@@ -32,7 +32,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class Iid:
-    """Every client gets an equal random share."""
+    """Every client gets an equal random share of the examples, within one."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients)
@@ -41,7 +41,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class EvenClasses:
-    """Every client gets the same number of examples of each class (SPN, Fan et al. 2020, Appendix C)."""
+    """Every client gets the same number, within one, of examples of each class (SPN, Fan et al. 2020, Appendix C)."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients)
@@ -186,7 +186,7 @@ class Natural:
 
 
 def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
-    """Count the examples (clients, K) int64 of each class in each of ``parts``, indices (N_i,)."""
+    """Return the number (clients, K) int64 of examples of each class in each of ``parts``, indices (N_i,)."""
     return torch.stack([examples.labels[part].bincount(minlength=len(examples.class_names)) for part in parts])
 
 

@@ -147,7 +147,7 @@ def _open(path: str, config: str | None) -> Tables:
 
 
 class _Reached:
-    """Result of asking the hub in a thread whether it answers, since name resolution may exceed the time limit."""
+    """Answer to whether the hub responds within ``seconds``; asked in a thread, since name lookups may take longer."""
 
     def __init__(self, seconds: float) -> None:
         self._until, self._found = time.monotonic() + seconds, False
@@ -265,9 +265,9 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 
 
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
-    """Return ``root`` if ``name`` is ``own``, else the folder of that name in ``root``.
+    """Return the folder of the data set ``name`` in ``root``, or ``root`` itself if ``name`` is ``own``.
 
-    Without ``root`` it is sought in ``FL_PRIVACY_DATA``; ``None`` if it does not exist there.
+    Without ``root``, return its folder in ``FL_PRIVACY_DATA``, or ``None`` if there is none; ``UserError`` for ``own``.
     """
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name

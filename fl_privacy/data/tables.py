@@ -104,7 +104,7 @@ def table_of(
     missing: Missing = "keep",
     standardize: Standardize = "numbers",
 ) -> Dataset:
-    """Make a data set of the pandas DataFrame ``frame`` and, if given, ``test`` rows; see :func:`load_table`.
+    """Make a data set of the pandas DataFrame ``frame`` and, if given, ``test`` rows, like :func:`load_table`.
 
     ``UserError`` if one is no DataFrame, or lacks a column.
     """

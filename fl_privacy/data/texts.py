@@ -80,7 +80,7 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
 
 
 def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
-    """Return all characters, then the parts of words that save the most tokens, deterministically.
+    """Return at most ``size`` tokens: all characters, then the parts of words that save the most tokens.
 
     The package's own trainer breaks ties at random, so that runs could not be repeated.
     """

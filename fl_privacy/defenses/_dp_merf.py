@@ -48,12 +48,12 @@ class Generator(nn.Module):
 
 
 def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
-    """Build a generator for images of the size of ``batch``, initialized from ``rng``."""
+    """Build a generator with ``width`` channels for images of the size of ``batch``, initialized from ``rng``."""
     return dc_dsa_dm.fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
-    """Generate ``images_per_class`` images of every class, in 256 levels; the client's classes stay hidden."""
+    """Generate ``images_per_class`` images of every class, in 256 levels; this hides which classes the client has."""
     device = generator.start.weight.device
     labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
     with torch.no_grad():
@@ -121,7 +121,7 @@ def dp_merf(
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:
-    """Return the sum (F, K) of random features of ``images`` (N, C, H, W) times one-hot ``labels`` (N,).
+    """Return the sum (F, K) over ``images`` (N, C, H, W) of F random features times one-hot ``labels`` (N,).
 
     ``frequencies`` are (F / 2, C H W). The features of an image have norm 1.
     """

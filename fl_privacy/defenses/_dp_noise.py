@@ -17,7 +17,7 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
-    """Scale ``tensors`` down to the l2 ``norm``: all together for the scope ``global``, each for ``layer``.
+    """Scale ``tensors`` down to the l2 ``norm``: as a whole (``scope`` ``global``), or one by one (``layer``).
 
     Tensors whose norm is not finite become zero, since noise would not hide them.
     """
@@ -38,9 +38,8 @@ Distribution = Literal["gaussian", "laplace"]
 def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: torch.Generator) -> Tensor:
     """Return independent zero-mean noise with the shape, dtype and device of ``like``.
 
-    Args:
-        scale: standard deviation of Gaussian noise, or parameter b of Laplace noise with deviation sqrt(2) b.
-        rng: generator of the noise; a ``SecretGenerator`` gives cryptographic noise.
+    ``scale``: standard deviation of Gaussian noise, or parameter b of Laplace noise with deviation sqrt(2) b. ``rng``:
+    a ``SecretGenerator`` gives cryptographic noise.
     """
     if isinstance(rng, SecretGenerator):  # inverse distribution function of 52 secret bits and a sign, in float64
         bits = np.frombuffer(rng.next_bytes(8 * like.numel()), dtype="<u8")
@@ -59,7 +58,7 @@ def sample_noise(like: Tensor, distribution: Distribution, scale: float, rng: to
 
 
 def noise_std(distribution: Distribution, scale: float) -> float:
-    """Return the standard deviation of ``sample_noise``."""
+    """Return the standard deviation of ``sample_noise`` for ``distribution`` and ``scale``."""
     return scale * (math.sqrt(2) if distribution == "laplace" else 1.0)
 
 

@@ -49,9 +49,10 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, add first what earlier calls left out, kept in ``state``.
+    """Return ``compress(tensors)``; with ``feedback``, add first what earlier calls left out.
 
-    ``owner`` prefixes the name under which it is kept. ``compress`` must not add privacy noise: feedback would undo it.
+    ``state`` keeps this under names that begin with ``owner``. ``compress`` must not add privacy noise: feedback would
+    undo it.
     """
     if not feedback:
         return compress(tensors)
@@ -70,7 +71,10 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score each element of ``gradients`` by the criterion ``by``, one of ``OF_STEPS``; larger is more important."""
+    """Score each element of ``gradients`` by ``by``, one of ``OF_STEPS``; larger is more important.
+
+    ``samples``: see ``pruning``.
+    """
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}

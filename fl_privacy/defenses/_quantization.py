@@ -74,7 +74,7 @@ def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def round_to_codes(positions: Tensor, bits: int) -> Tensor:
-    """Round each unrounded code to the nearest code; with one bit, to 1 or -1 by its sign (1 for 0)."""
+    """Round ``positions``, unrounded codes, to the nearest code; with one bit, to 1 or -1 by the sign (1 for 0)."""
     if bits == 1:
         return torch.where(positions < 0, -1.0, 1.0).double()
     return positions.round()

@@ -265,7 +265,7 @@ class _Refinement:
         return torch.cat(refined)
 
     def _weights(self, step: LocalStep, space: RobustSpace, target: Tensors, depths: dict[str, int]) -> Tensors:
-        """Return the weights of the elements of ``target``, gradients of the batch or (B, *shape) of its examples."""
+        """Return the weight in UM of each element of ``target``, the gradient of the batch or its examples (B, ...)."""
         values = step.sent.parameters
         if self.weights != "integrated_gradients":
             return importance(target, values, depths, by=self.weights, decay=self.decay)

@@ -29,7 +29,7 @@ warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
 def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
     """Return the name of the linear layer whose output is the logits, by a forward pass on ``inputs``.
 
-    If no linear layer's output is returned, it is the last one called; without any, it raises ``UserError``.
+    If there is no such layer, the linear layer called last is taken; ``UserError`` if none is called.
     """
     with torch.no_grad(), leaving(linear_layers(model)) as calls:
         logits = _forward(model, state, inputs)
@@ -81,7 +81,7 @@ _KEPT_BYTES = 1 << 25
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the norms (B, D) of d r_i / d x for the ``features`` r of ``inputs`` x (B, ...), and r (B, D)."""
+    """Return norms (B, D) of d r_i / d x, and r = ``features(x)`` (B, D) at x = ``inputs`` (B, ...)."""
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
         copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))

@@ -19,7 +19,7 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return the names of the private modules; for ``None`` that of the first convolution or linear layer.
+    """Return the names of the private modules; ``None`` takes the first convolution or linear layer.
 
     ``UserError`` if a module does not exist, or if no parameter would be shared.
     """
@@ -45,7 +45,7 @@ def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
 
 
 def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
-    """Return a hook for ``Defense.private`` that names parameters and buffers of the modules of ``choose``."""
+    """Return a hook for ``Defense.private`` that names all parameters and buffers of the modules ``choose(model)``."""
 
     def kept(model: nn.Module) -> list[str]:
         chosen = choose(model)
@@ -56,10 +56,7 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """Return a hook for ``Defense.model`` that gives each client its own initial private parameters.
-
-    Each tensor has the model's values in random order, which keeps the distribution of any initialization.
-    """
+    """Return a hook for ``Defense.model`` that shuffles the values in each private parameter anew for each client."""
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         names = set(private(model))

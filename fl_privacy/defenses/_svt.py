@@ -25,8 +25,8 @@ def svt(
 ) -> Defense:
     """Upload some elements with noise, chosen by the sparse vector technique (NVFlare 2.9's SVTPrivacy).
 
-    Elements are clamped to ``gamma``. Epsilon grows with their number:
-    ``privacy.svt_epsilon`` gives about 70,000 a round for 7 million elements with these defaults.
+    Elements are clamped to ``gamma``. Epsilon grows with the number of elements: ``privacy.svt_epsilon`` gives about
+    70,000 a round for 7 million elements with these defaults.
 
     Args:
         fraction: share of the elements that are uploaded, in (0, 1]; the others are zero.

@@ -59,7 +59,7 @@ class Classes:
         return torch.randn(shape, generator=rng, device=rng.device).to(self.images)
 
     def finished(self, images: Tensor) -> Batch:
-        """Return normalized images (P, I, C, H, W) as a batch of pixels in [0, 1], rounded to 256 levels."""
+        """Return normalized images (P, I, C, H, W) of the P present classes as a batch in [0, 1], in 256 levels."""
         pixels = (MIDDLE + SPREAD * images.detach()).clamp(0, 1)
         return Batch((pixels.flatten(0, 1) * 255).round() / 255, self.present.repeat_interleave(images.shape[1]))
 
@@ -68,9 +68,10 @@ Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples 
 
 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
-    """Build a defense that trains on the images of ``make``, computed once and kept in the client's state as bytes.
+    """Build a defense, described by ``part``, that trains on the images that ``make`` returns when it is first called.
 
-    Jobs of one command share them. ``make`` gives ``images_per_class`` images of every class, or of the client's only.
+    The client's state keeps them as bytes: ``images_per_class`` for each class, of all or (not ``every_class``) its
+    own.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 
@@ -242,7 +243,7 @@ def dsa(
     width: int = 32,
     start: Start = "real",
 ) -> Defense:
-    """Train on images condensed like ``dc``, with augmentation of all images (DSA, Zhao and Bilen 2021).
+    """Train on images condensed like ``dc``, with its settings and random augmentation (DSA, Zhao and Bilen 2021).
 
     All images of a class share one random augmentation per step. The authors start from real images.
     """
@@ -250,7 +251,7 @@ def dsa(
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Return the sum of 1 - cosine of two gradients over classes P and output units O of all weights (P, O, ...)."""
+    """Return the sum, over all weights (P, O, ...), P classes and O outputs, of 1 - cosine of two gradients."""
     pairs = [(gradient.flatten(2), wanted[name].flatten(2)) for name, gradient in found.items() if gradient.dim() > 2]
     return torch.stack([(1 - F.cosine_similarity(one, other, dim=2)).sum() for one, other in pairs]).sum()
 

@@ -19,13 +19,9 @@ from fl_privacy.types.user_gradients import as_tensor, named_tensors
 
 @dataclass(eq=False)
 class ClientState:
-    """State that a client keeps between rounds and never sends, such as private layers and robust data.
+    """State that a client keeps between rounds and never sends, such as private layers and robust data."""
 
-    Attributes:
-        tensors: tensors by name, with the defense's name as prefix (``"spn/head.weight"``).
-    """
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # names begin with the defense's ("spn/head.weight")
     input_shape: tuple[int, ...] | None = None  # (C, H, W) of the client's images; ``None`` if unknown
     number: int = 0  # number of the client, for settings that differ between clients
 
@@ -38,11 +34,7 @@ class ClientState:
 
 @dataclass(frozen=True, eq=False)
 class LocalStep:
-    """Local training step whose gradient a defense changes, with all that the defense may use.
-
-    Attributes:
-        losses: list to which a defense that recomputes the gradient appends the batch's mean loss.
-    """
+    """Local training step whose gradient a defense changes, with all that the defense may use."""
 
     model: nn.Module
     sent: ModelState  # model's values at this step, including private ones
@@ -52,7 +44,7 @@ class LocalStep:
     rng: torch.Generator
     changes: Sequence[LossChange] = ()  # changes of the loss; a defense that recomputes the gradient applies them
     held: frozenset[str] = frozenset()  # names of parameters that are neither trained nor uploaded
-    losses: list[Tensor] = field(default_factory=list)
+    losses: list[Tensor] = field(default_factory=list)  # mean loss, from a defense that recomputes the gradient
 
     def gradients(self) -> GradientResult:
         norm, scale = self.plan.batch_norm, self.plan.loss_scale
@@ -169,12 +161,11 @@ class Defense:
     ) -> Any:
         """Return ``gradients``, or a change of weights, after the defense, as they would be uploaded.
 
+        ``UserError`` if the defense does not act on gradients alone, or needs the model and the batch.
+
         Args:
             gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
             model: model of the gradients; some defenses need it and the ``batch``.
-
-        Raises:
-            UserError: the defense does not act on gradients alone, or needs the model and the batch.
 
         >>> from fl_privacy.defenses import pruning
         >>> pruning(rate=0.5).apply({"weight": torch.tensor([3.0, -4.0, 1.0, 2.0])})

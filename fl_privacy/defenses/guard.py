@@ -48,10 +48,10 @@ _MANY = 0.25  # tolerated share of suspicious rows; an imprint layer has nearly 
 
 
 def strange_structure(name: str, weight: Tensor) -> str | None:
-    """Return, for a message, what looks crafted in ``weight`` (outputs, ...), or ``None``.
+    """Return a phrase on what looks crafted in ``weight`` (outputs, ...), for a message; ``None`` if nothing does.
 
-    Suspicious are rows equal up to sign and scale (imprint), zero rows (class fishing), and kernels with a
-    single nonzero value, which copy the image.
+    Suspicious are values that are not finite, rows equal up to sign and scale (imprint), zero rows (class fishing), and
+    kernels with a single nonzero value, which copy the image.
     """
     if weight.dim() < 2 or len(weight) < _LEAST_ROWS or weight[0].numel() < _LEAST_INPUTS:
         return None
@@ -76,13 +76,9 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class Behavior:
-    """Activations of a model on a batch of B examples.
+    """Activations of a model on a batch of examples."""
 
-    Attributes:
-        firing: share (U,) of examples and positions at which each unit is active, by the name of its ReLU or Hardtanh.
-    """
-
-    firing: dict[str, Tensor]
+    firing: dict[str, Tensor]  # ReLU or Hardtanh -> share (U,) of examples and positions at which a unit is active
     alone: dict[str, float]  # share of units active for at most one example, by the same names
     leading: float  # largest share of an example in the gradient of the features
 

@@ -63,7 +63,7 @@ def epsilon(
 def epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: Sequence[int], delta: float, accountant: Accountant = "rdp"
 ) -> list[float]:
-    """Return ``epsilon`` after each of the ascending numbers ``steps``, faster than one by one.
+    """Return ``epsilon``, for its other arguments, after each of the ascending ``steps``, faster than one by one.
 
     ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of these.
     """
@@ -182,7 +182,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
 
 
 def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
-    """Split the ``epsilon`` of :func:`svt_epsilon` between threshold and queries, as 1 : (2 ``shared``)^(2/3)."""
+    """Split ``epsilon`` between threshold and queries, as 1 : (2 ``shared``)^(2/3) for ``shared`` uploaded elements."""
     threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
     return threshold, epsilon - threshold
 
@@ -208,9 +208,8 @@ def _opacus() -> Iterator[None]:
 class Guarantee:
     """Differential privacy of one client against a server that sees all its uploads.
 
-    Attributes:
-        unit: protected unit: ``example`` (one example added or removed) or ``client`` (the whole update).
-        sample_rate: sampling rate of examples; 1 for the unit ``client``, since the server sees who takes part.
+    ``unit``: ``example`` (one example added or removed) or ``client`` (the whole update). ``sample_rate``: sampling
+    rate of examples; 1 for the unit ``client``, since the server sees who takes part.
     """
 
     unit: Literal["example", "client"]

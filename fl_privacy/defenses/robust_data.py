@@ -48,7 +48,10 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """Return the function UM (Eq. 4) for a batch's gradient: the sum of (weight (gradient - target))^2."""
+    """Return the function UM (Eq. 4) for a batch's gradient: the sum of (weight (gradient - target))^2.
+
+    ``as_inputs``: map from robust data, such as ``start``, to the model's inputs.
+    """
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
 
@@ -61,7 +64,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return the function UM (Eq. 4) for each example's gradient; ``target`` and ``weights`` are (B, *shape)."""
+    """Return UM (Eq. 4), like :func:`batch_gap`, for each example's gradient; ``target``, ``weights``: (B, *shape)."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -83,8 +86,8 @@ def descend(
 ) -> Iterator[Tensor]:
     """Yield the iterates, in [0, 1], of gradient descent from ``start`` on UM / unit - beta PM (Eq. 2).
 
-    The step along UM's gradient is at most Polyak's, UM / ||gradient||^2. ``start`` is (B, C, H, W) in [0, 1], or
-    (B, L, d) for texts; ``privacy`` returns the PM of each example; ``unit`` is (1,) or (B,).
+    The step along UM's gradient is at most Polyak's, UM / ||gradient||^2. ``start`` is (B, C, H, W) in [0, 1], or (B,
+    L, d) for texts; ``gap`` returns UM, ``privacy`` the PM of each example; ``unit`` is (1,) or (B,).
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -112,10 +115,7 @@ def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
 
 
 def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
-    """Return the layer number of each parameter, from 1 in the order of the forward pass on ``inputs``.
-
-    Layers that are not called come last.
-    """
+    """Return each parameter's layer number, from 1 in the order of the forward pass; layers not called come last."""
     layers = owners(model)
     model.eval()
     values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
@@ -202,8 +202,8 @@ def integrated_gradients(
 ) -> Tensors:
     """Return value x mean gradient on the line from zero to ``values`` (Sundararajan et al. 2017, Eq. 1 and 3).
 
-    Gradients are taken at the middles of ``points`` equal pieces. ``gradient_at`` maps values to gradients, in
-    their shapes or with a leading dimension more.
+    Gradients are taken at the middles of ``points`` equal pieces. ``gradient_at``: function from values to gradients of
+    the same shapes, or with one more leading dimension.
     """
     sums: dict[str, Tensor] = {}
     for number in range(points):
@@ -259,8 +259,8 @@ class _Network:
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
     """Return estimates (C,), by layer, of each neuron's Shapley value for the batch's loss (Ghorbani and Zou 2020).
 
-    In random orders, neurons are replaced one by one by their mean output, and the rises of the loss averaged. An order
-    ends when the loss reaches that without neurons; the remaining neurons count 0.
+    In ``permutations`` random orders, neurons are replaced one by one by their mean output, and the rises of the loss
+    averaged. An order ends when the loss reaches that without neurons; the remaining neurons count 0.
     """
     network = _Network(step)
     for name, number in network.neurons:

@@ -84,11 +84,8 @@ def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Float
     """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
 
     Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold. Each of
-    these four rates has a Clopper-Pearson bound with a quarter of the error.
-
-    Args:
-        counts: counts at T thresholds that were chosen without these draws.
-        error: probability in (0, 1) with which each single bound may be wrong.
+    these four rates has a Clopper-Pearson bound with a quarter of the error. ``counts``: at T thresholds that were
+    chosen without these draws. ``error``: probability with which each single bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -109,8 +106,9 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from the angles between releases and an update of random direction.
 
-    Without the update, the probability of a small angle is the share of the sphere within it, times at most 1 / error
-    (Markov's inequality).
+    Each angle of a few in each array is one test, with an equal share of the error. Without the update, the probability
+    of a smaller angle is at most the share of the sphere within it, divided by half of the test's error (Markov's
+    inequality).
 
     Args:
         sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
@@ -133,8 +131,8 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Return a lower bound on mu from the statistics (n,) and (m,) of two neighbors, for Gaussian noise.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution; the bound is the least noncentrality at which it has probability ``error``. The projection
-    must not depend on the outputs.
+    distribution. The bound is the mu for which a larger distance has probability ``error`` / 2, by a normal
+    approximation, or 0 without a significant distance. The projection must not depend on these draws.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))

@@ -61,7 +61,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the bound that so many canaries give if all guesses are right, the largest possible one."""
+        """Return the largest bound that this number of canaries can give, with all guesses right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
@@ -105,7 +105,7 @@ def canary_test(
     noise: Literal["gaussian", "other"] = "gaussian",
     confidence: float = 0.95,
 ) -> CanaryTest:
-    """Return bounds and an estimate of epsilon from the scores of canaries.
+    """Return bounds and an estimate of epsilon from the scores of canaries, each of which stands for a ``unit``.
 
     Args:
         taken: scores (k,) of participating canaries, higher if participation is likelier.
@@ -113,6 +113,7 @@ def canary_test(
         delta: probability in (0, 1).
         noise: ``gaussian`` if the claim assumes Gaussian noise, ``other`` to assume nothing. Scores that do not look
             Gaussian count as ``other``.
+        confidence: confidence of bound and limit, in (0, 1).
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     checks.one_of("noise", noise, tuple(BOUNDS))
@@ -151,7 +152,10 @@ UNEQUAL = "the scores of participants vary differently from the others'"
 def _estimated(
     there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
 ) -> tuple[float | None, float | None, str]:
-    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026)."""
+    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026).
+
+    ``there``, ``absent``: scores with and without participation. ``error``: probability that the limit is too high.
+    """
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt
     variances = float(there.var(ddof=1)), float(absent.var(ddof=1))

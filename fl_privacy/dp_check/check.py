@@ -87,9 +87,8 @@ def tested(
 ) -> ClaimVerdict:
     """Return the verdict on the claim of ``mechanism``, or on the epsilon of its stated noise, by draws.
 
-    Args:
-        mechanism: function from an update, or an input of ``pair``, to the release.
-        pair: two inputs of the mechanism, if it does not take an update.
+    ``mechanism``: function from an update, or an input of ``pair``, to the release. ``pair``: two inputs of the
+    mechanism, if it does not take an update.
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)

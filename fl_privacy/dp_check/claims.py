@@ -111,15 +111,11 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """DP claim and facts that a mod, strategy or defense states about itself.
-
-    Attributes:
-        clip_norm: largest l2 norm of a unit's contribution.
-    """
+    """DP claim and facts that a mod, strategy or defense states about itself."""
 
     claim: Claim | None
     facts: Facts
-    clip_norm: float
+    clip_norm: float  # largest l2 norm of a unit's contribution
     unit: Unit = "client"
     notes: tuple[str, ...] = ()
 

@@ -36,6 +36,7 @@ class Drawn:
 
     Attributes:
         first, second: statistics (n, S) of draws on each neighbor.
+        tests: pairs (index of a statistic, threshold).
         widest: index of the projection with the largest distance of means, in standard deviations.
         delta: delta that the claim allows one release with the unit.
         rate: probability that a release holds the unit.
@@ -53,10 +54,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests (statistic at or above a threshold) on the first fifth of the draws; keep the rest for counting.
-
-        ``drawn``: statistics (n, S) of draws on each of two neighbors.
-        """
+        """Choose tests (statistic >= threshold) on the first fifth of ``drawn`` (n, S), and keep the rest to count."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)
@@ -84,12 +82,12 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Return the mean number of values that a release on the first neighbor leaves unchanged."""
+        """Return the mean number of values that releases on the first neighbor have in common with the update."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger one of two lower bounds for any noise: by angles (a tenth of the error) and by tests."""
+        """Return the larger one of two lower bounds for any noise: by angles (a tenth of ``error``) and by tests."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])
@@ -97,7 +95,7 @@ class Drawn:
         return self._sampled(max(bounds))
 
     def _sampled(self, epsilon: float) -> float:
-        """Return the epsilon of a sampled release from the ``epsilon`` of a release that surely holds the unit."""
+        """Return a sampled release's epsilon from the ``epsilon`` of a release that surely holds the unit."""
         return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:

@@ -59,10 +59,8 @@ class Neighbors:
 def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
     """Concatenate the arrays of a release into one vector (d,) float64.
 
-    With ``draws``, the arrays (draws, ...) are as many releases, and the result is (draws, d).
-
-    Raises:
-        UserError: the release is no mapping of tensors, or has no values, or one that is not finite and real.
+    With ``draws``, the arrays (draws, ...) are as many releases, and the result is (draws, d). ``UserError`` if the
+    release is no mapping of tensors, or has no values, or one that is not finite and real.
     """
     tensors = [_real(value) for value in sent.values()] if isinstance(sent, Mapping) else []
     if not sum(0 if one is None else one.numel() for one in tensors) or any(one is None for one in tensors):
@@ -155,11 +153,7 @@ CHUNK_ELEMENTS = 1 << 21
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
-    """Yield ``draws`` releases of ``mechanism`` on ``given``, in chunks (k, d) float64.
-
-    Raises:
-        UserError: the number of values changes between releases.
-    """
+    """Yield ``draws`` releases (k, d) float64 on ``given``, in chunks; ``UserError`` if their sizes differ."""
     left, size, width = draws, 1, None
     while left and isinstance(mechanism, ManyAtOnce):
         made = flattened(mechanism.many(given, size), draws=size)
@@ -181,7 +175,7 @@ def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]
 
 
 def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
-    """Draw ``draws`` releases on each neighbor, and return their means, deviations and norms."""
+    """Draw ``draws`` releases on each neighbor, and return means, deviations and norms of the two samples."""
     means, variances, constant, norms = [], [], [], []
     for given in (neighbors.first, neighbors.second):
         chunks = list(drawn_rows(mechanism, given, draws))
@@ -249,9 +243,9 @@ def statistics_for(
 ) -> Statistics:
     """Choose the directions onto which releases are projected, and the counts.
 
-    The directions are ``also``, and those of ``known`` (d,), the neighbors' difference, in all arrays and in each
-    alone. If it is ``None``, the difference of the means of the pilot ``found`` is used. ``places``: slice of each
-    array.
+    Directions are those of ``known`` (d,), the neighbors' difference (``None`` takes that of the means of the pilot
+    ``found``), in all arrays and in each alone, the direction in which pilot draws differ most, and ``also``.
+    ``places``: slice of each array.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

@@ -215,9 +215,9 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return ``True`` if calls without the unit depend on earlier calls with the unit, as with momentum.
+    """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum.
 
-    ``number``: number of calls that are compared on each side.
+    ``number``: number of compared calls after calls with and without the unit, projected onto ``known`` (d,).
     """
     if isinstance(mechanism, ManyAtOnce):
         return False
@@ -275,10 +275,9 @@ def _judged(
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Return the pilot of the pair that is easiest to distinguish, and the pair's difference (d,) if known.
+    """Return the pilot draws of the pair that is easiest to distinguish, and this pair's difference (d,) if known.
 
-    The pair ``preferred`` is taken unless another pair is better by more than chance. ``most``: most draws per
-    neighbor.
+    The pair ``preferred`` is taken unless another is better by more than chance. ``most``: most draws per neighbor.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -360,7 +359,7 @@ ROUND_LIKE = 10_000_001
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise that depends only on the round's number, by repeating rounds with and without the unit."""
+    """Detect noise that depends only on the round's number, by repeating rounds of a :class:`ByRound` mechanism."""
     if not isinstance(mechanism, ByRound):
         return []
     try:
@@ -385,7 +384,7 @@ SEEDS, FIRST = 1 << 14, 16
 
 @cache
 def _streams(number: int) -> torch.Tensor:
-    """Return the first normal values (3 S, number) of three kinds of generators for S seeds, scaled to norm 1."""
+    """Return rows (3 S, number) of norm 1: the first normal values of three kinds of generators for S seeds."""
     drawn, generator, legacy = list[np.ndarray](), torch.Generator(), np.random.RandomState()  # reused: slow to make
     for seed in range(SEEDS):
         legacy.seed(seed)

@@ -37,7 +37,7 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Releases (n, d) drawn on each neighbor, of which some values are kept."""
+    """Releases (n, d) drawn on each neighbor; of large releases, only d of the values are kept."""
 
     first: Tensor
     second: Tensor
@@ -65,7 +65,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Draw and keep a quarter of ``draws`` releases, or as many as memory allows, on each neighbor."""
+    """Draw a quarter of ``draws`` releases on each neighbor, or fewer if memory is short, and keep their values."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -219,10 +219,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield groups of values whose sums may have no noise.
-
-    Each item is a description, and for each value (d,) the index of its sum, or -1.
-    """
+    """Yield kinds of sums that may have no noise: a description, and the index (d,) of each value's sum, or -1."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():

@@ -22,7 +22,7 @@ _BLACK, _GREY = 0, 128  # levels of 255 that fill vacated pixels
 
 
 def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
-    """Move pixel (x + shift_x, y + shift_y) to (x, y) of images (..., H, W), uint8 or float; vacated ones are black."""
+    """Shift images (..., H, W), uint8 or float: pixel (x, y) gets the value at (x, y) + ``shift``, black outside."""
     x, y = _grid(images)
     return _gather(images, x + shift[0], y + shift[1], _BLACK)
 
@@ -100,9 +100,8 @@ _invert = _torchvision("invert")
 class Kind:
     """Kind of image operation, with a range of magnitudes.
 
-    Attributes:
-        apply: (images (..., C, H, W), signed magnitude) -> images of the same shape and type.
-        low, high: magnitudes of levels 0 and 9.
+    ``apply``: (images (..., C, H, W), signed magnitude) -> images of the same shape and type. ``low``, ``high``:
+    magnitudes of levels 0 and 9.
     """
 
     apply: Callable[[Tensor, float], Tensor]
@@ -131,7 +130,7 @@ class Operation:
         return KINDS[self.name].magnitude(self.level)
 
     def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
-        """Transform ``images`` (..., C, H, W), with the magnitude's ``sign`` 1 or -1 if it is ``signed``.
+        """Transform ``images`` (..., C, H, W); ``sign`` 1 or -1 multiplies a ``signed`` operation's magnitude.
 
         On uint8 the result equals Pillow's within rounding; on float in [0, 1] it is differentiable.
         """
@@ -139,7 +138,7 @@ class Operation:
 
 
 def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Extend ``exact``, a step function on uint8, to floats, with a straight-through gradient of 1."""
+    """Extend ``exact``, an operation on uint8, to float images: the same values, with the gradient 1."""
 
     def apply(images: Tensor) -> Tensor:
         if not images.is_floating_point():
@@ -153,7 +152,10 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that scales the difference of images from ``away_from(images)``; on uint8 it is ``exact``."""
+    """Build an operation that multiplies images' difference from ``away_from(images)``, such as gray, by 1 + change.
+
+    uint8 images go to ``exact(images, 1 + change)``.
+    """
 
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
@@ -270,7 +272,7 @@ UNTRANSFORMED = Policy(())  # baseline of policies
 def transform(
     images: Tensor, policies: Sequence[Policy], rng: torch.Generator, *, by_probability: bool = False
 ) -> Tensor:
-    """Transform each image (N, C, H, W) in [0, 1] by a policy and signs drawn uniformly.
+    """Transform each of ``images`` (N, C, H, W) in [0, 1] by a random one of ``policies``, with random signs.
 
     Images are rounded to 256 levels first, like image files. The number of draws per image is constant. With
     ``by_probability`` each operation is applied with AutoAugment's probability. ``UserError`` for images that are
@@ -303,7 +305,7 @@ def check_shape(input_shape: Sequence[int]) -> None:
 
 
 def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor:
-    """Transform all ``images`` (..., C, H, W) by ``policy``, its operations with ``signs`` 1 or -1."""
+    """Transform all ``images`` (..., C, H, W) by ``policy``; ``signs`` has 1 or -1 for each operation."""
     for operation, sign in zip(policy.operations, signs, strict=True):
         images = operation(images, sign)
     return images
@@ -312,7 +314,7 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
     """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
-    A ``table`` of ``None`` is that of the file, and the paper's for names. ``UserError`` if it is none of these, or the
+    ``table``: ``None`` takes the file's, or the paper's for names. ``UserError`` if ``source`` is none of these, or the
     file was searched with another table.
     """
     if table is not None:

@@ -23,20 +23,14 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products, by tensor T, of gradients at S x K points with the gradients at their S targets.
+    """Inner products, in each of T tensors, of gradients at S x K points with the gradients at S targets."""
 
-    Attributes:
-        dot: products (T, S, K) of each point with its target.
-        squared: products (T, S, K) of each point with itself.
-        squared_target: products (T, S, 1) of each target with itself.
-    """
-
-    dot: Tensor
-    squared: Tensor
-    squared_target: Tensor
+    dot: Tensor  # (T, S, K), of each point with its target
+    squared: Tensor  # (T, S, K), of each point with itself
+    squared_target: Tensor  # (T, S, 1), of each target with itself
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return the cosine (S, K) in [-1, 1] of each point with its target; 0 for a zero gradient."""
+        """Return the cosine (S, K) of points and targets, ``whole`` or a mean over tensors; 0 for a zero gradient."""
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
@@ -46,7 +40,7 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Comparison of single images by their gradients, in evaluation mode; ``at_once`` bounds the memory."""
+    """Comparison of single images by their gradients, in evaluation mode, at most ``at_once`` gradients at a time."""
 
     def __init__(
         self,
@@ -100,7 +94,10 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) of each gradient with the last one of its row, and with itself."""
+        """Return inner products (T, s, K + 1) of gradients with the last one of their row, and with themselves.
+
+        ``images``: s rows (s, K + 1, C, H, W), each with one class of ``labels`` (s,).
+        """
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)
         products: dict[str, tuple[Tensor, Tensor]] = {}
@@ -118,7 +115,10 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inner products like ``_compare``, of gradients ``deltas`` (s, L, O, P) times ``inputs`` (s, L, D, P)."""
+    """Return inner products like ``_compare``, of gradients that are sums over P positions of outer products.
+
+    The factors are ``deltas`` (s, L, O, P) and ``inputs`` (s, L, D, P), with L gradients in a row.
+    """
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
@@ -134,19 +134,14 @@ Variant = Literal["paper", "code", "code_normalized"]
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
-    """Options of the privacy score (Gao et al. 2023, Eq. 11); the defaults are the paper's.
-
-    Attributes:
-        rule: ``left`` averages over the points j / K, j = 0 .. K - 1; ``trapezoid`` has K points from 0 to 1.
-        over: ``images`` takes mean and variance of areas over images (Eq. 9), ``class means`` over class means.
-    """
+    """Options of the privacy score (Gao et al. 2023, Eq. 11); the defaults are the paper's."""
 
     points: int = 20  # K, number of gradients compared on the way to the transformed image
-    rule: Rule = "left"
+    rule: Rule = "left"  # points j / K, for ``left`` from 0 to (K - 1) / K; for ``trapezoid`` K points from 0 to 1
     cosine: Cosine = "whole"
     alpha: float = 0.7  # weight of the mean of the areas below the curve
     beta: float = 0.3  # weight of their variance
-    over: Over = "images"
+    over: Over = "images"  # units for the mean and variance of areas: images (Eq. 9) or class means
     normalized: bool = False  # ``True`` scales mean and variance as in :func:`normalized_scores`
 
     def __post_init__(self) -> None:
@@ -183,7 +178,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy, lower is better, and the mean and variance of areas behind it."""
+    """Privacy score of one policy, lower is better, and the mean and variance of the areas that give it."""
 
     score: float
     mean: float
