@@ -172,8 +172,8 @@ def open_in_browser(page: Path) -> None:
         say("No browser was found here: copy the page to where there is one, it needs no network.", aside=True)
 
 
-def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
-    """Run ``command`` with the settings ``config``, and return the run's folder."""
+def run_job(command: Command, config: RunSettings, monitor: Monitor, *, early: int | None = None) -> Path:
+    """Run ``command`` with the settings ``config``, keep the model after round ``early``, and return the folder."""
     from fl_privacy.cli.backends import backend_of  # noqa: PLC0415
     from fl_privacy.runs.attack import attack_experiment  # noqa: PLC0415
     from fl_privacy.runs.run import run_experiment  # noqa: PLC0415

@@ -177,6 +177,25 @@ def test_a_parameter_of_the_model_itself_does_not() -> None:
     assert isinstance(victim_gradients(_victim_model(OwnParameter(), LocalPlan()), *_trial(1)), Layered)
 
 
+class Penalized(nn.Module):
+    """A network that takes its norm's scale by name, as the penalty of FedProx does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, 6, 4, 4), nn.BatchNorm2d(6), nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        penalty = dict(self.named_parameters())["norm.weight"].square().sum()
+        return self.head(self.norm(self.stem(inputs)).sigmoid().mean((2, 3))) * penalty
+
+
+def test_layers_that_are_taken_by_name_stay_whole() -> None:
+    victim_model = _victim_model(Penalized(), LocalPlan(batch_norm="train"))
+    found, expected = (way(*_trial(2)) for way in (victim_gradients(victim_model, *_trial(2)), OneByOne(victim_model)))
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-8, atol=1e-10)
+
+
 @pytest.mark.parametrize("kind", [Encoder, ByParts])
 def test_networks_that_look_into_their_norms_have_the_right_gradients(kind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(1)

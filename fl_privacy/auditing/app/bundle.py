@@ -50,6 +50,7 @@ class App:
     nodes: int | None = None  # number of nodes of the first simulation, if any
     scripts: Scripts | None = None  # files to run instead, if the project has no app format
     tried: tuple[Scripts, ...] | None = ()  # scripts run in vain; ``None`` if the user chose scripts
+    misnamed: str = ""  # sentence on modules that ``pyproject.toml`` names wrongly; others are run
 
     def another(self) -> "App | None":
         """Return the app with other scripts of its folder; ``None`` if no others start Flower."""

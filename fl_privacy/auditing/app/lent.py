@@ -427,9 +427,9 @@ class _NeverMade(type):
         return _NeverMade(f"{cls.__name__}.{name}", (), {"__module__": cls.__module__})
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)
-        begun = ast.parse("".join(linecache.getlines(frame.f_code.co_filename))).body
-        if frame.f_code.co_name == "<module>" and ast.Expr in {type(n) for n in begun if n.lineno == frame.f_lineno}:
+        code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
+        begun = ast.parse("".join(linecache.getlines(code.co_filename))).body
+        if code.co_name == "<module>" and any(type(n) is ast.Expr and n.lineno == line for n in begun):
             return None  # a statement such as `package.init()`
         package = next((each.__module__ for each in cls.__mro__[::-1] if isinstance(each, _NeverMade)), "")
         raise ModuleNotFoundError(f"{package} is not installed here, and {cls.__name__} is called", name=package)

@@ -34,7 +34,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
             if isinstance(gradients, Layered):
                 gradients.expect_right_factors(inputs, labels)
             found = with_slope(gradients, inputs, labels)
-        except (RuntimeError, ValueError, AttributeError) as error:  # forms that only the plain network has
+        except (RuntimeError, ValueError, AttributeError, KeyError) as error:  # forms that only the plain network has
             reasons.append(str(error).strip().splitlines()[0])
             continue
         if same_gradients(found, expected):
