@@ -106,7 +106,7 @@ def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") ->
 
 @contextmanager
 def global_stream(rng: torch.Generator) -> Iterator[None]:
-    """Seed PyTorch's global CPU stream within the context from the next value of ``rng``."""
+    """Seed PyTorch's global CPU stream within the context from the next output of ``rng``."""
     with torch.random.fork_rng(devices=[]):
         if isinstance(rng, SecretGenerator):
             torch.default_generator.set_state(_twister_state(rng.next_bytes(4 * _WORDS)))
@@ -117,7 +117,7 @@ def global_stream(rng: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def streams_put_back(seed: int | None = None) -> Iterator[None]:
-    """Restore PyTorch's, NumPy's and Python's global streams after the context, which starts with ``seed``, if any."""
+    """Restore PyTorch's, NumPy's and Python's global streams after the context; ``seed`` sets them at its start."""
     ours, numpys = random.getstate(), np.random.get_state()
     gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:

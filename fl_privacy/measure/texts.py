@@ -13,15 +13,13 @@ _RIGHT_PLACE = 2.0  # weight of tokens at the right position, relative to token 
 
 
 class Language(Protocol):
-    """Special tokens of a tokenizer, and words that its tokens make up."""
+    """Special tokens of a tokenizer, such as the one that begins a text, and words that its tokens make up."""
 
     @property
-    def special(self) -> frozenset[int]:
-        """Return the special tokens, such as the one that begins a text."""
-        ...
+    def special(self) -> frozenset[int]: ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Return numbers (N, W) of the words of ``tokens`` (N, L), equal for equal words; both are padded with -1."""
+        """Return numbers (N, W) that stand for the words of ``tokens`` (N, L), equal for equal words; -1 pads both."""
         ...
 
 

@@ -155,7 +155,7 @@ class ImageNetwork(nn.Module):
 def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
     """Return linear layers with ``widths`` outputs, each followed by the activation ``function``.
 
-    ``UserError``, with the remedy ``example``, if ``widths`` is no list.
+    ``UserError`` unless ``widths`` is a list of whole numbers above 0; ``example`` is the remedy for what is no list.
     """
     if not isinstance(widths, Sequence) or isinstance(widths, str):
         raise UserError(f"model.widths is expected to be a list, but got {widths}; try {example}.")
@@ -224,11 +224,10 @@ INITIALIZERS: dict[str, Initializer] = {
 def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None = None) -> None:
     """Initialize the parameters of ``model`` in place; ``UserError`` for an unknown ``name``.
 
-    Args:
-        name: ``default`` keeps the values; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5)
-            (DLG, Zhu et al. 2019), ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020). ``kaiming_uniform``
-            (fan-in) and ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero
-            biases; ``kaiming_normal_fan_out`` sets those of convolutions only (He et al. 2015), like torchvision.
+    ``default`` keeps the values; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5) (DLG, Zhu
+    et al. 2019), ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020). ``kaiming_uniform`` (fan-in) and
+    ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero biases;
+    ``kaiming_normal_fan_out`` sets those of convolutions only (He et al. 2015), like torchvision.
     """
     checks.one_of("model.init", name, INITIALIZERS)
     INITIALIZERS[name](model, generator)

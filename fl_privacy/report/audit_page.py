@@ -183,7 +183,7 @@ class AuditRecord:
 
     @property
     def shown_first(self) -> Answer | None:
-        """Return the attack whose examples the page unfolds: the headline's, else the first one with examples."""
+        """Return the attack whose examples the page unfolds: the worst that leaks, else the worst on sent uploads."""
         shown = [step for step in self.steps if step.shown]
         read = [step for step in shown if step.leaks]
         sent = [step for step in shown if step.scenario.leaves]
@@ -427,7 +427,7 @@ def _shown(page: AuditRecord) -> list[tuple[Answer, list[dict[str, Any]]]]:
 
 
 def _bars(page: AuditRecord) -> list[Bar]:
-    """Return the bars of data in the clear, then of scenarios; the headline's shows the best reconstructions."""
+    """Return the bars of data in the clear, then of scenarios; the headline's bar has its best reconstructions."""
     clear = []
     for one in page.findings:
         if one.severity == "data":

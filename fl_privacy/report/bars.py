@@ -121,7 +121,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
 
 
 def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
-    """Return the ``MOST_BEST`` reconstructions of ``step`` nearest to their originals, by values or ``in_words``."""
+    """Return the ``MOST_BEST`` reconstructions nearest to the originals, by values or, if ``in_words``, by words."""
 
     def distance(one: Shown) -> float:
         if in_words:

@@ -71,7 +71,7 @@ def brief_of(folder: Path) -> tuple[Path, str]:
 
 
 def audit_folder_of(path: Path) -> Path | None:
-    """Return the folder of an app's audit, given itself or its page; ``None`` for anything else."""
+    """Return the folder of an app's audit, given this folder or its page; ``None`` for anything else."""
     from fl_privacy.report.audit_file import WHOLE  # noqa: PLC0415  (PyTorch)
 
     folder = path.parent if path.suffix == ".html" else path

@@ -73,7 +73,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return ``run``'s accuracy in percent of the undefended accuracy, recorded or computed from ``runs``, if known."""
+    """Return the accuracy of ``run`` in percent of the undefended one, recorded or found in ``runs``; else ``None``."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -164,7 +164,10 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return the strongest attacker's ``name`` over accuracy, as a point for all runs that differ only in the seed."""
+    """Return points of the metric ``name`` over accuracy, or over PMM with ``use_pmm``.
+
+    Runs that differ only in the seed give one point, for the strongest attacker.
+    """
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)

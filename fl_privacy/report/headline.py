@@ -144,7 +144,7 @@ def _upper(counts: Counts) -> str:
 
 
 def read_in_words(counts: Counts) -> str:
-    """Return the number of reconstructed examples in words; for none, also the upper bound of their share."""
+    """Return the number of reconstructed examples in words; if 0, also the upper bound of the leaking share."""
     return _few_words(counts) + ("" if counts.read else f" (up to {_upper(counts)})")
 
 

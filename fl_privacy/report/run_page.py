@@ -104,7 +104,7 @@ def _reads_itself(run: Run) -> bool:
 
 
 def assumptions(run: Run) -> str:
-    """Return sentences on the attacked uploads and missing attackers; empty if nothing was attacked."""
+    """Return sentences on the attacked uploads and on attackers that were not tried; empty if nothing was attacked."""
     found = run.summary.attacked
     if not found:
         return ""

@@ -22,7 +22,7 @@ def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def with_words(page: str) -> str:
-    """Put a folded glossary of the terms on ``page`` at its ``MARK``, if any."""
+    """Put a folded glossary of the terms on ``page`` at the page's ``MARK``, if it has one."""
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])
@@ -94,7 +94,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format the 95 % confidence interval in brackets without unit, or the median if there is no interval."""
+    """Format the 95 % confidence interval in brackets without unit; if unknown, the median, or a dash for few."""
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"

@@ -74,7 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` whose models normalize as ``stated`` by client, or as ``own`` for clients not in it."""
+    """Return ``observations`` with models that normalize as their client stated, or as ``own`` if it stated nothing."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -232,7 +232,10 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended uploads on the server: a step on each of ``number`` images, for each round's last model."""
+    """Return undefended uploads that the server computes: one step on each image from each round's last model.
+
+    ``number``: number of images, the first ones of ``truth``.
+    """
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

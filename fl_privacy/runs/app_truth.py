@@ -89,7 +89,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return indices in ``partition`` of images that may be those of ``victims``, before random transforms."""
+        """Return indices in ``partition``, or in all data if ``None``, of images that may be of probes ``victims``."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):
@@ -148,7 +148,7 @@ def find_images(data: object) -> NamedImages:
     """Open the images of ``data``; ``UserError`` if it holds none.
 
     ``data`` is a data set, its name, a loader, a list of examples, a folder of images, or a function from partition to
-    one of these.
+    one of these; ``None`` gives no images.
     """
     if data is None:
         return NamedImages()

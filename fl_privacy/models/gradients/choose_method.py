@@ -46,7 +46,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Return gradients by name, and as ``""`` the derivative of their squared norm with respect to ``inputs``."""
+    """Return gradients by name, and under ``""`` the derivative of their squared norm with respect to ``inputs``."""
     with victims.differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -64,7 +64,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """Return the number of local steps of a client with ``num_examples``."""
+    """Return the number of local steps of a client with ``num_examples`` examples; 0 for a client without any."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
@@ -72,7 +72,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
 
 
 def sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """Return the total change after ``steps`` of SGD with momentum, as a multiple of lr times a constant gradient."""
+    """Return the change by ``steps`` steps of SGD with momentum, as a multiple of lr times the constant gradient."""
     velocity, total = 0.0, 0.0
     for _ in range(steps):
         velocity = 1 + plan.momentum * velocity
@@ -148,7 +148,7 @@ def decaying_step(
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """Return ``rows`` of a parameter after ``steps`` of weight decay alone, without gradient."""
+    """Return part of a parameter, ``rows``, after ``steps`` steps of weight decay alone, without a gradient."""
     if not plan.weight_decay:
         return rows
     moments: list[Tensors] = [{}, {}]
@@ -182,7 +182,8 @@ def gradient_by_inputs(
 ) -> BatchGradient:
     """Return a differentiable function from inputs, shaped like those of ``batch``, to the loss gradient at ``state``.
 
-    ``names``: parameters with a gradient. ``changes``: changes of the loss; with these or dropout, it is slower.
+    ``names``: parameters of the gradient. ``changes``: changes of the loss, such as a defense's; with these or with
+    dropout, the function is slower.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

@@ -32,7 +32,7 @@ class Victims:
 
 
 class Affine(nn.Module):
-    """Layer that scales and shifts a normalized activation: each channel or, if ``trailing``, each element."""
+    """Layer that scales and shifts a normalized activation, by channel or, if ``trailing``, by element."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, trailing: bool) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class FrozenNorm(nn.Module):
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums (V, C) of ``inputs * deltas`` and of ``deltas``, (V, B, C, ...), over images and positions."""
+    """Return the sums (V, C) over images and positions of ``inputs * deltas`` and of ``deltas`` (V, B, C, ...)."""
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
@@ -182,7 +182,7 @@ def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return ``True`` if products and ``F.fold`` are faster than a grouped convolution for V victims.
+    """Return ``True`` if matrix products and ``F.fold`` are faster than a grouped convolution for V victims.
 
     ``images`` (1, V C, H, W): the victims' images, stacked as channels. ``weight``: shape of the stacked weights.
     """
@@ -245,7 +245,7 @@ def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
-    """Return ``True`` if ``module`` pads with a given number of zeros."""
+    """Return ``True`` if ``module`` pads with zeros, and by numbers of pixels, not by a mode such as ``same``."""
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
@@ -254,7 +254,7 @@ def convolution_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Return each victim's gradients with respect to a convolution's weight, (V, *shape), and bias, (V, O).
 
-    ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w); the bias's is ``None`` unless
+    ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w). The bias's gradient is ``None`` unless
     ``with_bias``.
     """
     padding = module.padding

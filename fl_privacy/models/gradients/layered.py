@@ -26,18 +26,12 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """Call of a layer during the pass over all victims.
-
-    Attributes:
-        names: mapping of each wanted parameter's name in the layer to its name in the model.
-        inputs: inputs (V, B, ...) of the layer.
-        deltas: gradient (V, B, ...) of the victims' losses with respect to the layer's outputs.
-    """
+    """Call of a layer during the pass over all victims."""
 
     module: nn.Module
-    names: Mapping[str, str]
-    inputs: Tensor
-    deltas: Tensor
+    names: Mapping[str, str]  # name of each wanted parameter in the layer -> its name in the model
+    inputs: Tensor  # (V, B, ...) inputs of the layer
+    deltas: Tensor  # (V, B, ...) gradient of the victims' losses with respect to the layer's outputs
 
     @property
     def positions(self) -> int:
@@ -49,7 +43,7 @@ class LayerCall:
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return a call with one victim whose gradient is the sum of all, weighted with ``weights`` (V,)."""
+        """Return a call with one victim whose gradient is the sum of all victims', weighted with ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -89,7 +83,7 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (V, O, P) and (V, D, P) of the weight's gradient; ``None`` if the layer has none."""
+    """Return the factors (V, O, P) and (V, D, P) of the weight's gradient; ``None`` if the layer has no factors."""
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -219,7 +213,10 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name; for weights in ``factored``, factors (V, O, P) and (V, D, P) if there are any."""
+        """Return gradients by name, and for weights in ``factored`` their factors instead, if the layer has factors.
+
+        The factors are those of :func:`weight_factors`; ``hidden`` is that of :meth:`passed`.
+        """
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
         for call in self.calls(inputs, labels, hidden):

@@ -27,19 +27,16 @@ SKETCH = 4096  # length of a sketch, which keeps inner products to about 2 %
 
 @dataclass(frozen=True, eq=False)
 class GradientSketch:
-    """Linear map from gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
-
-    ``buckets`` and ``signs`` (P,) are the target index and the sign of each element.
-    """
+    """Linear map from gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002)."""
 
     names: tuple[str, ...]
-    buckets: Tensor
-    signs: Tensor
-    size: int
+    buckets: Tensor  # (P,) index in the short vector to which each of a gradient's P elements is added
+    signs: Tensor  # (P,) sign with which each element is added, 1 or -1
+    size: int  # length of the short vector
 
     @classmethod
     def of(cls, shapes: Tensors, rng: torch.Generator, size: int = SKETCH) -> "GradientSketch":
-        """Draw a sketch for gradients with these ``shapes``; it is the identity for at most ``size`` elements."""
+        """Draw a sketch of gradients shaped like the tensors ``shapes``; the identity for at most ``size`` elements."""
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
@@ -68,13 +65,10 @@ class GradientSketch:
 
 @dataclass(frozen=True, eq=False)
 class GradientClassifier:
-    """Classifier of sketched gradients (B, F) by their direction, with logits (B, A) for A classes.
+    """Classifier of sketched gradients (B, F) by their direction, with logits (B, A) for A classes."""
 
-    ``mean`` (F,) and ``basis`` (F, R) are the mean and the principal directions of the training inputs.
-    """
-
-    mean: Tensor
-    basis: Tensor
+    mean: Tensor  # (F,) mean of the training inputs, scaled to unit norm
+    basis: Tensor  # (F, R) the R principal directions of these inputs
     head: nn.Module
 
     def __call__(self, sketched: Tensor) -> Tensor:
@@ -160,9 +154,9 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Return the sum of examples' gradients, each clipped to the l2 norm ``clip_norm``, and the mean loss.
 
-    Parameters in ``held`` have no gradient. Norms may come from inner products (ghost clipping, Li et al. 2022, Sec.
-    4). An example whose norm is not finite adds nothing; an empty batch gives 0. ``UserError`` if batch norm in
-    training mode mixes the examples, or no parameter is trained.
+    Parameters in ``held`` are left out. Norms may come from inner products (ghost clipping, Li et al. 2022, Sec. 4). An
+    example whose gradient's norm is not finite adds nothing to the sum; an empty batch gives 0. ``UserError`` if batch
+    norm in training mode mixes the examples, or no parameter is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(
@@ -232,7 +226,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state``; ``None`` if it can't be used, or a trial shows wrong gradients."""
+    """Return :class:`Layered` at ``state`` for the parameters ``names``; ``None`` if unfit, or wrong in a trial."""
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
@@ -320,7 +314,7 @@ def _squares(gradient: Tensor) -> Tensor:
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """Return min(1, clip_norm / norm), (B,), 0 if the norm is not finite, from ``squares`` (B,) of each tensor."""
+    """Return the factors (B,) min(1, clip_norm / norm), 0 for infinite norms, from the tensors' squared norms (B,)."""
     norms = torch.stack(list(squares)).sum(0).sqrt()
     return torch.where(norms.isfinite(), (clip_norm / norms).clamp(max=1.0), 0)
 
@@ -348,10 +342,10 @@ def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPla
 def gradient_products(
     model: nn.Module, state: ModelState, batch: Batch, directions: Sequence[Tensors], *, plan: LocalPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return inner products (B, K) of each example's gradient with K ``directions``, and its squared norm (B,).
+    """Return inner products (B, K) of each example's gradient with K ``directions``, and gradients' squared norms (B,).
 
-    The gradient has all parameters that are in any direction; a direction that lacks one is 0 there. Batch norm is in
-    evaluation mode.
+    A gradient has all parameters that are in any direction; in a direction that lacks one of them, it counts as 0.
+    Batch norm is in evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}

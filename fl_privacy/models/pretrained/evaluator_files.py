@@ -29,14 +29,14 @@ MOST_LAYERS, MOST_SIZE = 16, 1 << 24  # limits of a network in a file, checked b
 
 
 def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Write ``network`` to ``file`` atomically; the file's metadata are its shape, its widths and ``about``."""
+    """Write ``network`` to ``file`` atomically; the file's metadata are ``about``, the input shape and the widths."""
     metadata = {**about, "input_shape": json.dumps(network.input_shape), "widths": json.dumps(network.widths)}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_private(file, save({name: t.cpu() for name, t in network.state_dict().items()}, metadata))
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file; ``UserError`` if ``file`` is another file or missing."""
+    """Return the metadata of an evaluation network's file; ``UserError`` if it is missing or another kind of file."""
     return _read(file, tensors=False)[0]
 
 
@@ -81,7 +81,7 @@ def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tenso
 
 
 def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> evaluator.EvaluationNetwork:
-    """Return ``network`` if it is for images of ``input_shape``, else raise ``UserError``."""
+    """Return ``network`` if it is for images of ``input_shape``, else raise ``UserError``, which names ``file``."""
     if isinstance(network, evaluator.WordEvaluator):
         raise UserError(f"An evaluation network for images is expected, but {file} is for texts; {REMEDY}.")
     if network.input_shape != tuple(input_shape):
