@@ -164,10 +164,7 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
 
 
 def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the correlations (K, S, V) of S guesses ``rows`` (K, S, L, h, w) with V windows of K images.
-
-    ``windows`` (L, K, V, D) and their norms ``lengths`` (L, K, V) are those of :func:`_windows`.
-    """
+    """Return the correlations (K, S, V) of S guesses per image with V windows of K images, as of :func:`_windows`."""
     return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
 
 
@@ -227,10 +224,7 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return comparisons of the guess with ``originals``: in all poses, unless these are hopeless, and in tiles.
-
-        There is one comparison in tiles for each grid.
-        """
+        """Return comparisons of the guess with ``originals``: in poses, unless hopeless, and in each grid of tiles."""
         usual = torch.searchsorted(self.rivals, self.usual)
         tiled = [
             _Tiled(
@@ -351,7 +345,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """Comparison of each image with the guess in that image's best pose and position."""
+    """Comparison of the guess with each image, in the pose and at the position in which both correlate most."""
 
     side: int
     placed: _Placed  # best poses of the guess for the originals
@@ -400,7 +394,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison of the guess, cut into a grid of tiles, with images made of their most similar tiles."""
+    """Comparison of the guess, cut into a grid of tiles, with each image, rebuilt from its tiles nearest to these."""
 
     grid: int
     pieces: Tensor

@@ -99,7 +99,7 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
 
 
 def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
-    """Check ``model`` like :func:`check_model`, set its attribute ``schema`` if it has none, and return it."""
+    """Check ``model`` like :func:`check_model`, set the model's ``schema`` if it has none, and return the model."""
     check_model(model, (schema.width,), num_classes, ROWS)
     if schema_of(model) is None:
         model.schema = schema  # type: ignore[assignment]

@@ -28,10 +28,7 @@ class Loss:
     dtype: torch.dtype | None = None  # only type that ``function`` supports; ``None`` for any
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar loss of outputs (B, K) for classes (B,) or rows (B, K) of targets.
-
-        Classes become one-hot rows if the loss takes rows alone.
-        """
+        """Return the scalar loss of outputs (B, K) for classes (B,), which become one-hot if needed, or rows (B, K)."""
         if self.takes == "rows" and not labels.is_floating_point():
             classes = torch.arange(outputs.shape[1], device=labels.device)
             labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # vmap forbids one_hot

@@ -57,7 +57,7 @@ class TextModel(nn.Module, ABC):
 
 
 class BlockModel(TextModel):
-    """Base class of text models whose layers are sequential :attr:`blocks`."""
+    """Base class of text models that apply one of their :attr:`blocks` after another."""
 
     blocks: nn.ModuleList
 

@@ -167,7 +167,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 
 def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
-    """Return why nothing is recommended; empty if the strongest attacker tried the user's batch size."""
+    """Return why nothing is recommended; empty if the strongest attacker tried uploads of the user's batch size."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"

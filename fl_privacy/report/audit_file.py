@@ -45,10 +45,7 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
 
 def read_captured(folder: Path) -> Captured | None:
-    """Load the facts about clients in a strategy's ``audit.json``; ``None`` without such a file.
-
-    ``UserError`` if the file is damaged or that of an app's audit.
-    """
+    """Load facts about clients from a strategy's ``audit.json``, if any; ``UserError`` if damaged or of an app."""
     path = folder / RECORD
     if not path.is_file():
         return None

@@ -379,7 +379,7 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
     """Return the record of a strategy's audit: a scenario for each round's uploads, and one for another site.
 
-    ``site``: what that site reconstructs, and the number of sites; ``None`` if it was not attacked.
+    ``site``: what the other site reconstructs, and the number of sites; ``None`` if that was not attacked.
     """
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []

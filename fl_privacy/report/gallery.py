@@ -288,7 +288,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[s
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Return sentences on how well guesses without the update do, and on how :func:`best_rows` were chosen."""
+    """Return sentences on right cells of guesses without the update, and on how :func:`best_rows` were chosen."""
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
@@ -338,7 +338,7 @@ VICTIMS_SHOWN = 3  # victims shown per attacker; ``films`` may record more
 
 @dataclass(frozen=True, kw_only=True)
 class Reel:
-    """A victim's part of a film."""
+    """A victim's part of a film: the original, and the guesses at some moments of the attack."""
 
     where: str
     member: str  # sub-attack of the frames, or empty

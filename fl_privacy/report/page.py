@@ -82,10 +82,7 @@ def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
 
 @contextmanager
 def writable(page: Path, instead: str = "another place with --out") -> Iterator[None]:
-    """Create the folder of ``page``; ``UserError`` if that or writing within the context fails.
-
-    ``instead``: what the error recommends.
-    """
+    """Create the folder of ``page``; ``UserError``, with the advice ``instead``, if that or writing within fails."""
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         yield

@@ -95,7 +95,7 @@ def what_was_done(run: Run) -> str:
 
 
 def _reads_itself(run: Run) -> bool:
-    """Return ``True`` if the malicious server gets images from an upload without an attack."""
+    """Return ``True`` if the malicious server copies images from an upload, without an attack."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
     known = target.startswith(("fl_privacy.malicious.", "fl_privacy.attacks.malicious."))

@@ -232,10 +232,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Return undefended uploads that the server computes: one step on each image from each round's last model.
-
-    ``number``: number of images, the first ones of ``truth``.
-    """
+    """Return undefended uploads that the server computes: a step on ``number`` images at each round's last model."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

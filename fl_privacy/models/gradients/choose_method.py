@@ -55,7 +55,7 @@ def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, l
 
 
 def same_gradients(found: Tensors, expected: Tensors) -> bool:
-    """Return ``True`` if ``found`` equals ``expected`` up to rounding of the largest gradient."""
+    """Return ``True`` if ``found`` equals ``expected`` up to rounding errors, relative to the largest gradient."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(
         float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
@@ -93,7 +93,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 
 
 class Unrolled(victims.VictimGradients):
-    """Method that replays the local steps of each victim, and gives ``-delta / lr`` of the uploaded parameters."""
+    """Method that replays the local steps of each victim, and returns the parameters' change divided by -lr."""
 
     def __init__(self, victim_model: victims.VictimModel) -> None:
         self._victim_model = victim_model

@@ -311,7 +311,7 @@ def _tracked(module: nn.Module, given: Sequence[Any], output: Any) -> Tensor:
 
 
 def add_up(gradients: dict[str, Tensor], names: Mapping[str, str], found: Tensors) -> None:
-    """Add the gradients ``found`` of a layer to ``gradients``; ``names`` maps the layer's names to the model's."""
+    """Add a layer's gradients ``found`` to ``gradients``; ``names`` maps the layer's names to the model's."""
     for own_name, gradient in found.items():
         name = names[own_name]
         gradients[name] = gradients[name] + gradient if name in gradients else gradient

@@ -19,7 +19,7 @@ _Geometry = tuple[Any, Any, Any, int]  # stride, padding, dilation and groups
 
 
 class ConvolutionOfMany(nn.Conv2d):
-    """Convolution that ``vmap`` over models computes for one model at a time."""
+    """Convolution that, under ``vmap`` over models, computes one model after another."""
 
     def reset_parameters(self) -> None:
         """Skip initialization: the weights are given."""
@@ -153,10 +153,7 @@ class ManyModels:
     @torch.no_grad()
     @victims.plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return (M, N): ``measure(logits, labels)`` of each of M models on each of N ``examples``.
-
-        Models are in evaluation mode.
-        """
+        """Return (M, N): ``measure(logits, labels)``, in evaluation mode, of M models on N ``examples``."""
         self.model.eval()
 
         def one(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:

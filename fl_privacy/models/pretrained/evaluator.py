@@ -188,7 +188,7 @@ class WordBox:
         return self._low + self._side * coordinates
 
     def words(self, tokens: Tensor) -> Tensor:
-        """Return the scaled embeddings (..., d) of tokens (...); padding takes that of token 0."""
+        """Return the scaled embeddings (..., d) of tokens (...); padding gets the embedding of token 0."""
         return self.coordinates(self.table[tokens.clamp_min(0)])
 
     def random_words(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:

@@ -187,7 +187,7 @@ class Provenance:
 
 
 def image_fingerprints(images: Tensor) -> Tensor:
-    """Return the mean gray levels (N, 64) uint8 of 8 by 8 parts of ``images`` (N, C, H, W), uint8 or in [0, 1]."""
+    """Return mean gray levels (N, 64) uint8 in an 8x8 grid of ``images`` (N, C, H, W), uint8 or in [0, 1]."""
     parts = []
     for part in torch.split(images, 4096):
         values = part.float() if part.dtype == torch.uint8 else 255 * part.float()
@@ -346,7 +346,7 @@ def find_generator(
 
 
 def expect_generator(path: str | None) -> None:
-    """Raise ``UserError`` if the generator ``path`` is an unreadable file or a missing package."""
+    """Raise ``UserError`` if the generator ``path`` is an unreadable file or a missing package; ``None`` passes."""
     if path == FACES:
         expect_faces()
     elif path is not None:
