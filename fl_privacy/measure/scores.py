@@ -58,7 +58,7 @@ def evaluate(
 ) -> VictimScore:
     """Score the guesses at one batch: ``images[k].values["psnr"]`` of the result is the PSNR of original k in dB.
 
-    ``truth`` has the originals; guesses may be in another order. See :func:`evaluate_all`.
+    ``truth`` has the originals; guesses may be in another order. ``functions`` as for :func:`evaluate_all`.
     """
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
@@ -194,7 +194,7 @@ def _of_victim(
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Return the score of guesses of ``shape`` whose originals are unknown; it has no metrics."""
+    """Return the score, without metrics, of guesses of ``shape`` at examples of ``modality`` that are unknown."""
     batch, failure, labels = reconstruction.batch, reconstruction.failure, None
     guesses, several = torch.zeros(shape) if modality.continuous else torch.full(shape, -1), f"{modality.one}s"
     if batch is not None and not modality.continuous:

@@ -164,7 +164,7 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
 
 
 def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the correlations (K, S, V) of S guesses per image with V windows of K images, as of :func:`_windows`."""
+    """Return the correlations (K, S, V) of S guesses per image with V windows of K images, of norms ``lengths``."""
     return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
 
 
@@ -326,7 +326,7 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N), 2ab / (aa + bb), of V guesses a to N images b rebuilt from tiles near those of a."""
+    """Return the likeness (V, N), 2ab / (aa + bb), of V guesses a to N images b rebuilt from tiles nearest to a's."""
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:
@@ -381,7 +381,7 @@ def _windows_each(images: Tensor, slacks: Tensor) -> _Windows:
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S) of K images with guesses (K * S, 1, H, W) in S poses per image."""
+    """Return the largest absolute correlation (K, S) of K images with guesses ``gray``, one for each of S poses."""
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])

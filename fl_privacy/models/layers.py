@@ -32,7 +32,7 @@ def activation(name: str) -> nn.Module:
 
 
 def pooling(name: str, size: int = 2) -> nn.Module:
-    """Return a pooling layer of ``size`` by ``size`` pixels: ``max`` or ``avg``."""
+    """Return a layer for pooling over ``size`` by ``size`` pixels; ``name`` is ``max`` or ``avg``."""
     checks.one_of("model.pooling", name, ("max", "avg"))
     return nn.MaxPool2d(size) if name == "max" else nn.AvgPool2d(size)
 
@@ -237,7 +237,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
-    """Return the names of the modules that have parameters of their own, in the order of the forward pass."""
+    """Return the names of modules with parameters of their own, in the order of the pass of an image (C, H, W)."""
     return _order(model, owners(model), image_shape)
 
 

@@ -167,7 +167,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 
 def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
-    """Return why nothing is recommended; empty if the strongest attacker tried uploads of the user's batch size."""
+    """Return why nothing is recommended; empty if the strongest attacker of ``table`` tried the user's batch size."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
@@ -272,7 +272,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
 
 
 def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> str:
-    """Describe the goal: ``no attacked image reconstructed``, and further requirements."""
+    """Describe the goal: ``no attacked image reconstructed``, and none at ``psnr_below`` dB, among others."""
     kind = kind_in_words(candidates[0]) if candidates else "image"
     below = "" if psnr_below is None else f" and every one below {metric(psnr_below, IMAGE_METRIC)}"
     return f"no attacked {kind} reconstructed{below}"
@@ -325,10 +325,7 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Recommend the most accurate defense that meets the goal; empty if nothing was both trained and attacked.
-
-    The goal: nothing is reconstructed, and no image reaches ``psnr_below`` dB, if given.
-    """
+    """Recommend the most accurate defense that meets :func:`goal_in_words`; empty if none was trained and attacked."""
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):

@@ -186,7 +186,7 @@ def read_audit(folder: Path) -> AuditRecord:
 
 
 def folder_name(app: str) -> str:
-    """Return the folder name of an app's audit."""
+    """Return the name of the folder for the audit of ``app``."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in app)[:60] or "app"
     return f"audit-{safe}"
 

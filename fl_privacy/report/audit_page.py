@@ -286,7 +286,7 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
 
 
 def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ...]]:
-    """Return rows (name, without defense, with defense) that compare an app's leakage and costs."""
+    """Return rows (name, ``before`` a defense, ``after`` it) that compare an app's leakage and costs."""
 
     def result(record: AuditRecord) -> str:
         attacked = record.uploads_attacked or record.measured
@@ -317,7 +317,7 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
 
 
 def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
-    """Return a sentence on each observer that learns something; ``server`` begins the one on the server."""
+    """Return a sentence on each observer in ``answers``, on what it learns; ``server`` begins the server's sentence."""
     sentences = []
     for who, subject in {"server": server, **{who: other["learns"] for who, other in OTHERS.items()}}.items():
         parts = []

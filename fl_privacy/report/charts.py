@@ -103,7 +103,7 @@ def line_chart(
 def scatter_chart(
     points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Draw labelled points with error bars, infinite ones as triangles on top; ``bound`` is a dashed line."""
+    """Draw labelled points with error bars, infinite ones as triangles on top, and a dashed line at ``bound``."""
     top = top_of([point.y for point in points], bound)
 
     def draw(axes: Axes) -> None:
@@ -134,7 +134,7 @@ def scatter_chart(
 
 
 def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
-    """Draw a bar for each client, stacked from its examples of each class, with a color for each class."""
+    """Draw a bar for each client, stacked from the client's examples of each class, ``counts[client][class]``."""
     alt = f"Examples of each class on each of {len(counts)} clients; the table below has the numbers"
     many = len(class_names) > len(SERIES)  # from purple over blue and green to yellow
     mixes = np.linspace(0, 100, len(class_names)) if many else ()
@@ -250,7 +250,7 @@ def widen(axes: Axes) -> None:
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
-    """Return the lengths of an error bar below and above ``value`` for matplotlib."""
+    """Return an error bar's lengths from ``value`` to both ends of ``interval``; ``None`` without an interval."""
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
 
 

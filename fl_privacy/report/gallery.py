@@ -362,7 +362,7 @@ class Screening:
 def films_of_run(
     run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
-    """Return for each attacker a film of the last round that was filmed, if any."""
+    """Return for each attacker a film of the last round that was filmed, if any; ``pairs`` have the originals."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}

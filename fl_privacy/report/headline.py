@@ -149,7 +149,7 @@ def read_in_words(counts: Counts) -> str:
 
 
 def uploads_in_words(facts: AttackFacts, kind: str) -> str:
-    """Describe the uploads, such as ``from uploads of one image each that were made for the attack``."""
+    """Describe attacked uploads, such as ``from uploads of one image each that were made for the attack``."""
     low, high = facts.examples or (1, 1)
     number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
     if facts.summed != 1:

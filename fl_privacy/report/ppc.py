@@ -86,7 +86,7 @@ def sample_of(
     update_distortion: Mapping[str, Statistic],
     **named: Any,
 ) -> Sample | None:
-    """Build one attacker's sample, with ``named`` fields; ``None`` if accuracy, distortion or distances are missing."""
+    """Build a sample from one attacker's ``leakages``; ``None`` if accuracy, distortion or distances are missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None

@@ -130,7 +130,7 @@ def uploads_of(run: Run) -> str:
 
 
 def said_together(said: Iterable[tuple[str, str]]) -> str:
-    """Join pairs (name, sentence) to one text; a sentence that all share is given once, without names."""
+    """Join pairs (name, sentence) to one text; a sentence that all names share is given once, without names."""
     names: dict[str, list[str]] = {}
     for name, sentence in said:
         if sentence and name not in names.setdefault(sentence, []):

@@ -85,7 +85,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Describe ``upper``, the bound of a metric's mean; empty if it adds nothing to the mean."""
+    """Describe ``upper``, the bound of the mean of the metric ``name``; empty if it adds nothing to ``mean``."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):

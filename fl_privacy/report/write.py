@@ -90,7 +90,7 @@ def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: fl
 
 
 def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | None = None) -> str:
-    """Recommend a defense of a sweep in a few sentences."""
+    """Recommend a defense of a sweep in a few sentences; no image may reach ``psnr_below`` dB behind it."""
     _, candidates = _asked_and_candidates(read_study(entries))
     headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
     return f"{headline}. {answer(candidates, psnr_below)}".strip()
@@ -106,7 +106,7 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
 
 
 def page_of_run(run: Run, *, live: bool = False) -> str:
-    """Render the HTML of a single run without writing it."""
+    """Render the HTML of a single run without writing it; a ``live`` page refreshes itself."""
     problems = [] if live and not run.finished else run.problems  # an incomplete last line is no damage
     return render_run(run, ShownVictims.of(run), problems=problems, live=live)
 
@@ -180,7 +180,7 @@ class FamilyCurve:
 
 
 def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float | None) -> str:
-    """Render the HTML of a sweep's ``rows``, with links relative to the file ``out``."""
+    """Render the HTML of a sweep's ``rows`` with the goal ``psnr_below`` dB, and with links relative to ``out``."""
     asked, candidates = _asked_and_candidates(rows)
     best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))

@@ -97,7 +97,11 @@ def report_app(
     jobs: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack suitable updates, write the page, and return one line on the result; ``attack=None`` attacks none."""
+    """Attack suitable updates, write the page, and return one line on the result.
+
+    ``attack=None`` attacks none. ``jobs``: processes that attack at once. ``candidates``: number of other images with
+    which guesses are compared.
+    """
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]

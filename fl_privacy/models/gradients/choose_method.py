@@ -81,7 +81,7 @@ def sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """Return the slice of examples for each local step, without shuffling, since the client's order is secret."""
+    """Return the slice of ``num_examples`` for each local step, unshuffled, since the client's order is secret."""
     if num_examples < 1:
         return []
     size = min(plan.batch_size or num_examples, num_examples)
@@ -119,7 +119,7 @@ class Unrolled(victims.VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return step ``number`` (from 1) of SGD or Adam, divided by -lr, and the new ``moments``, initially [{}, {}]."""
+    """Return step ``number`` (from 1) of SGD or Adam, divided by -lr, and new ``moments``, which begin as [{}, {}]."""
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
@@ -138,7 +138,7 @@ def step_direction(
 def decaying_step(
     gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return the step and moments of :func:`step_direction`, including weight decay of ``parameters``."""
+    """Return the step and moments of :func:`step_direction`, including the plan's weight decay of ``parameters``."""
     if plan.weight_decay and plan.optimizer != "adamw":
         gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
     step, moments = step_direction(gradients, moments, plan, number)

@@ -252,7 +252,7 @@ def pads_with_zeros(module: nn.Conv2d) -> bool:
 def convolution_gradients(
     module: nn.Conv2d, inputs: Tensor, deltas: Tensor, *, with_bias: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return each victim's gradients with respect to a convolution's weight, (V, *shape), and bias, (V, O).
+    """Return each victim's gradients with respect to weight, (V, *shape), and bias, (V, O), of the layer ``module``.
 
     ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w). The bias's gradient is ``None`` unless
     ``with_bias``.
@@ -275,7 +275,7 @@ def convolution_gradients(
 
 
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
-    """Unfold ``inputs`` (V, B, C, H, W) into the D values under the kernel at each of T output pixels.
+    """Unfold ``inputs`` (V, B, C, H, W) of ``module`` into the D values under its kernel at each of T output pixels.
 
     Return (V, B, groups, D, T). ``settings``: stride, padding and dilation.
     """

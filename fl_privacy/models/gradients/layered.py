@@ -77,13 +77,13 @@ def register_layer_rule(
 
 
 def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
-    """Return the gradients (V, *shape) with respect to the layer's parameters ``names``."""
+    """Return the gradients (V, *shape) with respect to the parameters ``names`` of the called layer."""
     gradients, _ = _RULES.get(type(call.module), (_by_vjp, None))
     return gradients(call, names)
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (V, O, P) and (V, D, P) of the weight's gradient; ``None`` if the layer has no factors."""
+    """Return factors (V, O, P) and (V, D, P) of the called layer's weight gradient; ``None`` if it has no factors."""
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -151,7 +151,7 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return ``True`` if products of a gradient's factors are faster than forming the gradient."""
+    """Return ``True`` if products of a gradient's factors, (O, P) and (D, P), are faster than forming it."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 

@@ -71,7 +71,7 @@ def batch_loss(
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),
 ) -> tuple[Tensor, Tensors]:
-    """Return the scaled mean loss of ``batch`` at ``state``, and the buffers after the pass; ``state`` is unchanged."""
+    """Return ``loss_scale`` times the mean loss of ``batch`` at ``state``, and the buffers after the pass."""
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}
     values = {**state.parameters, **buffers}

@@ -131,7 +131,7 @@ def _small(height: int, width: int, file: Path) -> evaluator.EvaluationNetwork:
 
 
 def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Write ``network`` to ``file`` if that is possible, else log a warning."""
+    """Write ``network`` like :func:`save_evaluator` if ``file`` is writable, else log a warning."""
     try:
         save_evaluator(network, file, about)
     except OSError as error:

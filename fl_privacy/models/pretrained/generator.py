@@ -108,7 +108,7 @@ class ImageGenerator(nn.Module):
         return cast(Tensor, self.layers[0](latents[:, :, None, None]))
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:
-        """Map the outputs of layer ``after`` to those of layer ``until``; ``None`` gives images in [0, 1]."""
+        """Map the outputs ``features`` of layer ``after`` to those of ``until``; if ``None``, to images in [0, 1]."""
         last = self.depth - 1 if until is None else until
         for layer in list(self.layers)[after + 1 : last + 1]:
             features = layer(features)
