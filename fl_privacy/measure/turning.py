@@ -213,7 +213,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """Guess and the candidates ``others``; its poses and tiles are cached for the comparisons with originals."""
+    """Guess and the candidates ``others``; caches the guess's poses and tiles for the comparisons with originals."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]
@@ -394,7 +394,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison of the guess, cut into a grid of tiles, with each image, rebuilt from its tiles nearest to these."""
+    """Comparison of the guess, cut into a grid of tiles, with each image, rebuilt from the image's nearest tiles."""
 
     grid: int
     pieces: Tensor

@@ -81,7 +81,7 @@ def is_plain(loss: Loss) -> bool:
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Convert ``given`` to a ``Loss`` on the device of ``like``; ``UserError`` if it gives no scalar for K outputs."""
+    """Convert ``given`` to a ``Loss`` on the device of ``like``; ``UserError`` unless it maps K outputs to a scalar."""
     if isinstance(given, Loss):
         return given
     if isinstance(given, str):

@@ -272,7 +272,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
 
 
 def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> str:
-    """Describe the goal: ``no attacked image reconstructed``, and none at ``psnr_below`` dB, among others."""
+    """Describe the goal, such as ``no attacked image reconstructed``, and every one below ``psnr_below`` dB."""
     kind = kind_in_words(candidates[0]) if candidates else "image"
     below = "" if psnr_below is None else f" and every one below {metric(psnr_below, IMAGE_METRIC)}"
     return f"no attacked {kind} reconstructed{below}"

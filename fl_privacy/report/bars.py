@@ -63,7 +63,7 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
     """Return bars in pairs, without and with the ``defense``; without a defense, return ``after``.
 
-    Bars of what stays on a client, or was not measured in both, are left out.
+    Bars of what stays on a client, or was measured in neither case, are left out.
     """
     if not defense:
         return list(after)

@@ -275,7 +275,7 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """A leaderboard of defenses, each at the strength that leaks least to the worst attacker within a loss."""
+    """A leaderboard of defenses, each at the strength that leaks least (worst attacker) within ``accuracy_loss``."""
 
     threat: Threat
     accuracy_loss: float  # most percentage points that a strength may cost

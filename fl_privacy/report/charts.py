@@ -73,10 +73,9 @@ def line_chart(
 ) -> Markup:
     """Draw curves over a common axis.
 
-    Args:
-        percent: ``True`` to show the share ``y`` in percent, from 0.
-        faint: ``True`` for thin lines in one color.
-        marks: marked points (x, y) of each curve, one for each moment N of a film; element ids end in ``-moment-N``.
+    ``percent`` shows the share ``y`` in percent, from 0; ``log`` makes the axis of ``y`` logarithmic; ``faint`` draws
+    thin lines in one color. ``marks``: marked points (x, y) of each curve, one for each moment N of a film; element ids
+    end in ``-moment-N``.
     """
 
     def place(x: float, y: float | None) -> tuple[float, float]:

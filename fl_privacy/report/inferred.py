@@ -77,7 +77,7 @@ def views_of(findings: Sequence[Finding]) -> list[InferredView]:
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
-    """Describe the strongest result on the question ``about``, or why all attacks failed; empty without any."""
+    """Describe the strongest result on the question ``about``, or why attacks failed; empty without attacks."""
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:

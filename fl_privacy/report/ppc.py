@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return the samples (:func:`with_worst`) of the attackers of each defended job of a trade-off, if finished."""
+    """Return a :class:`Sample` for each attacker of each defended job of a trade-off (:func:`with_worst`)."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -242,7 +242,7 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """Return a sample for each attacker of each defended run that trained and was attacked.
+    """Return a sample for each attacker of each defended run that trained and was attacked (:func:`with_worst`).
 
     A defense's strength is its setting with most values, by declared order if equal. Other settings of the defense that
     differ make other defenses; settings elsewhere that differ, except the seed, make other attacks.

@@ -94,7 +94,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format the 95 % confidence interval in brackets without unit; if unknown, the median, or a dash for few."""
+    """Format the 95 % confidence interval in brackets, without unit; if unknown, the median or a dash."""
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"

@@ -42,7 +42,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CapturedApp:
-    """Captured updates of a Flower app, and the record of its audit."""
+    """Captured updates of a Flower app, and the record of the app's audit."""
 
     observations: Sequence[Observation]
     source: NamedImages  # images that the user names as the clients'

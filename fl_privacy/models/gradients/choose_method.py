@@ -81,7 +81,7 @@ def sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """Return the slice of ``num_examples`` for each local step, unshuffled, since the client's order is secret."""
+    """Return each local step's slice of ``num_examples``, without shuffling, since the client's order is secret."""
     if num_examples < 1:
         return []
     size = min(plan.batch_size or num_examples, num_examples)

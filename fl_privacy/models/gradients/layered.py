@@ -64,7 +64,7 @@ _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
 def register_layer_rule(
     *types: type[nn.Module], factors: CallFactors | None = None
 ) -> Callable[[Gradients], Gradients]:
-    """Register the decorated function for gradients of layers of exactly these ``types``.
+    """Register the decorated function, which computes the gradients of layers of exactly these ``types``.
 
     ``factors``: function for the factors of the weight's gradient. Layers without a rule use ``torch.func``.
     """

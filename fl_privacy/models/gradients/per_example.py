@@ -36,7 +36,7 @@ class GradientSketch:
 
     @classmethod
     def of(cls, shapes: Tensors, rng: torch.Generator, size: int = SKETCH) -> "GradientSketch":
-        """Draw a sketch of gradients shaped like the tensors ``shapes``; the identity for at most ``size`` elements."""
+        """Draw a sketch for gradients shaped like ``shapes``; for at most ``size`` elements, it is the identity."""
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
@@ -67,8 +67,8 @@ class GradientSketch:
 class GradientClassifier:
     """Classifier of sketched gradients (B, F) by their direction, with logits (B, A) for A classes."""
 
-    mean: Tensor  # (F,) mean of the training inputs, scaled to unit norm
-    basis: Tensor  # (F, R) the R principal directions of these inputs
+    mean: Tensor  # (F,) mean of the training inputs, each scaled to norm 1
+    basis: Tensor  # (F, R) principal directions of these inputs, scaled
     head: nn.Module
 
     def __call__(self, sketched: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state`` for the parameters ``names``; ``None`` if unfit, or wrong in a trial."""
+    """Return :class:`Layered` at ``state``; ``None`` if it can't be used, or a trial shows wrong gradients."""
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
@@ -314,7 +314,7 @@ def _squares(gradient: Tensor) -> Tensor:
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """Return the factors (B,) min(1, clip_norm / norm), 0 for infinite norms, from the tensors' squared norms (B,)."""
+    """Return the factors (B,) min(1, clip_norm / norm), 0 if not finite, from the tensors' squared norms (B,)."""
     norms = torch.stack(list(squares)).sum(0).sqrt()
     return torch.where(norms.isfinite(), (clip_norm / norms).clamp(max=1.0), 0)
 

@@ -179,7 +179,7 @@ class Provenance:
         return json.dumps({name: getattr(self, name) for name in _ORIGIN})
 
     def seen(self, images: Tensor) -> Tensor:
-        """Return booleans (N,), true for ``images`` (N, C, H, W) like a training image; all false without any known."""
+        """Return booleans (N,), true for ``images`` (N, C, H, W) like a known training image; all false without any."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
