@@ -83,7 +83,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def derive_generator(
     seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
 ) -> torch.Generator | SecretGenerator:
-    """Derive the generator of the stream ``names``, as ``("client", 3)``, on ``device``; from a secret, on the CPU."""
+    """Derive the generator of the stream ``names``, such as ("client", 3), on ``device``, or the CPU for a secret."""
     if isinstance(seed, Secret):
         return SecretGenerator(seed.derive(*names))
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *names))
@@ -150,7 +150,7 @@ class Streams:
 
 
 def streams_now() -> Streams:
-    """Return the current state of the global streams."""
+    """Return the current state of PyTorch's, NumPy's and Python's global streams of random numbers."""
     return Streams(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 

@@ -89,7 +89,7 @@ class InputNormalization(nn.Module):
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
-    """Return an ``InputNormalization``, or the identity without ``mean`` and ``std``."""
+    """Return an ``InputNormalization``, or the identity without ``mean`` and ``std``; ``UserError`` if they misfit."""
     if mean is None and std is None:
         return nn.Identity()
     mean, std = [0.0] if mean is None else mean, [1.0] if std is None else std

@@ -39,7 +39,7 @@ class CountedLeak(Leak):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One key of the messages of a ``kind``: its mean size in bytes, the messages' rounds, and an example value."""
+    """One key of the messages of a ``kind``: the mean size in bytes, the messages' rounds, and an example value."""
 
     direction: str
     kind: str

@@ -351,7 +351,7 @@ class Reel:
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """Film of one attacker in one round, of several victims; ``moments`` are shares of its iterations, in words."""
+    """Film of one attacker in one round, of several victims; ``moments`` are shares of the iterations, in words."""
 
     title: str
     reels: Sequence[Reel]

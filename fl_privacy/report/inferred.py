@@ -154,7 +154,7 @@ def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
 
 
 def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:
-    """Write the page on the checked privacy claims ``records``; ``UserError`` if it is not writable."""
+    """Write the page on the checked privacy claims ``records``; ``UserError`` if ``page`` is not writable."""
     expect_file_name(page)
     with writable(page):
         write_whole(page, render_claims(records, title=title))

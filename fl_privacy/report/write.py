@@ -172,7 +172,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Points of one defense family and attacker, by strength; ``series`` numbers its color, ``None`` if undefended."""
+    """Points of a defense family and an attacker, by strength; ``series`` numbers the color, ``None`` if undefended."""
 
     points: Sequence[ChartPoint]
     series: int | None

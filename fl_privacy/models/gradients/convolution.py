@@ -391,7 +391,7 @@ _POSITIONS = 0.7
 
 
 class FoldedConvolution(FrozenConv2d):
-    """Convolution that includes the norm after it; its parameters are weight, bias, scale and shift."""
+    """Convolution that includes the norm after it, with the parameters weight, bias, scale and shift."""
 
     scale: nn.Parameter | None
     shift: nn.Parameter | None
@@ -429,7 +429,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return (convolution, norm) names of the pairs of layers whose folding saves time for inputs (N, ...).
+    """Return (convolution, norm) names of pairs of layers, to be folded since this saves time for inputs (N, ...).
 
     Folding is wrong if anything else uses the convolution's output, which is not detected.
     """

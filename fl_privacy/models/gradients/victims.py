@@ -181,7 +181,7 @@ class OneByOne(VictimGradients):
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Let attention use plain operations within the context; they support ``vmap`` and repeated differentiation."""
+    """Let attention use plain operations, which support ``vmap`` and repeated differentiation, within the context."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -36,12 +36,12 @@ def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file; ``UserError`` if it is missing or another kind of file."""
+    """Return the metadata of an evaluation network's file; ``UserError`` if the file is missing or of another kind."""
     return _read(file, tensors=False)[0]
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` if it holds none."""
+    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` without a network."""
     with readable("An evaluation network", file, REMEDY):
         return _load(file, torch.device(device))
 
@@ -176,7 +176,7 @@ _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEE
 
 
 def name_of_words(table: Tensor) -> str:
-    """Return a name for the token embeddings ``table`` (n, d), from their hash."""
+    """Return a name for the token embeddings ``table`` (n, d), from the table's hash."""
     content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
