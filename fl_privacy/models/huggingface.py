@@ -201,7 +201,7 @@ class Adapted(nn.Module):
 
 
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
-    """Return a copy of ``model`` with adapters on the queries and values of its attention, like ``peft``.
+    """Return a copy of ``model`` with adapters on the attention layers' queries and values, like ``peft``.
 
     A joint layer of queries, keys and values gets one adapter. ``rank`` r is at least 1 and below the width; ``alpha``
     is the numerator of the scale alpha / r, by default 2 r. ``UserError`` if the model has no such layer.

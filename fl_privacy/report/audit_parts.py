@@ -64,7 +64,7 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Facts about a strategy's clients that are not in their captured uploads."""
+    """Facts about a strategy's clients that are not in the clients' captured uploads."""
 
     model: str = ""  # import path of the clients' model; never imported
     normalization: Normalization | None = None

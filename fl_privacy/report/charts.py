@@ -239,7 +239,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def widen(axes: Axes) -> None:
-    """Widen narrow axes, after all drawing: x to ten percentage points, y to a quarter of its largest value."""
+    """Widen narrow axes, after all drawing: x to ten percentage points, y to a quarter of the largest value."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
         beyond = max(0.0, right + missing / 2 - max(100.0, right))
@@ -254,7 +254,7 @@ def reach(value: float, interval: tuple[float, float] | None) -> list[list[float
 
 
 def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> Markup:
-    """Return what ``draw`` draws as an SVG element of 5.4 by ``height`` inches, which scales with the page."""
+    """Return the drawing by ``draw`` as an SVG element of 5.4 by ``height`` inches, which scales with the page."""
     import matplotlib  # noqa: PLC0415  (takes half a second, and a wrong folder needs no chart)
     from matplotlib.figure import Figure  # noqa: PLC0415
 

@@ -40,7 +40,7 @@ class _Clause(NamedTuple):
 
 
 def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
-    """Put ``verdict`` into words; ``kind`` replaces the name of its examples, such as ``image``."""
+    """Put ``verdict`` into words; ``kind`` replaces the name of the verdict's examples, such as ``image``."""
     kind = kind or verdict.modality.one
     clauses = _clauses(verdict, kind)
     lead, rest = ("".join(clause.text for clause in clauses if clause.leads is leads) for leads in (True, False))

@@ -16,7 +16,7 @@ _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 
 def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """List (title, meaning) of the terms in ``terms.json`` whose pattern occurs in ``texts``."""
+    """List (title, meaning) of each term in ``terms.json`` with a pattern that occurs in ``texts``."""
     said, terms = "\n".join(texts), shipped(__file__, "terms.json")
     return [(title, term["meaning"]) for title, term in terms.items() if re.search(term["pattern"], said)]
 

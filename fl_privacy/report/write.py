@@ -42,7 +42,7 @@ PICTURED = 16  # pairs in ``pictures/reconstructions.png``, evenly spread from b
 def write_report(
     run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float | None = None, cap: bool = False
 ) -> Path:
-    """Write and return one HTML page on one or many runs; with images it is readable only by its owner.
+    """Write and return one HTML page on one or many runs; a page with images is readable only by its owner.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get ``comparison.html``
     next to the first one. ``UserError`` without runs, if ``out`` is not writable, or if no run has what ``cap`` needs.
@@ -77,7 +77,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write the HTML page of a sweep to ``page``, with its figures next to it as JSON, and return ``page``.
+    """Write the HTML page of a sweep to ``page``, the sweep's figures next to it as JSON, and return ``page``.
 
     ``psnr_below``: goal in dB that no image may reach. ``UserError`` if a file can't be written.
     """

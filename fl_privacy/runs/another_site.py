@@ -28,7 +28,7 @@ SITE_NOTE = (
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Return which uploads the sites of ``setup`` intercept, and a function from a round to what they observe.
+    """Return which uploads the sites of ``setup`` intercept, and a function from a round to what sites observe.
 
     Sites intercept their own uploads, and get each global model and the numbers of examples; from these they compute
     other clients' uploads. ``UserError`` if ``threat_model.differences`` is set with uploads of weights or with

@@ -236,7 +236,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Return undefended uploads that the server computes: a step on ``number`` images at each round's last model."""
+    """Return undefended one-step uploads that the server computes for each round and each of ``number`` images."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

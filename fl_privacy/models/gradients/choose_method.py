@@ -180,7 +180,7 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[victims.LossChange] = (),
 ) -> BatchGradient:
-    """Return a differentiable function from inputs, shaped like those of ``batch``, to the loss gradient at ``state``.
+    """Return a differentiable function from inputs, shaped like the batch's, to the loss gradient at ``state``.
 
     ``names``: parameters of the gradient. ``changes``: changes of the loss, such as a defense's; with these or with
     dropout, the function is slower.

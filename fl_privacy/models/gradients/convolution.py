@@ -191,7 +191,7 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 
 
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
-    """Return the gradient (N, C, H, W) with respect to a convolution's images, whose shape is ``shape``.
+    """Return the gradient (N, C, H, W) with respect to a convolution's images of shape ``shape``.
 
     Pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
     outputs of one convolution without stride. ``back``: output gradients (N, O, h, w). ``weight``: (O, C, kh, kw).
@@ -275,7 +275,7 @@ def convolution_gradients(
 
 
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
-    """Unfold ``inputs`` (V, B, C, H, W) of ``module`` into the D values under its kernel at each of T output pixels.
+    """Unfold ``inputs`` (V, B, C, H, W) into the D values under the layer's kernel at each of T output pixels.
 
     Return (V, B, groups, D, T). ``settings``: stride, padding and dilation.
     """

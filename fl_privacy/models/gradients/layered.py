@@ -297,7 +297,7 @@ class Layered(VictimGradients):
 
 
 def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each layer's path, and a mapping of its wanted parameters' names to their names in the model."""
+    """Yield each layer's path, and a mapping from wanted parameters' names in the layer to names in the model."""
     for path, module in model.named_modules():
         own = module.named_parameters(recurse=False)
         if matched := {own_name: names[id(p)] for own_name, p in own if id(p) in names}:

@@ -136,7 +136,7 @@ class VictimGradients(ABC):
 
 
 class VictimLoss:
-    """Loss of one victim's batch as a function of parameters, by their names in the model."""
+    """Loss of one victim's batch as a function of parameters, which are given by name in the model."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._model, self._names, _ = separated_copy(victim_model.model)
@@ -205,7 +205,7 @@ def differentiable_twice() -> Iterator[None]:
 def frozen_copy(
     model: nn.Module, sent: ModelState, plan: LocalPlan, *, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """Return a frozen copy of ``model`` with the values ``sent``, through which an attack differentiates.
+    """Return a frozen copy of ``model`` with the values ``sent``, for an attack to differentiate through it.
 
     Layers are in the modes of the client's ``plan``, but dropout is off, since its masks are unknown, and spectral norm
     runs no power iteration. No layer works in place; hard sigmoids have second derivatives.
