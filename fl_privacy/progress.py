@@ -56,7 +56,7 @@ def counted(what: str, items: Sequence[T]) -> Iterator[T]:
 
 
 def share_done(stages: Sequence[Stage]) -> float:
-    """Return the finished share, in [0, 1], of the outermost stage, including its inner stages."""
+    """Return the finished share, in [0, 1], of the outermost stage, with the inner stages' part of its current step."""
     share = 0.0
     for stage in reversed(stages):
         share = min((stage.done + share) / max(stage.total, 1), 1.0)

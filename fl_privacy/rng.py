@@ -83,7 +83,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def derive_generator(
     seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
 ) -> torch.Generator | SecretGenerator:
-    """Derive the generator of the stream ``names``, as ``("client", 3)``, on ``device``; from a secret, on the CPU."""
+    """Derive the generator of the stream ``names``, such as ("client", 3), on ``device``, or the CPU for a secret."""
     if isinstance(seed, Secret):
         return SecretGenerator(seed.derive(*names))
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *names))
@@ -106,7 +106,7 @@ def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") ->
 
 @contextmanager
 def global_stream(rng: torch.Generator) -> Iterator[None]:
-    """Seed PyTorch's global CPU stream within the context from the next value of ``rng``."""
+    """Seed PyTorch's global CPU stream within the context from the next output of ``rng``."""
     with torch.random.fork_rng(devices=[]):
         if isinstance(rng, SecretGenerator):
             torch.default_generator.set_state(_twister_state(rng.next_bytes(4 * _WORDS)))
@@ -117,7 +117,7 @@ def global_stream(rng: torch.Generator) -> Iterator[None]:
 
 @contextmanager
 def streams_put_back(seed: int | None = None) -> Iterator[None]:
-    """Restore PyTorch's, NumPy's and Python's global streams after the context, which starts with ``seed``, if any."""
+    """Restore PyTorch's, NumPy's and Python's global streams after the context; ``seed`` sets them at its start."""
     ours, numpys = random.getstate(), np.random.get_state()
     gpus = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
@@ -150,7 +150,7 @@ class Streams:
 
 
 def streams_now() -> Streams:
-    """Return the current state of the global streams."""
+    """Return the current state of PyTorch's, NumPy's and Python's global streams of random numbers."""
     return Streams(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 

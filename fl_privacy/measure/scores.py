@@ -23,28 +23,19 @@ CHUNK = 256  # images compared at a time; bounds the memory of LPIPS's features
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VictimScore:
-    """Scores of the guesses at one victim's batch.
-
-    Attributes:
-        images: scores of the B originals, in order.
-        originals: images (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` if unknown.
-        guesses: guesses in the originals' order and shape; a missing image is zero, a missing text -1.
-        labels: inferred classes (B,) if the originals are unknown.
-        transformed: images (B, C, H, W) in [0, 1] by which a defense replaced the originals, if any.
-        member: name of the sub-attack that made the guesses, if there are several.
-        sentences: for each text, the words of its original and of its guess; ``None`` if unknown.
-    """
+    """Scores of the guesses at one victim's batch."""
 
     id: VictimId
-    images: tuple[ImageScore, ...]
-    originals: Tensor | None
-    guesses: Tensor
+    images: tuple[ImageScore, ...]  # scores of the B originals, in order
+    originals: Tensor | None  # images (B, C, H, W) in [0, 1], or tokens (B, L), on the CPU; ``None`` if unknown
+    guesses: Tensor  # in the originals' order and shape; a missing image is 0, a missing text -1
     attack_loss: float
     history: tuple[float, ...] = ()
     label_source: str = "inferred"
-    member: str = ""
-    transformed: Tensor | None = None
-    labels: Tensor | None = None
+    member: str = ""  # name of the sub-attack that made the guesses, if there are several
+    transformed: Tensor | None = None  # images (B, C, H, W) in [0, 1] by which a defense replaced the originals
+    labels: Tensor | None = None  # inferred classes (B,) if the originals are unknown
+    # words of the original and of the guess of each text; ``None`` for an unknown text
     sentences: tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...] = ()
     rows: WrittenRows | None = None
 
@@ -67,7 +58,7 @@ def evaluate(
 ) -> VictimScore:
     """Score the guesses at one batch: ``images[k].values["psnr"]`` of the result is the PSNR of original k in dB.
 
-    ``truth`` has the originals; guesses may be in another order. See :func:`evaluate_all`.
+    ``truth`` has the originals; guesses may be in another order. ``functions`` as for :func:`evaluate_all`.
     """
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
@@ -92,6 +83,7 @@ def evaluate_all(
     Args:
         truths: originals of each reconstruction, all of one shape.
         functions: metrics that need data of the run, by name.
+        language, schema: tokenizer of texts, for metrics of words; columns of table rows.
         transformed: images by which a defense replaced each of ``truths``, for the metrics of transformed images.
         others: distractors and controls, which decide the outcomes; ``None`` leaves outcomes out.
         augmented: ``True`` if ``transformed`` are the client's crops and flips, with which guesses are compared.
@@ -202,7 +194,7 @@ def _of_victim(
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Return the score of guesses of ``shape`` whose originals are unknown; it has no metrics."""
+    """Return the score, without metrics, of guesses of ``shape`` at examples of ``modality`` that are unknown."""
     batch, failure, labels = reconstruction.batch, reconstruction.failure, None
     guesses, several = torch.zeros(shape) if modality.continuous else torch.full(shape, -1), f"{modality.one}s"
     if batch is not None and not modality.continuous:

@@ -19,7 +19,7 @@ _BY_VALUE = 0.01  # weight of distances relative to wrong cells in the matching,
 
 @dataclass(frozen=True, eq=False)
 class WrittenRows:
-    """Original and guessed rows as text, for a page."""
+    """Original and guessed rows as text, for a page, with the cells that are ``right`` and that are ``certain``."""
 
     columns: tuple[str, ...]
     originals: Sequence[Sequence[str] | None]  # cells of each original row; ``None`` if unknown
@@ -40,19 +40,19 @@ def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the index (B,) of the guess (G, C) matched to each row of ``truths`` (B, C), -1 for none."""
+    """Return the index (B,) of the guess (G, C) matched to each row of ``truths`` (B, C), or -1 without a guess."""
     return order_of((len(truths), len(guesses)), lambda: misfit(schema, guesses, truths), "rows")
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the number of wrong cells (B, G) float64 of guesses (G, C) for rows (B, C); distances break ties."""
+    """Return the number of wrong cells (B, G) float64 of guesses (G, C) for each row (B, C); distances break ties."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
 
 
 def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> Match:
-    """Match the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, so that most cells are right."""
+    """Match the guesses of ``reconstruction`` to the rows (B, F) of ``truth``, with as many right cells as possible."""
     originals, labels = truth.inputs.detach().cpu().float(), hard_labels(truth.labels.detach().cpu())
     failure, guess = no_guess(reconstruction), None
     if failure is None and reconstruction.batch is not None:
@@ -68,27 +68,27 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells in each row; ``right`` is (N, C)."""
+    """Return the share (N,) float64 of right cells in each row; ``right`` is (N, C), and ``numbers`` is not used."""
     return right.double().mean(1)
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return each row's share (N,) float64 of right cells that are not ``numbers`` (N, C); NaN without categories."""
+    """Return the right share (N,) float64 of each row's cells that are not ``numbers`` (N, C); NaN without any."""
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return each row's share (N,) float64 of right cells that are ``numbers`` (N, C); NaN without numbers."""
+    """Return the right share (N,) float64 of each row's cells that are ``numbers`` (N, C); NaN without any."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
 def row_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return 1 for each row whose cells are all right, else 0, (N,) float64."""
+    """Return 1 for each row of ``right`` (N, C) whose cells are all true, else 0, (N,) float64."""
     return right.all(1).double()
 
 
 def usual_row(public: Tensor, schema: Schema) -> Tensor:
-    """Return the most frequent category or the median (C,) of each column of ``public`` cells (M, C)."""
+    """Return a row (C,) with the most frequent category, or the median, of each column of ``public`` cells (M, C)."""
     found = public.median(0).values
     for place in (~schema.numbers).nonzero().flatten().tolist():
         found[place] = public[:, place].long().bincount().argmax().double()
@@ -96,10 +96,10 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
 
 
 def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
-    """Return the share (B,) float64 of right cells in rows ``truths`` (B, C) that guesses without the update reach.
+    """Return the share (B,) float64 of each row's cells that are guessed right without the update.
 
-    It is the larger of two: the share of :func:`usual_row`, and the :data:`BAND` quantile over random draws of B
-    ``public`` rows (M, C), which are matched as guesses are.
+    ``truths`` (B, C) are the rows. The share is the larger of two: that of :func:`usual_row`, and the :data:`BAND`
+    quantile over random draws of B ``public`` rows (M, C), which are matched to ``truths`` as guesses are.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
     rng = torch.Generator().manual_seed(0)
@@ -112,7 +112,7 @@ def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
 
 
 def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -> WrittenRows:
-    """Return the rows of ``match`` as text."""
+    """Return the rows of ``match`` as text, with the cells that are certain in ``reconstruction``."""
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     certain = torch.zeros_like(truths)
     if reconstruction.cells_certain is not None:

@@ -13,20 +13,18 @@ _RIGHT_PLACE = 2.0  # weight of tokens at the right position, relative to token 
 
 
 class Language(Protocol):
-    """Special tokens of a tokenizer, and words that its tokens make up."""
+    """Special tokens of a tokenizer, such as the one that begins a text, and words that its tokens make up."""
 
     @property
-    def special(self) -> frozenset[int]:
-        """Return the special tokens, such as the one that begins a text."""
-        ...
+    def special(self) -> frozenset[int]: ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Return numbers (N, W) of the words of ``tokens`` (N, L), equal for equal words; both are padded with -1."""
+        """Return numbers (N, W) that stand for the words of ``tokens`` (N, L), equal for equal words; -1 pads both."""
         ...
 
 
 def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
-    """Match the guesses of ``reconstruction`` to the texts of ``truth``, by tokens at their right place and by F1."""
+    """Match the guesses of ``reconstruction`` to the texts of ``truth``, by tokens in the right place, then by F1."""
     originals = truth.inputs.detach().cpu()
     labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
     failure, guess = no_guess(reconstruction), None
@@ -63,7 +61,7 @@ def token_recall(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def token_f1(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the harmonic mean (N,) float64 of token precision and recall."""
+    """Return the harmonic mean (N,) float64 of token precision and token recall."""
     return _share(2 * _common(guesses, truths), _count(guesses) + _count(truths))
 
 
@@ -101,7 +99,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Return control guesses (N, L) of ``lengths`` (N,), made of the most frequent ``public`` tokens (M, W)."""
+    """Return control guesses (N, L) of ``lengths`` (N,) tokens, the most frequent in ``public`` texts (M, W)."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

@@ -82,7 +82,7 @@ AMONG = 8  # rank of the original from which on poses are not refined
 
 @lru_cache(maxsize=2)
 def poses(*, few: bool) -> Poses:
-    """Return the combinations of mirror images and quarter turns with scales and angles; a subset if ``few``."""
+    """Return the poses of all combinations of mirror images, quarter turns, scales and angles; a subset if ``few``."""
     ones = [(1.0, 0.0, SLID), *((cut, 0.0, slack) for cut, slack in CUTS), *((frame, 0.0, SLID) for frame in FRAMES)]
     ones += [(1.0, sign * angle, SLID) for angle in (ANGLES[1:2] if few else ANGLES) for sign in (-1, 1)]
     ones += [(scale, sign * ANGLES[1], SLID) for scale in (CUTS[0][0], FRAMES[0]) for sign in (-1, 1)]
@@ -150,7 +150,10 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
-    """Return windows (L, N, V, D) of images (N, L, H, W), as large as a :func:`_middle`, and their norms (L, N, V)."""
+    """Return all windows (L, N, V, D) of images (N, L, H, W), as large as a :func:`_middle`, and their norms (L, N, V).
+
+    L: channels; V: positions of a window; D: pixels in it; ``slack``: margin around the middle, as a share of the side.
+    """
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)
@@ -161,25 +164,18 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
 
 
 def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
-    """Return correlations (K, S, V) of S cropped guesses ``rows`` (K, S, L, h, w) with the V windows of K images."""
+    """Return the correlations (K, S, V) of S guesses per image with V windows of K images, of norms ``lengths``."""
     return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """Comparison of a guess with B originals and K ``rivals``, other images, by one kind of change, such as rotation.
+    """Comparison of a guess with B originals and K rivals (other images) by one kind of change, such as rotation."""
 
-    Attributes:
-        own: correlations (B,) with the originals.
-        rest: correlations (K,) with the rivals.
-        rivals: indices (K,) of the rivals among all candidates.
-        usual: positions (U,) of the rivals that define the usual correlation.
-    """
-
-    own: Tensor
-    rest: Tensor
-    rivals: Tensor
-    usual: Tensor
+    own: Tensor  # (B,) correlations with the originals
+    rest: Tensor  # (K,) correlations with the rivals
+    rivals: Tensor  # (K,) indices of the rivals among all candidates
+    usual: Tensor  # (U,) positions, among the rivals, of those that define the usual correlation
     turning: "Turning"
     originals: Gallery
 
@@ -189,7 +185,7 @@ class Way(ABC):
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return unit vectors of the aligned guess (D,), the original (D,), and ``rivals`` (K, D)."""
+        """Return unit vectors of the guess aligned with an original, (D,), the original, and ``rivals`` (K, D)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +213,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """Guess and its candidates; each comparison with originals uses the same cached poses and tiles."""
+    """Guess and the candidates ``others``; caches the guess's poses and tiles for the comparisons with originals."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]
@@ -228,7 +224,7 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return the comparisons of the guess with ``originals``: one in all poses, and one in tiles for each grid."""
+        """Return comparisons of the guess with ``originals``: in poses, unless hopeless, and in each grid of tiles."""
         usual = torch.searchsorted(self.rivals, self.usual)
         tiled = [
             _Tiled(
@@ -316,7 +312,10 @@ class Turning(Once):
         ]
 
     def _search(self, windows_at: Callable[[float], tuple[Tensor, Tensor]], side: int) -> Tensor:
-        """Return the largest absolute correlation (P, N) of the guess in each pose with each image."""
+        """Return the largest absolute correlation (P, N) of the guess in P poses with the windows of N images.
+
+        ``windows_at(slack)`` returns the images' windows and norms, as :func:`_windows`; ``side``: side of the images.
+        """
         found = torch.empty(0)
         for which, slack, middles in self.once(side, lambda: self._middles(side)):
             windows, lengths = windows_at(slack)
@@ -327,7 +326,7 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness 2ab / (aa + bb), (V, N), of guesses a (V, T, D) to images b made of their nearest tiles."""
+    """Return the likeness (V, N), 2ab / (aa + bb), of V guesses a to N images b rebuilt from tiles nearest to a's."""
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:
@@ -346,7 +345,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """Comparison of each image with the guess in that image's best pose and position."""
+    """Comparison of the guess with each image, in the pose and at the position in which both correlate most."""
 
     side: int
     placed: _Placed  # best poses of the guess for the originals
@@ -382,7 +381,7 @@ def _windows_each(images: Tensor, slacks: Tensor) -> _Windows:
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
-    """Return the largest correlation (K, S) of K images with gray guesses (K * S, 1, H, W) in S poses each."""
+    """Return the largest absolute correlation (K, S) of K images with guesses ``gray``, one for each of S poses."""
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])
@@ -395,7 +394,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison of the guess, cut into a grid of tiles, with images made of their most similar tiles."""
+    """Comparison of the guess, cut into a grid of tiles, with each image, rebuilt from the image's nearest tiles."""
 
     grid: int
     pieces: Tensor

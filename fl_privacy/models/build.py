@@ -20,7 +20,7 @@ from fl_privacy.types.schema import Schema, schema_of
 def build_model(
     factory: Callable[..., nn.Module], *, seed: int, in_channels: int, image_size: int, num_classes: int, **options: Any
 ) -> nn.Module:
-    """Build a model for square images; see ``build_fitting``."""
+    """Build a model for square images; ``factory`` and further arguments are those of :func:`build_fitting`."""
     facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     return build_fitting(factory, facts, seed=seed, **options)
 
@@ -99,7 +99,7 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
 
 
 def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
-    """Check ``model`` like :func:`check_model`, set its attribute ``schema`` if it has none, and return it."""
+    """Check ``model`` like :func:`check_model`, set the model's ``schema`` if it has none, and return the model."""
     check_model(model, (schema.width,), num_classes, ROWS)
     if schema_of(model) is None:
         model.schema = schema  # type: ignore[assignment]
@@ -107,7 +107,7 @@ def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, modality: Modality = IMAGES) -> None:
-    """Raise ``UserError`` unless ``model`` takes inputs of ``input_shape`` (C, H, W) and returns logits (B, K)."""
+    """Raise ``UserError`` unless ``model`` takes ``modality`` inputs of ``input_shape`` and returns logits (B, K)."""
     name, what = type(model).__name__, f"{modality.one}s"
     shape = "x".join(map(str, input_shape))
     with torch.no_grad(), blamed_on(f"Model {name}, shown two {what} of {shape},"):

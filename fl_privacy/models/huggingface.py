@@ -24,9 +24,8 @@ _ENTERED = re.compile(
 class HuggingFaceText(TextModel):
     """Network of the package transformers as a :class:`TextModel`.
 
-    Args:
-        network: network of ``AutoModel``, or of ``AutoModelForCausalLM`` for next tokens.
-        num_classes: number of classes K; the classifier takes the state of the first token, or the last in a decoder.
+    ``network`` is of ``AutoModel``, or of ``AutoModelForCausalLM`` for next tokens. The classifier for ``num_classes``
+    classes takes the state of the first token, or of the last token in a decoder.
     """
 
     def __init__(self, network: Any, *, num_classes: int, next_token: bool) -> None:
@@ -202,13 +201,10 @@ class Adapted(nn.Module):
 
 
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
-    """Return a copy of ``model`` with adapters on the queries and values of its attention, like ``peft``.
+    """Return a copy of ``model`` with adapters on the attention layers' queries and values, like ``peft``.
 
-    A joint layer of queries, keys and values gets one adapter. ``UserError`` if the model has no such layer.
-
-    Args:
-        rank: rank r of the adapters, at least 1 and below the width.
-        alpha: numerator of the scale alpha / r; ``None`` takes 2 r.
+    A joint layer of queries, keys and values gets one adapter. ``rank`` r is at least 1 and below the width; ``alpha``
+    is the numerator of the scale alpha / r, by default 2 r. ``UserError`` if the model has no such layer.
     """
     if not isinstance(model, TextModel):
         raise UserError(f"model.lora_rank is expected with a text model, but got {type(model).__name__}; leave it out.")
@@ -234,7 +230,7 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
 
 
 def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
-    """Return the names of the matrices A and B of the adapter at the layer of ``weight``; ``None`` if it has none."""
+    """Return the names of the adapter's matrices A and B at the layer of ``weight``; ``None`` without an adapter."""
     owner = weight.removesuffix(".weight")
     try:
         module = model.get_submodule(owner)

@@ -32,7 +32,7 @@ def activation(name: str) -> nn.Module:
 
 
 def pooling(name: str, size: int = 2) -> nn.Module:
-    """Return a pooling layer of ``size`` by ``size`` pixels: ``max`` or ``avg``."""
+    """Return a layer for pooling over ``size`` by ``size`` pixels; ``name`` is ``max`` or ``avg``."""
     checks.one_of("model.pooling", name, ("max", "avg"))
     return nn.MaxPool2d(size) if name == "max" else nn.AvgPool2d(size)
 
@@ -89,7 +89,7 @@ class InputNormalization(nn.Module):
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
-    """Return an ``InputNormalization``, or the identity without ``mean`` and ``std``."""
+    """Return an ``InputNormalization``, or the identity without ``mean`` and ``std``; ``UserError`` if they misfit."""
     if mean is None and std is None:
         return nn.Identity()
     mean, std = [0.0] if mean is None else mean, [1.0] if std is None else std
@@ -155,7 +155,7 @@ class ImageNetwork(nn.Module):
 def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
     """Return linear layers with ``widths`` outputs, each followed by the activation ``function``.
 
-    ``UserError``, with the remedy ``example``, if ``widths`` is no list.
+    ``UserError`` unless ``widths`` is a list of whole numbers above 0; ``example`` is the remedy for what is no list.
     """
     if not isinstance(widths, Sequence) or isinstance(widths, str):
         raise UserError(f"model.widths is expected to be a list, but got {widths}; try {example}.")
@@ -224,11 +224,10 @@ INITIALIZERS: dict[str, Initializer] = {
 def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None = None) -> None:
     """Initialize the parameters of ``model`` in place; ``UserError`` for an unknown ``name``.
 
-    Args:
-        name: ``default`` keeps the values; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5)
-            (DLG, Zhu et al. 2019), ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020). ``kaiming_uniform``
-            (fan-in) and ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero
-            biases; ``kaiming_normal_fan_out`` sets those of convolutions only (He et al. 2015), like torchvision.
+    ``default`` keeps the values; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5) (DLG, Zhu
+    et al. 2019), ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020). ``kaiming_uniform`` (fan-in) and
+    ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero biases;
+    ``kaiming_normal_fan_out`` sets those of convolutions only (He et al. 2015), like torchvision.
     """
     checks.one_of("model.init", name, INITIALIZERS)
     INITIALIZERS[name](model, generator)
@@ -238,7 +237,7 @@ NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 def called_layers(model: nn.Module, image_shape: tuple[int, ...]) -> list[str]:
-    """Return the names of the modules that have parameters of their own, in the order of the forward pass."""
+    """Return the names of modules with parameters of their own, in the order of the pass of an image (C, H, W)."""
     return _order(model, owners(model), image_shape)
 
 

@@ -28,7 +28,7 @@ class Loss:
     dtype: torch.dtype | None = None  # only type that ``function`` supports; ``None`` for any
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar loss of outputs (B, K) for classes (B,) or rows (B, K); classes become rows if needed."""
+        """Return the scalar loss of outputs (B, K) for classes (B,), which become one-hot if needed, or rows (B, K)."""
         if self.takes == "rows" and not labels.is_floating_point():
             classes = torch.arange(outputs.shape[1], device=labels.device)
             labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # vmap forbids one_hot
@@ -81,7 +81,7 @@ def is_plain(loss: Loss) -> bool:
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Convert ``given`` to a ``Loss`` on the device of ``like``; ``UserError`` if it gives no scalar for K outputs."""
+    """Convert ``given`` to a ``Loss`` on the device of ``like``; ``UserError`` unless it maps K outputs to a scalar."""
     if isinstance(given, Loss):
         return given
     if isinstance(given, str):

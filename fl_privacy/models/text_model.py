@@ -57,7 +57,7 @@ class TextModel(nn.Module, ABC):
 
 
 class BlockModel(TextModel):
-    """Base class of text models whose layers are sequential :attr:`blocks`."""
+    """Base class of text models that apply one of their :attr:`blocks` after another."""
 
     blocks: nn.ModuleList
 
@@ -67,7 +67,7 @@ class BlockModel(TextModel):
         return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the states (B, L, d) after all blocks; with ``first``, only those of the first token, (B, 1, d)."""
+        """Return the states (B, L, d) after all blocks; with ``first``, of the first token alone, (B, 1, d)."""
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             states = block(states, there, first=first and number == last)
@@ -81,7 +81,7 @@ def mean_state(states: Tensor, there: Tensor) -> Tensor:
 
 
 def last_state(states: Tensor, there: Tensor) -> Tensor:
-    """Return the state (B, d) of each text's last token."""
+    """Return the state (B, d) of each text's last token; ``there`` (B, L) is false for padding."""
     last = (there & ~nn.functional.pad(there, (0, 1))[..., 1:]).to(states.dtype)
     return (states * last.unsqueeze(-1)).sum(1)
 
@@ -99,7 +99,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the attention's outputs (B, L, d); with ``first``, only those of the first token, (B, 1, d)."""
+        """Return the attention's outputs (B, L, d); with ``first``, of the first token alone, (B, 1, d)."""
         (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
             layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)

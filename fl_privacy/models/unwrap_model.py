@@ -34,7 +34,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_names(model: nn.Module) -> dict[str, str]:
-    """Map each name of a parameter or buffer of ``model`` to its name without wrappers."""
+    """Return a mapping from the names of parameters and buffers of ``model`` to the names without wrappers."""
     wrapped = [
         f"{path}." if path else "" for path, module in model.named_modules(remove_duplicate=False) if _wraps(module)
     ]
@@ -80,7 +80,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """Return a deep copy of ``model``; weights that weight norm has computed with a graph are detached before."""
+    """Return a deep copy of ``model``; weights that weight norm computed with a graph are detached in ``model``."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)
@@ -91,7 +91,10 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 
 def outputs_of(given: object) -> object:
-    """Return the outputs (B, K) in what a model returned: a tensor, also (B,), a mapping, a sequence or an object."""
+    """Return the output tensor in ``given``, a model's result; a tensor (B,) becomes (B, 1).
+
+    The tensor is found in a mapping, a sequence or an object; without one, the result is ``given``.
+    """
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)
     elif not isinstance(given, Tensor):

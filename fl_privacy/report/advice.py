@@ -48,7 +48,7 @@ ONCE = (
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
-    """Return settings of noise behind which no ``kind`` was reconstructed, and its cost in accuracy, in words."""
+    """Return settings of noise behind which no ``kind`` was reconstructed, and the accuracy it costs, in words."""
     name = MEASURED_ON.get(kind, "")
     measured = read_tables(SHIPPED / f"{name}.json")[0].defenses if name else ()
     noised = [each for each in measured if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]
@@ -68,9 +68,10 @@ def advice_from(
     psnr_below: float | None = None,
     batch_size: int | None = None,
 ) -> list[str]:
-    """Return sentences that recommend the cheapest defense within both limits, or name the closest one.
+    """Return sentences that recommend the cheapest defense within both limits, or say why none is recommended.
 
-    Cost is time, then bytes, then leakage. ``UserError`` if the threat was not measured, or modalities are mixed.
+    The cheapest takes least time, then fewest bytes, then leaks least. ``UserError`` if the threat was not measured, or
+    modalities are mixed.
 
     Args:
         accuracy_loss: limit of the accuracy lost, in percentage points.
@@ -166,7 +167,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 
 def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
-    """Return why nothing is recommended; empty if the strongest attacker tried the user's batch size."""
+    """Return why nothing is recommended; empty if the strongest attacker of ``table`` tried the user's batch size."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
@@ -271,7 +272,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
 
 
 def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> str:
-    """Describe the goal: ``no attacked image reconstructed``, and further requirements."""
+    """Describe the goal, such as ``no attacked image reconstructed``, and every one below ``psnr_below`` dB."""
     kind = kind_in_words(candidates[0]) if candidates else "image"
     below = "" if psnr_below is None else f" and every one below {metric(psnr_below, IMAGE_METRIC)}"
     return f"no attacked {kind} reconstructed{below}"
@@ -292,7 +293,7 @@ def nothing_told(candidate: Candidate) -> str:
 
 
 def read_of(candidate: Candidate) -> str:
-    """Return the number of reconstructed examples in words; for none, also the upper bound of their share."""
+    """Return the number of reconstructed examples in words; if 0, also the upper bound of the leaking share."""
     kind = kind_in_words(candidate)
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s reconstructed"
@@ -315,7 +316,7 @@ def withheld(candidate: Candidate) -> str:
 
 
 def doubts(candidate: Candidate) -> str:
-    """Warn if too few uploads were attacked; else empty."""
+    """Return a warning if too few uploads were attacked, else an empty text."""
     if not candidate.rests_on_few:
         return ""
     number = f"{candidate.groups} separate upload{'' if candidate.groups == 1 else 's'}"
@@ -324,7 +325,7 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Recommend the most accurate defense that meets the goal; empty if nothing was both trained and attacked."""
+    """Recommend the most accurate defense that meets :func:`goal_in_words`; empty if none was trained and attacked."""
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):

@@ -35,7 +35,7 @@ LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 1
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json`` and, for an app, its page and record, all private; return the content of ``audit.json``."""
+    """Write ``audit.json`` and, for an app, page and record, as private files; return the content of ``audit.json``."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
@@ -45,7 +45,7 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
 
 def read_captured(folder: Path) -> Captured | None:
-    """Load the facts about clients from a strategy's ``audit.json``, if any; ``UserError`` if damaged or an app's."""
+    """Load facts about clients from a strategy's ``audit.json``, if any; ``UserError`` if damaged or of an app."""
     path = folder / RECORD
     if not path.is_file():
         return None
@@ -186,7 +186,7 @@ def read_audit(folder: Path) -> AuditRecord:
 
 
 def folder_name(app: str) -> str:
-    """Return the folder name of an app's audit."""
+    """Return the name of the folder for the audit of ``app``."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in app)[:60] or "app"
     return f"audit-{safe}"
 

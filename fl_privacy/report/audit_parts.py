@@ -39,7 +39,7 @@ class CountedLeak(Leak):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One key of the messages of a ``kind``: its mean size in bytes, the messages' rounds, and an example value."""
+    """One key of the messages of a ``kind``: the mean size in bytes, the messages' rounds, and an example value."""
 
     direction: str
     kind: str
@@ -64,7 +64,7 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Facts about a strategy's clients that are not in their captured uploads."""
+    """Facts about a strategy's clients that are not in the clients' captured uploads."""
 
     model: str = ""  # import path of the clients' model; never imported
     normalization: Normalization | None = None

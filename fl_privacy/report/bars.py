@@ -61,7 +61,10 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return each bar without the defense (``before``), then with it; ``after`` alone if there is no ``defense``."""
+    """Return bars in pairs, without and with the ``defense``; without a defense, return ``after``.
+
+    Bars of what stays on a client, or was measured in neither case, are left out.
+    """
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}
@@ -72,7 +75,7 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return the bar of the share of scored examples that were reconstructed; an interval of [0, 1] is omitted."""
+    """Return a bar of the reconstructed share of ``counts``, next to ``control``; the interval [0, 1] is omitted."""
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
     bounded = counts.share is None or counts.interval != (0.0, 1.0)
@@ -121,7 +124,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
 
 
 def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
-    """Return the ``MOST_BEST`` reconstructions of ``step`` nearest to their originals, by values or ``in_words``."""
+    """Return the ``MOST_BEST`` reconstructions nearest to the originals, by values or, if ``in_words``, by words."""
 
     def distance(one: Shown) -> float:
         if in_words:

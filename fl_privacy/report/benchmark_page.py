@@ -42,7 +42,7 @@ KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}  # main metric -> attacked ex
 
 
 def benchmark_in_words(measured: MeasuredBenchmark) -> str:
-    """Return sentences that name the defense that leaks least."""
+    """Return sentences on the defense that leaks least, and on jobs that are not finished."""
     board = _chosen(measured)
     open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command resumes."
     said = f"{_headline(measured, board)}.{open_end * (measured.jobs_done < measured.jobs)}"
@@ -95,7 +95,7 @@ def why_incomplete(standing: StudyRow) -> str:
 
 
 def _rows(board: Board, uploads: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a table row for each defense of ``board``, with the worst attacker's result if it is ranked."""
+    """Return a table row for each defense of ``board``, with the worst attacker's result if the defense is ranked."""
     rows, rank = list[dict[str, Any]](), 0
     for order, standing in enumerate([*board.ranked, *board.beyond]):
         ranked, defended = order < len(board.ranked), not standing.entry.undefended
@@ -275,7 +275,7 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """A leaderboard of defenses, each at its strength that leaks least to the worst attacker."""
+    """A leaderboard of defenses, each at the strength that leaks least (worst attacker) within ``accuracy_loss``."""
 
     threat: Threat
     accuracy_loss: float  # most percentage points that a strength may cost

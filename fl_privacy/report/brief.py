@@ -63,7 +63,7 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def brief_of(folder: Path) -> tuple[Path, str]:
-    """Return the folder of a run or an app's audit, and its brief as HTML; ``UserError`` if it is neither."""
+    """Return the folder of a run or an app's audit, and the brief as HTML; ``UserError`` if ``folder`` is neither."""
     if (audited := audit_folder_of(folder)) is not None:
         return audited, render_audit_brief(audited)
     run = read_run(folder)
@@ -71,7 +71,7 @@ def brief_of(folder: Path) -> tuple[Path, str]:
 
 
 def audit_folder_of(path: Path) -> Path | None:
-    """Return the folder of an app's audit, given itself or its page; ``None`` for anything else."""
+    """Return the folder of an app's audit, given this folder or its page; ``None`` for anything else."""
     from fl_privacy.report.audit_file import WHOLE  # noqa: PLC0415  (PyTorch)
 
     folder = path.parent if path.suffix == ".html" else path
@@ -319,7 +319,7 @@ BRIEF = "brief.html"
 
 
 def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
-    """Recompute the figures and the brief in a run's or an audit's folder, and compare them with its files.
+    """Recompute the figures and the brief of a run or an audit, and compare both with the files in its folder.
 
     ``place`` is the folder, or the brief in it; files of the folder ``app`` are compared with the audited app's digest.
     Return the names of the compared files, and a line for each difference; ``UserError`` for damaged files.

@@ -73,10 +73,9 @@ def line_chart(
 ) -> Markup:
     """Draw curves over a common axis.
 
-    Args:
-        percent: ``True`` to show the share ``y`` in percent, from 0.
-        faint: ``True`` for thin lines in one color.
-        marks: marked points (x, y) of each curve, one for each moment N of a film; element ids end in ``-moment-N``.
+    ``percent`` shows the share ``y`` in percent, from 0; ``log`` makes the axis of ``y`` logarithmic; ``faint`` draws
+    thin lines in one color. ``marks``: marked points (x, y) of each curve, one for each moment N of a film; element ids
+    end in ``-moment-N``.
     """
 
     def place(x: float, y: float | None) -> tuple[float, float]:
@@ -103,7 +102,7 @@ def line_chart(
 def scatter_chart(
     points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Draw labelled points with error bars, infinite ones as triangles on top; ``bound`` is a dashed line."""
+    """Draw labelled points with error bars, infinite ones as triangles on top, and a dashed line at ``bound``."""
     top = top_of([point.y for point in points], bound)
 
     def draw(axes: Axes) -> None:
@@ -134,7 +133,7 @@ def scatter_chart(
 
 
 def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
-    """Draw a bar for each client, stacked from its examples of each class, with a color for each class."""
+    """Draw a bar for each client, stacked from the client's examples of each class, ``counts[client][class]``."""
     alt = f"Examples of each class on each of {len(counts)} clients; the table below has the numbers"
     many = len(class_names) > len(SERIES)  # from purple over blue and green to yellow
     mixes = np.linspace(0, 100, len(class_names)) if many else ()
@@ -240,7 +239,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def widen(axes: Axes) -> None:
-    """Widen narrow axes, after all drawing: x to ten percentage points, y to a quarter of its largest value."""
+    """Widen narrow axes, after all drawing: x to ten percentage points, y to a quarter of the largest value."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
         beyond = max(0.0, right + missing / 2 - max(100.0, right))
@@ -250,12 +249,12 @@ def widen(axes: Axes) -> None:
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
-    """Return the lengths of an error bar below and above ``value`` for matplotlib."""
+    """Return an error bar's lengths from ``value`` to both ends of ``interval``; ``None`` without an interval."""
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
 
 
 def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> Markup:
-    """Return what ``draw`` draws as an SVG element of 5.4 by ``height`` inches, which scales with the page."""
+    """Return the drawing by ``draw`` as an SVG element of 5.4 by ``height`` inches, which scales with the page."""
     import matplotlib  # noqa: PLC0415  (takes half a second, and a wrong folder needs no chart)
     from matplotlib.figure import Figure  # noqa: PLC0415
 

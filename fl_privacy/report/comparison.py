@@ -73,7 +73,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return ``run``'s accuracy in percent of the undefended accuracy, recorded or computed from ``runs``, if known."""
+    """Return the accuracy of ``run`` in percent of the undefended one, recorded or found in ``runs``; else ``None``."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -83,7 +83,7 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
-    """Render the HTML that compares ``runs`` and recommends a defense below ``psnr_below`` dB; ``out`` is its path."""
+    """Render the HTML for the file ``out`` that compares ``runs`` and recommends a defense below ``psnr_below`` dB."""
     own, shared = names(runs)
     letters = [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(len(runs))]
     rows = [
@@ -164,7 +164,10 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return the strongest attacker's ``name`` over accuracy, as a point for all runs that differ only in the seed."""
+    """Return points of the metric ``name`` over accuracy, or over PMM with ``use_pmm``.
+
+    Runs that differ only in the seed give one point, for the strongest attacker.
+    """
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)

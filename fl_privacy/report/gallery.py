@@ -143,9 +143,9 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Return attacked examples, the most leaked first, by the higher value of the plain and the adaptive attacker.
+    """Return the records of attacked examples that have a value of ``metric_name``, the most leaked first.
 
-    High values of ``metric_name`` must mean more leakage.
+    Order is by the higher value of the plain and the adaptive attacker; high values must mean more leakage.
     """
     adaptive = _adaptive_images(run)
     ranked = []
@@ -158,7 +158,7 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
-    """Choose ``count`` examples of ``ranked`` from different clients first, then from different uploads."""
+    """Return ``count`` examples in the order of ``ranked``, from different clients first, then different uploads."""
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:
@@ -182,7 +182,7 @@ def gallery_title(run: Run, kind: str) -> str:
 
 
 def caption(record: Mapping[str, Any], metrics: Sequence[str] = CAPTION, more: Sequence[str] = ()) -> str:
-    """Return a caption with the known ``metrics`` and ``more`` figures; without an original, with the attack's loss."""
+    """Return a caption of known ``metrics`` and ``more`` figures, or the attack's loss if the original is unknown."""
     if record.get("label") is not None and record.get("attack_loss") is not None:
         return f"The attacker's own loss {record['attack_loss']:.3g}"
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
@@ -288,7 +288,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[s
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Return sentences on how well guesses without the update do, and on how :func:`best_rows` were chosen."""
+    """Return sentences on right cells of guesses without the update, and on how :func:`best_rows` were chosen."""
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
@@ -303,7 +303,6 @@ def best_rows_in_words(run: Run) -> str:
 
 
 def _equal(run: Run, by: str) -> bool:
-    """Return ``True`` if the metric ``by`` has one value for all attacked examples and attackers."""
     return len({record.get(by) for attacker in Attacker for record in run.of_kind("image", attacker)} - {None}) == 1
 
 
@@ -339,7 +338,7 @@ VICTIMS_SHOWN = 3  # victims shown per attacker; ``films`` may record more
 
 @dataclass(frozen=True, kw_only=True)
 class Reel:
-    """A victim's part of a film."""
+    """A victim's part of a film: the original, and the guesses at some moments of the attack."""
 
     where: str
     member: str  # sub-attack of the frames, or empty
@@ -352,7 +351,7 @@ class Reel:
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """Film of one attacker in one round, of several victims; ``moments`` are shares of its iterations, in words."""
+    """Film of one attacker in one round, of several victims; ``moments`` are shares of the iterations, in words."""
 
     title: str
     reels: Sequence[Reel]
@@ -363,7 +362,7 @@ class Screening:
 def films_of_run(
     run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
-    """Return a film of each attacker: the last round that was filmed."""
+    """Return for each attacker a film of the last round that was filmed, if any; ``pairs`` have the originals."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}

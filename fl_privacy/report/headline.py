@@ -40,7 +40,7 @@ class _Clause(NamedTuple):
 
 
 def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
-    """Put ``verdict`` into words; ``kind`` replaces the name of its examples, such as ``image``."""
+    """Put ``verdict`` into words; ``kind`` replaces the name of the verdict's examples, such as ``image``."""
     kind = kind or verdict.modality.one
     clauses = _clauses(verdict, kind)
     lead, rest = ("".join(clause.text for clause in clauses if clause.leads is leads) for leads in (True, False))
@@ -144,12 +144,12 @@ def _upper(counts: Counts) -> str:
 
 
 def read_in_words(counts: Counts) -> str:
-    """Return the number of reconstructed examples in words; for none, also the upper bound of their share."""
+    """Return the number of reconstructed examples in words; if 0, also the upper bound of the leaking share."""
     return _few_words(counts) + ("" if counts.read else f" (up to {_upper(counts)})")
 
 
 def uploads_in_words(facts: AttackFacts, kind: str) -> str:
-    """Describe the uploads, such as ``from uploads of one image each that were made for the attack``."""
+    """Describe attacked uploads, such as ``from uploads of one image each that were made for the attack``."""
     low, high = facts.examples or (1, 1)
     number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
     if facts.summed != 1:

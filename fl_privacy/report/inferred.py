@@ -30,7 +30,7 @@ SHOWN_FROM = 1e-3  # smallest FPR on a ROC curve's axis, unless there are more n
 
 @dataclass(frozen=True)
 class MeasureTitle:
-    """Title of a column, its meaning, and the words for the strongest result."""
+    """Title and meaning of a column, and the words for the strongest result."""
 
     title: str
     meaning: str
@@ -77,7 +77,7 @@ def views_of(findings: Sequence[Finding]) -> list[InferredView]:
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
-    """Describe the strongest result on the question ``about``; empty if there is no result."""
+    """Describe the strongest result on the question ``about``, or why attacks failed; empty without attacks."""
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:
@@ -154,7 +154,7 @@ def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
 
 
 def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:
-    """Write the page on the checked privacy claims ``records``; ``UserError`` if it is not writable."""
+    """Write the page on the checked privacy claims ``records``; ``UserError`` if ``page`` is not writable."""
     expect_file_name(page)
     with writable(page):
         write_whole(page, render_claims(records, title=title))

@@ -75,7 +75,7 @@ class LiveRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Status of a run when it was last loaded; ``last`` are the seconds of the last rounds."""
+    """Status of a run when it was last loaded; ``last`` are the durations of the last rounds in seconds."""
 
     finished: bool
     verdict: Headline
@@ -134,7 +134,7 @@ AT_ONCE = 10  # least interval between renderings of a page, in multiples of its
 
 @dataclass(eq=False)
 class WatchedFolder:
-    """Pages of a folder with one run or many, rendered on request and cached; ``UserError`` if it is missing."""
+    """Pages of ``folder``, with one run or many, rendered on request and cached; ``UserError`` without the folder."""
 
     folder: Path
     _kept: dict[str, tuple[object, float, str]] = field(default_factory=dict)

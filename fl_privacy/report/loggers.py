@@ -23,11 +23,9 @@ def log_run(run: Run | Path | str, to: Any) -> int:
     """Log a run's figures by round, and its verdict; return the number of figures.
 
     Figures are test accuracy, losses and epsilon, and for each attacker the reconstructed share, its upper 95 % bound,
-    and the mean of the main metric. ``UserError`` without a run or logger, or if its package is missing.
-
-    Args:
-        to: ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or the result of ``wandb.init``; or
-            ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which start a run if none is active.
+    and the mean of the main metric. ``to`` is ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``,
+    or the result of ``wandb.init``; or ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which start a run if none is
+    active. ``UserError`` without a run or logger, or if the logger's package is missing.
     """
     found = run if isinstance(run, Run) else read_run(Path(run))
     scalars = list(scalars_of(found))

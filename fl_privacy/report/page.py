@@ -82,7 +82,7 @@ def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
 
 @contextmanager
 def writable(page: Path, instead: str = "another place with --out") -> Iterator[None]:
-    """Create the folder of ``page``; ``UserError`` if that or writing within the block fails."""
+    """Create the folder of ``page``; ``UserError`` advises ``instead`` if that, or writing in the context, fails."""
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         yield

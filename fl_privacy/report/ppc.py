@@ -34,7 +34,7 @@ DISTANCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A defense (mechanism) at one strength under one attack."""
+    """Accuracy and reconstruction distances of a defense (mechanism) at one strength under one attack."""
 
     mechanism: str
     strength: str
@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return a :class:`Sample` for each attacker of each finished job of a trade-off."""
+    """Return a :class:`Sample` for each attacker of each defended job of a trade-off (:func:`with_worst`)."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -86,7 +86,7 @@ def sample_of(
     update_distortion: Mapping[str, Statistic],
     **named: Any,
 ) -> Sample | None:
-    """Build one attacker's sample, with ``named`` fields; ``None`` if accuracy, distortion or distances are missing."""
+    """Build a sample from one attacker's ``leakages``; ``None`` if accuracy, distortion or distances are missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
@@ -94,7 +94,7 @@ def sample_of(
 
 
 def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
-    """Return the least distance to the truth over ``leakages``, for each attack in ``DISTANCES``."""
+    """Return the least distance to the truth over ``leakages``, if measured, for each attack in ``DISTANCES``."""
     measured: list[dict[str, float]] = []
     for leakage in leakages:
         found = {}
@@ -109,7 +109,7 @@ def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Return ``samples``, and for each training with several attackers a sample of the least distances."""
+    """Return ``samples``, and for each training and attack with several attackers a sample of least distances."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)
@@ -210,10 +210,7 @@ def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
 
 
 def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distance: str, alt: str) -> Markup:
-    """Draw accuracy, distance and their product over log10(update / distortion + 1), as in SPN's Figure 5.
-
-    Curves of the ``adaptive`` attacker are dashed.
-    """
+    """Draw accuracy, distance and their product over log10(update / distortion + 1), as in SPN's Figure 5."""
     blue, orange, *_ = SERIES
 
     def draw(axes: Axes) -> None:
@@ -245,7 +242,7 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """Return a sample for each attacker of each defended run that trained and was attacked.
+    """Return a sample for each attacker of each defended run that trained and was attacked (:func:`with_worst`).
 
     A defense's strength is its setting with most values, by declared order if equal. Other settings of the defense that
     differ make other defenses; settings elsewhere that differ, except the seed, make other attacks.

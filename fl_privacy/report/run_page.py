@@ -95,7 +95,7 @@ def what_was_done(run: Run) -> str:
 
 
 def _reads_itself(run: Run) -> bool:
-    """Return ``True`` if the malicious server gets images from an upload without an attack."""
+    """Return ``True`` if the malicious server copies images from an upload, without an attack."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
     known = target.startswith(("fl_privacy.malicious.", "fl_privacy.attacks.malicious."))
@@ -104,7 +104,7 @@ def _reads_itself(run: Run) -> bool:
 
 
 def assumptions(run: Run) -> str:
-    """Return sentences on the attacked uploads and missing attackers; empty if nothing was attacked."""
+    """Return sentences on the attacked uploads and on attackers that were not tried; empty if nothing was attacked."""
     found = run.summary.attacked
     if not found:
         return ""
@@ -130,7 +130,7 @@ def uploads_of(run: Run) -> str:
 
 
 def said_together(said: Iterable[tuple[str, str]]) -> str:
-    """Join pairs (name, sentence) to one text; a sentence that all share is given once, without names."""
+    """Join pairs (name, sentence) to one text; a sentence that all names share is given once, without names."""
     names: dict[str, list[str]] = {}
     for name, sentence in said:
         if sentence and name not in names.setdefault(sentence, []):

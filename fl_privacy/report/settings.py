@@ -29,7 +29,7 @@ def chosen(run: Run, group: str) -> str:
 
 
 def overview(run: Run) -> list[tuple[str, str]]:
-    """List (name, option and settings) of each config group that is not at its usual option, and the seed."""
+    """List (name, option and settings) of each config group with another than the usual option, and the seed."""
     without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
@@ -45,7 +45,7 @@ def overview(run: Run) -> list[tuple[str, str]]:
 
 
 def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
-    """Describe the mode of batch norm in the attacked uploads; empty for models without."""
+    """Describe the mode of batch norm in the attacked uploads; empty for models without batch norm."""
     modes = sorted({mode for summary in summaries for mode in summary.batch_norm})
     ran = " or ".join(_BATCH_NORM[mode] for mode in modes)
     return f"In the attacked uploads, batch norm ran in {ran}." if modes else ""
@@ -84,7 +84,7 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
 
 
 def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted key and the value of each setting in the nested ``section``."""
+    """Yield the dotted key, after ``prefix``, and the value of each setting in the nested ``section``."""
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from flat_settings(value, f"{prefix}{key}.")

@@ -16,13 +16,13 @@ _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 
 def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """List (title, meaning) of the terms in ``terms.json`` whose pattern occurs in ``texts``."""
+    """List (title, meaning) of each term in ``terms.json`` with a pattern that occurs in ``texts``."""
     said, terms = "\n".join(texts), shipped(__file__, "terms.json")
     return [(title, term["meaning"]) for title, term in terms.items() if re.search(term["pattern"], said)]
 
 
 def with_words(page: str) -> str:
-    """Put a folded glossary of the terms on ``page`` at its ``MARK``, if any."""
+    """Put a folded glossary of the terms on ``page`` at the page's ``MARK``, if it has one."""
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])
@@ -85,7 +85,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Describe ``upper``, the bound of a metric's mean; empty if it adds nothing to the mean."""
+    """Describe ``upper``, the bound of the mean of the metric ``name``; empty if it adds nothing to ``mean``."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
@@ -94,7 +94,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format the 95 % confidence interval in brackets without unit, or the median if there is no interval."""
+    """Format the 95 % confidence interval in brackets, without unit; if unknown, the median or a dash."""
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"

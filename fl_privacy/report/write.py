@@ -42,7 +42,7 @@ PICTURED = 16  # pairs in ``pictures/reconstructions.png``, evenly spread from b
 def write_report(
     run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float | None = None, cap: bool = False
 ) -> Path:
-    """Write and return one HTML page on one or many runs; with images it is readable only by its owner.
+    """Write and return one HTML page on one or many runs; a page with images is readable only by its owner.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get ``comparison.html``
     next to the first one. ``UserError`` without runs, if ``out`` is not writable, or if no run has what ``cap`` needs.
@@ -77,7 +77,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write the HTML page of a sweep to ``page``, with its figures next to it as JSON, and return ``page``.
+    """Write the HTML page of a sweep to ``page``, the sweep's figures next to it as JSON, and return ``page``.
 
     ``psnr_below``: goal in dB that no image may reach. ``UserError`` if a file can't be written.
     """
@@ -90,7 +90,7 @@ def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: fl
 
 
 def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | None = None) -> str:
-    """Recommend a defense of a sweep in a few sentences."""
+    """Recommend a defense of a sweep in a few sentences; no image may reach ``psnr_below`` dB behind it."""
     _, candidates = _asked_and_candidates(read_study(entries))
     headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
     return f"{headline}. {answer(candidates, psnr_below)}".strip()
@@ -106,7 +106,7 @@ def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
 
 
 def page_of_run(run: Run, *, live: bool = False) -> str:
-    """Render the HTML of a single run without writing it."""
+    """Render the HTML of a single run without writing it; a ``live`` page refreshes itself."""
     problems = [] if live and not run.finished else run.problems  # an incomplete last line is no damage
     return render_run(run, ShownVictims.of(run), problems=problems, live=live)
 
@@ -139,8 +139,9 @@ def share_report(
 ) -> Path:
     """Copy runs into the new folder ``destination``, each with its page, and return the main page.
 
-    The folder appears when complete. ``with_originals`` includes images, readable only by the owner. ``UserError`` if a
-    folder is not a run's, or ``destination`` exists or is not writable.
+    The folder appears when complete. ``with_originals`` includes images, readable only by the owner; ``psnr_below`` and
+    ``cap`` are as for :func:`write_report`. ``UserError`` if a folder is not a run's, or ``destination`` is a file, is
+    not empty, or is not writable.
     """
     sources = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
     for source in sources:
@@ -171,7 +172,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Points of one defense family and attacker, by strength; ``series`` numbers its color, ``None`` if undefended."""
+    """Points of a defense family and an attacker, by strength; ``series`` numbers the color, ``None`` if undefended."""
 
     points: Sequence[ChartPoint]
     series: int | None
@@ -179,7 +180,7 @@ class FamilyCurve:
 
 
 def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float | None) -> str:
-    """Render the HTML of a sweep's ``rows``, with links relative to the file ``out``."""
+    """Render the HTML of a sweep's ``rows`` with the goal ``psnr_below`` dB, and with links relative to ``out``."""
     asked, candidates = _asked_and_candidates(rows)
     best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))

@@ -28,7 +28,7 @@ SITE_NOTE = (
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Return which uploads the sites of ``setup`` intercept, and a function from a round to what they observe.
+    """Return which uploads the sites of ``setup`` intercept, and a function from a round to what sites observe.
 
     Sites intercept their own uploads, and get each global model and the numbers of examples; from these they compute
     other clients' uploads. ``UserError`` if ``threat_model.differences`` is set with uploads of weights or with
@@ -84,11 +84,11 @@ def look_from_site(
 def seen_next_to(
     observations: Sequence[Observation], sites: int, rule: ServerPlan
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
-    """Return the mean uploads of other sites that one site can compute, with the ids of the averaged uploads.
+    """Return means of other sites' uploads that one site can compute, each with the ids of the averaged uploads.
 
     Each group of ``sites`` uploads stands in for a round; its last upload is the computing site's. The server steps by
     ``rule``. Uploads of several steps are omitted if there are more than two sites, and those of later rounds if the
-    server's optimizer is adaptive.
+    server's optimizer is adaptive. At most ``MOST_BY_SITES`` means are returned.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))

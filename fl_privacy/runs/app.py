@@ -42,7 +42,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CapturedApp:
-    """Captured updates of a Flower app, and the record of its audit."""
+    """Captured updates of a Flower app, and the record of the app's audit."""
 
     observations: Sequence[Observation]
     source: NamedImages  # images that the user names as the clients'
@@ -74,7 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` whose models normalize as ``stated`` by client, or as ``own`` for clients not in it."""
+    """Return ``observations`` with models that normalize as their client stated, or as ``own`` if it stated nothing."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -97,7 +97,11 @@ def report_app(
     jobs: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack suitable updates, write the page, and return one line on the result; ``attack=None`` attacks none."""
+    """Attack suitable updates, write the page, and return one line on the result.
+
+    ``attack=None`` attacks none. ``jobs``: processes that attack at once. ``candidates``: number of other images with
+    which guesses are compared.
+    """
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]
@@ -232,7 +236,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended uploads on the server: a step on each of ``number`` images, for each round's last model."""
+    """Return undefended one-step uploads that the server computes for each round and each of ``number`` images."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

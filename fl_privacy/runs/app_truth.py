@@ -41,7 +41,7 @@ class KnownImages:
     _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch | None:
-        """Return the examples behind ``victim``; ``None`` if not known, or if the data raise an error."""
+        """Return the examples behind the upload of ``victim``; ``None`` if not known, or if the data raise an error."""
         if victim in self.given:
             return self.given[victim]
         found = attempt(lambda: self._batch(victim))
@@ -63,7 +63,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Return a probe's images, transformed with its seed; ``None`` unless their fingerprints are ``wanted``."""
+        """Return a probe's images, transformed with the probe's seed; ``None`` if none have fingerprints ``wanted``."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -89,7 +89,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return indices in ``partition`` of images that may be those of ``victims``, before random transforms."""
+        """Return indices in ``partition``, or in all data if ``None``, of the images behind the probes ``victims``."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):
@@ -148,7 +148,7 @@ def find_images(data: object) -> NamedImages:
     """Open the images of ``data``; ``UserError`` if it holds none.
 
     ``data`` is a data set, its name, a loader, a list of examples, a folder of images, or a function from partition to
-    one of these.
+    one of these; ``None`` gives no images.
     """
     if data is None:
         return NamedImages()

@@ -146,7 +146,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return the setup of the run in ``config.captured`` and its captured updates; ``UserError`` if there are none."""
+    """Return the setup of the run in ``config.captured``, and the run's updates; ``UserError`` without updates."""
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()

@@ -38,21 +38,15 @@ PARTICIPANTS = 10  # participants among whom the images of a single client are d
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tracer:
-    """Measures how often the reconstruction nearest to an image comes from the update of another owner.
+    """Measures how often the reconstruction nearest to an image comes from the update of another owner."""
 
-    Attributes:
-        participants: number of owners among whom the images are divided in order, if all are of one client.
-        clients: id -> client; further images of the attacked clients are looked up, too.
-        queries: largest number of images to look up; ``None`` looks up the attacked images alone.
-    """
-
-    participants: int = PARTICIPANTS
-    clients: Mapping[int, Client] = field(default_factory=dict)
-    queries: int | None = None
+    participants: int = PARTICIPANTS  # owners among whom images of a single client are divided, in order
+    clients: Mapping[int, Client] = field(default_factory=dict)  # id -> client, for further images of attacked ones
+    queries: int | None = None  # largest number of images to look up; ``None`` takes the attacked images alone
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> distortion.Tracing | None:
-        """Return how often tracing fails; ``None`` for fewer than two owners, or for texts and rows."""
+        """Return how often tracing fails; ``None`` for fewer than two owners, or without known original images."""
         known = [
             (score, score.originals)
             for score in scores
@@ -322,12 +316,12 @@ class AttackStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WaitingAttack:
-    """Collects training updates (``of_training``) or probes; attacks them each round (``during``) or at the end."""
+    """Buffer of training updates or probes (extra uploads for the attack), attacked each round or at the end."""
 
     stage: AttackStage
     waiting: ObservationBuffer
-    of_training: bool
-    during: bool
+    of_training: bool  # ``True`` to attack training updates, ``False`` to attack probes
+    during: bool  # ``True`` to attack after each round, ``False`` to attack at the end
 
     def see(self, observation: Observation) -> None:
         if (observation.id.probe is None) == self.of_training:

@@ -46,7 +46,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Return gradients by name, and as ``""`` the derivative of their squared norm with respect to ``inputs``."""
+    """Return gradients by name, and under ``""`` the derivative of their squared norm with respect to ``inputs``."""
     with victims.differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -55,7 +55,7 @@ def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, l
 
 
 def same_gradients(found: Tensors, expected: Tensors) -> bool:
-    """Return ``True`` if ``found`` equals ``expected`` up to rounding of the largest gradient."""
+    """Return ``True`` if ``found`` equals ``expected`` up to rounding errors, relative to the largest gradient."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(
         float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
@@ -64,7 +64,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """Return the number of local steps of a client with ``num_examples``."""
+    """Return the number of local steps of a client with ``num_examples`` examples; 0 for a client without any."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
@@ -72,7 +72,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
 
 
 def sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """Return the total change after ``steps`` of SGD with momentum, as a multiple of lr times a constant gradient."""
+    """Return the change by ``steps`` steps of SGD with momentum, as a multiple of lr times the constant gradient."""
     velocity, total = 0.0, 0.0
     for _ in range(steps):
         velocity = 1 + plan.momentum * velocity
@@ -81,7 +81,7 @@ def sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """Return the slice of examples for each local step, without shuffling, since the client's order is secret."""
+    """Return each local step's slice of ``num_examples``, without shuffling, since the client's order is secret."""
     if num_examples < 1:
         return []
     size = min(plan.batch_size or num_examples, num_examples)
@@ -93,7 +93,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 
 
 class Unrolled(victims.VictimGradients):
-    """Method that replays the local steps of each victim, and gives ``-delta / lr`` of the uploaded parameters."""
+    """Method that replays the local steps of each victim, and returns the parameters' change divided by -lr."""
 
     def __init__(self, victim_model: victims.VictimModel) -> None:
         self._victim_model = victim_model
@@ -119,7 +119,7 @@ class Unrolled(victims.VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return step ``number`` (from 1) of SGD or Adam, divided by -lr, and the new ``moments``, initially [{}, {}]."""
+    """Return step ``number`` (from 1) of SGD or Adam, divided by -lr, and new ``moments``, which begin as [{}, {}]."""
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}
@@ -138,7 +138,7 @@ def step_direction(
 def decaying_step(
     gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return the step and moments of :func:`step_direction`, including weight decay of ``parameters``."""
+    """Return the step and moments of :func:`step_direction`, including the plan's weight decay of ``parameters``."""
     if plan.weight_decay and plan.optimizer != "adamw":
         gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
     step, moments = step_direction(gradients, moments, plan, number)
@@ -148,7 +148,7 @@ def decaying_step(
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """Return ``rows`` of a parameter after ``steps`` of weight decay alone, without gradient."""
+    """Return part of a parameter, ``rows``, after ``steps`` steps of weight decay alone, without a gradient."""
     if not plan.weight_decay:
         return rows
     moments: list[Tensors] = [{}, {}]
@@ -180,9 +180,10 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[victims.LossChange] = (),
 ) -> BatchGradient:
-    """Return a differentiable function from inputs, shaped like those of ``batch``, to the loss gradient at ``state``.
+    """Return a differentiable function from inputs, shaped like the batch's, to the loss gradient at ``state``.
 
-    ``names``: parameters with a gradient. ``changes``: changes of the loss; with these or dropout, it is slower.
+    ``names``: parameters of the gradient. ``changes``: changes of the loss, such as a defense's; with these or with
+    dropout, the function is slower.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

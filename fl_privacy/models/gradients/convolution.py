@@ -32,7 +32,7 @@ class Victims:
 
 
 class Affine(nn.Module):
-    """Layer that scales and shifts a normalized activation: each channel or, if ``trailing``, each element."""
+    """Layer that scales and shifts a normalized activation, by channel or, if ``trailing``, by element."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, *, trailing: bool) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class FrozenNorm(nn.Module):
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums (V, C) of ``inputs * deltas`` and of ``deltas``, (V, B, C, ...), over images and positions."""
+    """Return the sums (V, C) over images and positions of ``inputs * deltas`` and of ``deltas`` (V, B, C, ...)."""
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
@@ -182,7 +182,7 @@ def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return ``True`` if products and ``F.fold`` are faster than a grouped convolution for V victims.
+    """Return ``True`` if matrix products and ``F.fold`` are faster than a grouped convolution for V victims.
 
     ``images`` (1, V C, H, W): the victims' images, stacked as channels. ``weight``: shape of the stacked weights.
     """
@@ -191,7 +191,7 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 
 
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
-    """Return the gradient (N, C, H, W) with respect to a convolution's images, whose shape is ``shape``.
+    """Return the gradient (N, C, H, W) with respect to a convolution's images of shape ``shape``.
 
     Pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
     outputs of one convolution without stride. ``back``: output gradients (N, O, h, w). ``weight``: (O, C, kh, kw).
@@ -245,16 +245,16 @@ def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
-    """Return ``True`` if ``module`` pads with a given number of zeros."""
+    """Return ``True`` if ``module`` pads with zeros, and by numbers of pixels, not by a mode such as ``same``."""
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
 def convolution_gradients(
     module: nn.Conv2d, inputs: Tensor, deltas: Tensor, *, with_bias: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return each victim's gradients with respect to a convolution's weight, (V, *shape), and bias, (V, O).
+    """Return each victim's gradients with respect to weight, (V, *shape), and bias, (V, O), of the layer ``module``.
 
-    ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w); the bias's is ``None`` unless
+    ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w). The bias's gradient is ``None`` unless
     ``with_bias``.
     """
     padding = module.padding
@@ -275,7 +275,7 @@ def convolution_gradients(
 
 
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
-    """Unfold ``inputs`` (V, B, C, H, W) into the D values under the kernel at each of T output pixels.
+    """Unfold ``inputs`` (V, B, C, H, W) into the D values under the layer's kernel at each of T output pixels.
 
     Return (V, B, groups, D, T). ``settings``: stride, padding and dilation.
     """
@@ -391,7 +391,7 @@ _POSITIONS = 0.7
 
 
 class FoldedConvolution(FrozenConv2d):
-    """Convolution that includes the norm after it; its parameters are weight, bias, scale and shift."""
+    """Convolution that includes the norm after it, with the parameters weight, bias, scale and shift."""
 
     scale: nn.Parameter | None
     shift: nn.Parameter | None
@@ -429,7 +429,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return (convolution, norm) names of the pairs of layers whose folding saves time for inputs (N, ...).
+    """Return (convolution, norm) names of pairs of layers, to be folded since this saves time for inputs (N, ...).
 
     Folding is wrong if anything else uses the convolution's output, which is not detected.
     """

@@ -44,7 +44,7 @@ def leaving(
 ) -> Iterator[list[ModuleCall]]:
     """Record the calls of ``modules`` within the context, in the order of returns.
 
-    ``change`` (module, positional arguments, output) returns the output to use instead.
+    ``change(module, positional arguments, output)`` returns the output to use instead.
     """
     calls: list[ModuleCall] = []
 

@@ -26,18 +26,12 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """Call of a layer during the pass over all victims.
-
-    Attributes:
-        names: mapping of each wanted parameter's name in the layer to its name in the model.
-        inputs: inputs (V, B, ...) of the layer.
-        deltas: gradient (V, B, ...) of the victims' losses with respect to the layer's outputs.
-    """
+    """Call of a layer during the pass over all victims."""
 
     module: nn.Module
-    names: Mapping[str, str]
-    inputs: Tensor
-    deltas: Tensor
+    names: Mapping[str, str]  # name of each wanted parameter in the layer -> its name in the model
+    inputs: Tensor  # (V, B, ...) inputs of the layer
+    deltas: Tensor  # (V, B, ...) gradient of the victims' losses with respect to the layer's outputs
 
     @property
     def positions(self) -> int:
@@ -49,7 +43,7 @@ class LayerCall:
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return a call with one victim whose gradient is the sum of all, weighted with ``weights`` (V,)."""
+        """Return a call with one victim whose gradient is the sum of all victims', weighted with ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -70,7 +64,7 @@ _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
 def register_layer_rule(
     *types: type[nn.Module], factors: CallFactors | None = None
 ) -> Callable[[Gradients], Gradients]:
-    """Register the decorated function for gradients of layers of exactly these ``types``.
+    """Register the decorated function, which computes the gradients of layers of exactly these ``types``.
 
     ``factors``: function for the factors of the weight's gradient. Layers without a rule use ``torch.func``.
     """
@@ -83,13 +77,13 @@ def register_layer_rule(
 
 
 def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
-    """Return the gradients (V, *shape) with respect to the layer's parameters ``names``."""
+    """Return the gradients (V, *shape) with respect to the parameters ``names`` of the called layer."""
     gradients, _ = _RULES.get(type(call.module), (_by_vjp, None))
     return gradients(call, names)
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (V, O, P) and (V, D, P) of the weight's gradient; ``None`` if the layer has none."""
+    """Return factors (V, O, P) and (V, D, P) of the called layer's weight gradient; ``None`` if it has no factors."""
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -157,7 +151,7 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return ``True`` if products of a gradient's factors are faster than forming the gradient."""
+    """Return ``True`` if products of a gradient's factors, (O, P) and (D, P), are faster than forming it."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
@@ -219,7 +213,10 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name; for weights in ``factored``, factors (V, O, P) and (V, D, P) if there are any."""
+        """Return gradients by name, and for weights in ``factored`` their factors instead, if the layer has factors.
+
+        The factors are those of :func:`weight_factors`; ``hidden`` is that of :meth:`passed`.
+        """
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}
         for call in self.calls(inputs, labels, hidden):
@@ -300,7 +297,7 @@ class Layered(VictimGradients):
 
 
 def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each layer's path, and a mapping of its wanted parameters' names to their names in the model."""
+    """Yield each layer's path, and a mapping from wanted parameters' names in the layer to names in the model."""
     for path, module in model.named_modules():
         own = module.named_parameters(recurse=False)
         if matched := {own_name: names[id(p)] for own_name, p in own if id(p) in names}:
@@ -314,7 +311,7 @@ def _tracked(module: nn.Module, given: Sequence[Any], output: Any) -> Tensor:
 
 
 def add_up(gradients: dict[str, Tensor], names: Mapping[str, str], found: Tensors) -> None:
-    """Add the gradients ``found`` of a layer to ``gradients``; ``names`` maps the layer's names to the model's."""
+    """Add a layer's gradients ``found`` to ``gradients``; ``names`` maps the layer's names to the model's."""
     for own_name, gradient in found.items():
         name = names[own_name]
         gradients[name] = gradients[name] + gradient if name in gradients else gradient

@@ -19,7 +19,7 @@ _Geometry = tuple[Any, Any, Any, int]  # stride, padding, dilation and groups
 
 
 class ConvolutionOfMany(nn.Conv2d):
-    """Convolution that ``vmap`` over models computes for one model at a time."""
+    """Convolution that, under ``vmap`` over models, computes one model after another."""
 
     def reset_parameters(self) -> None:
         """Skip initialization: the weights are given."""
@@ -31,7 +31,7 @@ class ConvolutionOfMany(nn.Conv2d):
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Return a copy of ``model`` for ``vmap`` over its values, fast on batches as large as ``inputs`` (B, C, H, W)."""
+    """Return a copy of ``model`` to ``vmap`` over parameters, fast on batches as large as ``inputs`` (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and convolution.pads_with_zeros(m)}
     with torch.no_grad(), hooks.leaving(found) as calls:
@@ -129,9 +129,9 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Return the models after one training step for each entry of ``order``: indices (M, B) into ``pool``.
+        """Return the models after a training step on each entry of ``order``: indices (M, B) of examples in ``pool``.
 
-        Each model's gradient is clipped to the l2 norm ``longest``.
+        The gradient of each model is clipped to the l2 norm ``longest``.
         """
         victims.set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
@@ -153,7 +153,7 @@ class ManyModels:
     @torch.no_grad()
     @victims.plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return ``measure`` (logits, labels) -> (N,) of each model, in evaluation mode, on N ``examples``, (M, N)."""
+        """Return (M, N): ``measure(logits, labels)``, in evaluation mode, of M models on N ``examples``."""
         self.model.eval()
 
         def one(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def models_at_once(model: nn.Module, batch_size: int) -> int:
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
-    """Return the indices (M, B) of each local step of M clients, which pass over ``subsets`` (M, N) in random order."""
+    """Return indices (M, B) for each local step of M clients, which pass in random order over ``subsets`` (M, N)."""
     clients, number = subsets.shape
     slices = choose_method.step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))

@@ -27,19 +27,16 @@ SKETCH = 4096  # length of a sketch, which keeps inner products to about 2 %
 
 @dataclass(frozen=True, eq=False)
 class GradientSketch:
-    """Linear map from gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
-
-    ``buckets`` and ``signs`` (P,) are the target index and the sign of each element.
-    """
+    """Linear map from gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002)."""
 
     names: tuple[str, ...]
-    buckets: Tensor
-    signs: Tensor
-    size: int
+    buckets: Tensor  # (P,) index in the short vector to which each of a gradient's P elements is added
+    signs: Tensor  # (P,) sign with which each element is added, 1 or -1
+    size: int  # length of the short vector
 
     @classmethod
     def of(cls, shapes: Tensors, rng: torch.Generator, size: int = SKETCH) -> "GradientSketch":
-        """Draw a sketch for gradients with these ``shapes``; it is the identity for at most ``size`` elements."""
+        """Draw a sketch for gradients shaped like ``shapes``; for at most ``size`` elements, it is the identity."""
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
@@ -68,13 +65,10 @@ class GradientSketch:
 
 @dataclass(frozen=True, eq=False)
 class GradientClassifier:
-    """Classifier of sketched gradients (B, F) by their direction, with logits (B, A) for A classes.
+    """Classifier of sketched gradients (B, F) by their direction, with logits (B, A) for A classes."""
 
-    ``mean`` (F,) and ``basis`` (F, R) are the mean and the principal directions of the training inputs.
-    """
-
-    mean: Tensor
-    basis: Tensor
+    mean: Tensor  # (F,) mean of the training inputs, each scaled to norm 1
+    basis: Tensor  # (F, R) principal directions of these inputs, scaled
     head: nn.Module
 
     def __call__(self, sketched: Tensor) -> Tensor:
@@ -138,7 +132,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Return each example's loss gradients, (B, *shape) by name, differentiable with respect to ``batch.inputs``."""
+    """Return each example's gradient of the loss with ``changes``, (B, *shape) by name, differentiable by inputs."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -160,9 +154,9 @@ def clipped_sum(
 ) -> tuple[Tensors, Tensor]:
     """Return the sum of examples' gradients, each clipped to the l2 norm ``clip_norm``, and the mean loss.
 
-    Parameters in ``held`` have no gradient. Norms may come from inner products (ghost clipping, Li et al. 2022, Sec.
-    4). An example whose norm is not finite adds nothing; an empty batch gives 0. ``UserError`` if batch norm in
-    training mode mixes the examples, or no parameter is trained.
+    Parameters in ``held`` are left out. Norms may come from inner products (ghost clipping, Li et al. 2022, Sec. 4). An
+    example whose gradient's norm is not finite adds nothing to the sum; an empty batch gives 0. ``UserError`` if batch
+    norm in training mode mixes the examples, or no parameter is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(
@@ -320,7 +314,7 @@ def _squares(gradient: Tensor) -> Tensor:
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """Return min(1, clip_norm / norm), (B,), 0 if the norm is not finite, from ``squares`` (B,) of each tensor."""
+    """Return the factors (B,) min(1, clip_norm / norm), 0 if not finite, from the tensors' squared norms (B,)."""
     norms = torch.stack(list(squares)).sum(0).sqrt()
     return torch.where(norms.isfinite(), (clip_norm / norms).clamp(max=1.0), 0)
 
@@ -348,10 +342,10 @@ def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPla
 def gradient_products(
     model: nn.Module, state: ModelState, batch: Batch, directions: Sequence[Tensors], *, plan: LocalPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return inner products (B, K) of each example's gradient with K ``directions``, and its squared norm (B,).
+    """Return inner products (B, K) of each example's gradient with K ``directions``, and gradients' squared norms (B,).
 
-    The gradient has all parameters that are in any direction; a direction that lacks one is 0 there. Batch norm is in
-    evaluation mode.
+    A gradient has all parameters that are in any direction; in a direction that lacks one of them, it counts as 0.
+    Batch norm is in evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}

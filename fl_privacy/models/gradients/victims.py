@@ -47,7 +47,7 @@ def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> N
 
 
 def drops_out(model: nn.Module) -> bool:
-    """Return ``True`` if ``model`` has dropout."""
+    """Return ``True`` if ``model`` has dropout with a rate above 0."""
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
 
 
@@ -71,7 +71,7 @@ def batch_loss(
     loss_function: LossFunction = F.cross_entropy,
     changes: Sequence[LossChange] = (),
 ) -> tuple[Tensor, Tensors]:
-    """Return the scaled mean loss of ``batch`` at ``state``, and the buffers after the pass; ``state`` is unchanged."""
+    """Return ``loss_scale`` times the mean loss of ``batch`` at ``state``, and the buffers after the pass."""
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}
     values = {**state.parameters, **buffers}
@@ -136,7 +136,7 @@ class VictimGradients(ABC):
 
 
 class VictimLoss:
-    """Loss of one victim's batch as a function of parameters, by their names in the model."""
+    """Loss of one victim's batch as a function of parameters, which are given by name in the model."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._model, self._names, _ = separated_copy(victim_model.model)
@@ -181,7 +181,7 @@ class OneByOne(VictimGradients):
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Let attention use plain operations within the context; they support ``vmap`` and repeated differentiation."""
+    """Let attention use plain operations, which support ``vmap`` and repeated differentiation, within the context."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -205,7 +205,7 @@ def differentiable_twice() -> Iterator[None]:
 def frozen_copy(
     model: nn.Module, sent: ModelState, plan: LocalPlan, *, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
-    """Return a frozen copy of ``model`` with the values ``sent``, through which an attack differentiates.
+    """Return a frozen copy of ``model`` with the values ``sent``, for an attack to differentiate through it.
 
     Layers are in the modes of the client's ``plan``, but dropout is off, since its masks are unknown, and spectral norm
     runs no power iteration. No layer works in place; hard sigmoids have second derivatives.

@@ -50,13 +50,10 @@ Progress = Callable[[int, int, float], None]  # (steps done, total steps, loss o
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorPlan:
-    """Plan for training an evaluation network with Adam; the defaults are Refiner's (Fan et al. 2025, App. D).
+    """Plan for training an evaluation network with Adam; the defaults are Refiner's (Fan et al. 2025, App. D)."""
 
-    Convolutions have ``widths`` filters. Each epoch shows each image at ``levels`` evenly spaced noise ratios.
-    """
-
-    widths: tuple[int, ...] = (128, 256, 512)
-    levels: int = 11
+    widths: tuple[int, ...] = (128, 256, 512)  # filters of each convolution
+    levels: int = 11  # number of evenly spaced noise ratios; each epoch shows each image at all of them
     epochs: int = 20
     batch_size: int = 128
     lr: float = 1e-4
@@ -80,7 +77,8 @@ def fitted(
 ) -> N:
     """Return ``network`` after training on ``number`` examples; each epoch shows every batch at every noise level.
 
-    ``losses`` maps indices (B,) of examples to a function from indices (B,) of noise levels to the loss.
+    ``losses`` maps indices (B,) of examples to a function from indices (B,) of noise levels, modulo the number of
+    levels, to the loss.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
@@ -109,11 +107,9 @@ def train_evaluator(
 ) -> EvaluationNetwork:
     """Return an evaluation network trained to predict the noise ratio of images blended with uniform noise.
 
-    The loss is Refiner's Eq. 5, a binary cross entropy. ``UserError`` if the teacher is for images of another shape.
-
-    Args:
-        images: public images (N, C, H, W) uint8.
-        teacher: larger network on ``device`` whose predictions replace the true ratios (Hinton et al. 2015).
+    ``images`` (N, C, H, W) uint8 are public. The loss is Refiner's Eq. 5, a binary cross entropy, with the true ratios
+    or with the predictions of ``teacher``, a larger network on ``device`` (Hinton et al. 2015). ``UserError`` if the
+    teacher is for images of another shape.
     """
     if teacher is not None and teacher.input_shape != tuple(images.shape[1:]):
         expected, got = ("x".join(map(str, shape)) for shape in (images.shape[1:], teacher.input_shape))
@@ -143,7 +139,7 @@ def train_evaluator(
 
 
 def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPlan:
-    """Return ``plan`` with fewer filters, so that the network needs about a tenth of the operations of ``teacher``."""
+    """Return ``plan`` with so few filters that the network needs about a tenth of the operations of ``teacher``."""
     return replace(plan, widths=tuple(max(1, round(_STUDENT * width)) for width in teacher.widths))
 
 
@@ -166,7 +162,7 @@ CHUNK = 512  # images judged at once
 
 @torch.no_grad()
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """Return the predicted noise ratios (R, N) of images (N, C, H, W) uint8, blended with noise at ``ratios`` (R,)."""
+    """Return the noise ratios (R, N) predicted for images (N, C, H, W) uint8 with noise at ``ratios`` (R,)."""
     device, rows = next(network.parameters()).device, []
     rng = torch.Generator(device=device).manual_seed(seed)
     for ratio in ratios.tolist():
@@ -192,7 +188,7 @@ class WordBox:
         return self._low + self._side * coordinates
 
     def words(self, tokens: Tensor) -> Tensor:
-        """Return the scaled embeddings (..., d) of tokens (...); padding takes that of token 0."""
+        """Return the scaled embeddings (..., d) of tokens (...); padding gets the embedding of token 0."""
         return self.coordinates(self.table[tokens.clamp_min(0)])
 
     def random_words(self, shape: Sequence[int], rng: torch.Generator) -> Tensor:
@@ -241,8 +237,8 @@ def mix_with_random_words(
 ) -> tuple[Tensor, Tensor]:
     """Replace a share ``ratios`` (N,) of the words of ``tokens`` (N, L) by random words, or blend all words with them.
 
-    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and the share (N, L) of each that is random. ``tokens``
-    are padded with -1; ``blended`` (N,) marks texts whose words are all blended, by their ratio.
+    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and the random share (N, L) of each word. ``tokens`` are
+    padded with -1; ``blended`` (N,) marks texts whose words are all blended, by their text's ratio.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -287,7 +283,7 @@ def train_word_evaluator(
 
 @torch.no_grad()
 def random_word_curve(network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor) -> Tensor:
-    """Return the predicted share (R, N) of random words in texts (N, L) with the true shares ``ratios`` (R,)."""
+    """Return the shares (R, N) of random words predicted for texts (N, L) with true shares ``ratios`` (R,)."""
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(0), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():

@@ -29,19 +29,19 @@ MOST_LAYERS, MOST_SIZE = 16, 1 << 24  # limits of a network in a file, checked b
 
 
 def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Write ``network`` to ``file`` atomically; the file's metadata are its shape, its widths and ``about``."""
+    """Write ``network`` to ``file`` atomically; the file's metadata are ``about``, the input shape and the widths."""
     metadata = {**about, "input_shape": json.dumps(network.input_shape), "widths": json.dumps(network.widths)}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_private(file, save({name: t.cpu() for name, t in network.state_dict().items()}, metadata))
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file; ``UserError`` if ``file`` is another file or missing."""
+    """Return the metadata of an evaluation network's file; ``UserError`` if the file is missing or of another kind."""
     return _read(file, tensors=False)[0]
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` if it holds none."""
+    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` without a network."""
     with readable("An evaluation network", file, REMEDY):
         return _load(file, torch.device(device))
 
@@ -81,7 +81,7 @@ def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tenso
 
 
 def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> evaluator.EvaluationNetwork:
-    """Return ``network`` if it is for images of ``input_shape``, else raise ``UserError``."""
+    """Return ``network`` if it is for images of ``input_shape``, else raise ``UserError``, which names ``file``."""
     if isinstance(network, evaluator.WordEvaluator):
         raise UserError(f"An evaluation network for images is expected, but {file} is for texts; {REMEDY}.")
     if network.input_shape != tuple(input_shape):
@@ -131,7 +131,7 @@ def _small(height: int, width: int, file: Path) -> evaluator.EvaluationNetwork:
 
 
 def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
-    """Write ``network`` to ``file`` if that is possible, else log a warning."""
+    """Write ``network`` like :func:`save_evaluator` if ``file`` is writable, else log a warning."""
     try:
         save_evaluator(network, file, about)
     except OSError as error:
@@ -176,7 +176,7 @@ _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEE
 
 
 def name_of_words(table: Tensor) -> str:
-    """Return a name for the token embeddings ``table`` (n, d), from their hash."""
+    """Return a name for the token embeddings ``table`` (n, d), from the table's hash."""
     content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 

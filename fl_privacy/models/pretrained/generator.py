@@ -108,7 +108,7 @@ class ImageGenerator(nn.Module):
         return cast(Tensor, self.layers[0](latents[:, :, None, None]))
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:
-        """Map the outputs of layer ``after`` to those of layer ``until``; ``None`` gives images in [0, 1]."""
+        """Map the outputs ``features`` of layer ``after`` to those of ``until``; if ``None``, to images in [0, 1]."""
         last = self.depth - 1 if until is None else until
         for layer in list(self.layers)[after + 1 : last + 1]:
             features = layer(features)
@@ -179,7 +179,7 @@ class Provenance:
         return json.dumps({name: getattr(self, name) for name in _ORIGIN})
 
     def seen(self, images: Tensor) -> Tensor:
-        """Return booleans (N,), true for ``images`` (N, C, H, W) that resemble an image of the training data."""
+        """Return booleans (N,), true for ``images`` (N, C, H, W) like a known training image; all false without any."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
@@ -187,7 +187,7 @@ class Provenance:
 
 
 def image_fingerprints(images: Tensor) -> Tensor:
-    """Return the mean gray levels (N, 64) uint8 of 8 by 8 parts of ``images`` (N, C, H, W), uint8 or in [0, 1]."""
+    """Return mean gray levels (N, 64) uint8 in an 8x8 grid of ``images`` (N, C, H, W), uint8 or in [0, 1]."""
     parts = []
     for part in torch.split(images, 4096):
         values = part.float() if part.dtype == torch.uint8 else 255 * part.float()
@@ -202,7 +202,7 @@ _ORIGIN: Mapping[str, type] = {"data": str, "split": str, "images": int, "seed":
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainedGenerator:
-    """Generator with the provenance of its training data, and the header ``about`` of its file."""
+    """Image generator, the provenance of the training data, and the header ``about`` of the generator's file."""
 
     network: ImageGenerator
     provenance: Provenance
@@ -210,7 +210,7 @@ class TrainedGenerator:
 
 
 def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, about: Mapping[str, str]) -> None:
-    """Write a generator to ``file`` atomically; its header has the architecture, the provenance and ``about``."""
+    """Write a generator to ``file`` atomically; the file's header has architecture, provenance and ``about``."""
     header = {**about, "architecture": json.dumps(asdict(network.shape)), "trained_on": provenance.header()}
     values = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, 
 
 
 def read_generator_header(file: Path) -> dict[str, str]:
-    """Return the header of a generator's file; ``UserError`` if ``file`` is another file or missing."""
+    """Return the header of a generator's file; ``UserError`` if the file is missing or of another kind."""
     with readable("A generator", file, REMEDY):
         return read_network(file, tensors=False)[0]
 
@@ -226,7 +226,7 @@ def read_generator_header(file: Path) -> dict[str, str]:
 def load_generator(
     file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Return the generator in ``file``, frozen, and cached until the file changes; ``UserError`` if it holds none."""
+    """Return the generator in ``file``, frozen, and cached until the file changes; ``UserError`` without one."""
     with readable("A generator", file, REMEDY):
         return _load(file, torch.device(device), dtype)
 
@@ -297,7 +297,7 @@ def expect_faces() -> Path:
 
 @lru_cache(maxsize=2)
 def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
-    """Return the packaged generator of color faces, 64x64, with 100 latents; ``UserError`` if it is not installed."""
+    """Return the packaged generator of color faces, 64x64, with 100 latents; ``UserError`` without the package."""
     file = expect_faces()
     wrong = UserError(
         f"Weights of a DCGAN are expected in {file}, but it holds others; install gan-face-generate 1.1.1."
@@ -346,7 +346,7 @@ def find_generator(
 
 
 def expect_generator(path: str | None) -> None:
-    """Raise ``UserError`` if the generator ``path`` is an unreadable file or a missing package."""
+    """Raise ``UserError`` if the generator ``path`` is an unreadable file or a missing package; ``None`` passes."""
     if path == FACES:
         expect_faces()
     elif path is not None:
