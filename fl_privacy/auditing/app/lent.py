@@ -33,8 +33,7 @@ from fl_privacy.federation.replies import Failure, attempt
 
 _OURS = re.escape(str(Path(__file__).parents[2]) + os.sep)
 
-MOST_READ = 2000
-"""Largest number of an app's files that are searched for Keras."""
+MOST_READ = 2000  # files of an app that are searched for Keras
 
 _COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartype_to_scalar"
 _MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages that name them, and shown of one
