@@ -271,7 +271,7 @@ def attacked(
     for name, (attack, informed) in attacks(options).items():
         if (informed and not federation.server.personal) or (method in SECURE and name.startswith("MI")):
             continue
-        views = [o.told(defense=federation.defense.parts) for o in observations] if informed else observations
+        views = [o.given(defense=federation.defense.parts) for o in observations] if informed else observations
         started = time.process_time()
         again = [replace(view, id=replace(view.id, part=f"run-{run}")) for run in range(options.runs) for view in views]
         found = attack(again, seed=options.seed)

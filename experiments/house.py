@@ -109,13 +109,13 @@ def measured(root: Path) -> dict[str, object]:
     """Measure the package in ``root``."""
     files = {path: path.read_text() for path in sorted((root / "fl_privacy").rglob("*.py"))}
     lengths = [len(text.splitlines()) for text in files.values()]
-    told_apart = shape_of(root).asks
+    answered_above_chance = shape_of(root).asks
     return {
         "way_update": way(root, "Client.update", "", "defense=none"),
         "way_noise": way(root, "", "sample_noise", "defense=dp_noise"),
         **{f"names_{kind}": sum(names(text, name) for text in files.values()) for kind, name in NAMED.items()},
-        "modality_files": len(told_apart),
-        "modality_places": sum(map(len, told_apart.values())),
+        "modality_files": len(answered_above_chance),
+        "modality_places": sum(map(len, answered_above_chance.values())),
         "record_files": sum("array_records" in text for text in files.values()),
         "modules": len(files),
         "mean_lines": round(sum(lengths) / len(lengths)),

@@ -88,7 +88,7 @@ def by_auto(model: nn.Module, images: Tensor, labels: Tensor, budget: str) -> tu
     plan = LocalPlan(shares="delta", lr=RATE, steps=1, batch_size=len(images), batch_norm="train", mode="train")
     seen = Observation.of_update(
         before, after, plan, input_shape=SHAPE, num_examples=len(images), loss="cross_entropy"
-    ).told(labels=labels)
+    ).given(labels=labels)
     (found,) = reconstruct([seen], "auto", budget=budget)
     if found.batch is None:
         raise SystemExit(found.failure)

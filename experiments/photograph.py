@@ -53,7 +53,7 @@ def leg(victim: Observation, guess: Tensor | None, number: int, options: argpars
     start = {} if guess is None else {"start": "previous"}
     published = inverting_gradients(total_variation=options.smooth, iterations=options.leg, **start)
     attack = replace(published, optimizer=Adam(lr=step, sign="hard"))
-    seen = victim if guess is None else victim.told(previous=guess)
+    seen = victim if guess is None else victim.given(previous=guess)
     (found,) = attack([seen], seed=number)
     assert found.batch is not None, found.failure
     return found.batch.inputs.cpu().contiguous(), found.loss

@@ -84,7 +84,7 @@ def main() -> None:
         if kept.find(key) is not None:
             continue
         began = time.process_time()
-        (found,) = LikeliestRows(evaluations=options.evaluations)([observation.told(**known)], seed=0)
+        (found,) = LikeliestRows(evaluations=options.evaluations)([observation.given(**known)], seed=0)
         used = time.process_time() - began
         if found.batch is None:
             raise SystemExit(found.failure)
@@ -92,7 +92,7 @@ def main() -> None:
         figures = {"cells": own[number], "control": (sum(own) - own[number]) / (len(own) - 1)}
         cells = schema.cells(rows[number].inputs)
         figures["usual"] = float(right_cells(schema, usual, cells).double().mean())
-        figures["ahead"] = round(ahead(observation.told(**known), found.batch, rows[number]), 2)
+        figures["ahead"] = round(ahead(observation.given(**known), found.batch, rows[number]), 2)
         print(kept.add(key, {**figures, "cpu_seconds": round(used, 1)}), flush=True)
 
 

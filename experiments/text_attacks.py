@@ -203,7 +203,7 @@ def _descended(
     plan = LocalPlan(frozen=[model.word_weight] if options.frozen else [])
     seen, truths = observed(model, data, options, plan=plan, defense=defense)
     public, parts = data.train.batch(torch.arange(options.public)).inputs, DEFENSES[defense]().parts
-    seen = [one.told(public_images=public, defense=parts if adaptive else None) for one in seen]
+    seen = [one.given(public_images=public, defense=parts if adaptive else None) for one in seen]
     return figures(attack, seen, truths, data)
 
 

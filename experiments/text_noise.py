@@ -76,7 +76,7 @@ def main() -> None:
         if kept.find(key) is not None:
             continue
         began = time.process_time()
-        (found,) = LikeliestText(evaluations=options.evaluations)([observation.told(**known)], seed=0)
+        (found,) = LikeliestText(evaluations=options.evaluations)([observation.given(**known)], seed=0)
         used = time.process_time() - began
         if found.batch is None:
             raise SystemExit(found.failure)
@@ -84,7 +84,7 @@ def main() -> None:
         figures = {"f1": scores[number], "control_f1": (sum(scores) - scores[number]) / (len(scores) - 1)}
         if options.batch == 1:
             label, others = int(texts[number].labels[0]), public.inputs[:OTHERS]
-            ranks = [rank(seen[k].told(**known), own[number], label, others) for k in (number, number - 1)]
+            ranks = [rank(seen[k].given(**known), own[number], label, others) for k in (number, number - 1)]
             figures |= {"rank": ranks[0], "control_rank": ranks[1], "among": OTHERS + 1}
         figures["cpu_seconds"] = round(used, 1)
         print(kept.add(key, figures), flush=True)

@@ -221,8 +221,8 @@ def test_10_labels_that_nobody_tells() -> None:
     found = reconstruct(observation, "idlg", iterations=2)
     assert found.batch is not None and found.batch.labels.tolist() == [3] and found.label_source == "inferred"
     refused = reconstruct(observation, "inverting_gradients", labels="known", iterations=2)
-    assert refused.batch is None and "observation.told(labels=labels)" in str(refused.failure)
-    known = reconstruct(observation.told(labels=LABELS), "inverting_gradients", labels="known", iterations=2)
+    assert refused.batch is None and "observation.given(labels=labels)" in str(refused.failure)
+    known = reconstruct(observation.given(labels=LABELS), "inverting_gradients", labels="known", iterations=2)
     assert known.label_source == "known"
 
 

@@ -66,7 +66,7 @@ def test_each_reason_for_a_verdict_has_its_meaning_and_next_step() -> None:
     assert VERDICTS.keys() == set(Ground)
     assert {ground for ground in Ground if "to_do" not in VERDICTS[ground]} == {Ground.READ}
     for words in VERDICTS.values():
-        said = words["meaning"].format(kind="image", told="who took part", inferred="", care="Protect them.")
+        said = words["meaning"].format(kind="image", learned="who took part", inferred="", care="Protect them.")
         assert said.endswith(".")
         assert "{" not in said
 

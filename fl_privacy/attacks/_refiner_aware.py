@@ -212,5 +212,5 @@ def refiner_solved(
         number("attack.constant", constant, above=0, example=1e-6)
     attack = inverting_gradients() if base == "inverting_gradients" else idlg()
     attack = vary(replace(attack, iterations=1000, compile="off"), options)
-    told = {field.name: getattr(attack, field.name) for field in fields(attack) if field.init}
-    return SolvedInversion(**told, radius=radius, constant=constant, decay=decay, scaled=scaled)
+    settings = {field.name: getattr(attack, field.name) for field in fields(attack) if field.init}
+    return SolvedInversion(**settings, radius=radius, constant=constant, decay=decay, scaled=scaled)

@@ -368,12 +368,12 @@ def _rows_between(
     return found
 
 
-_TOLD = 0.5
+_LEAST_SHARE = 0.5
 """Smallest share of known values in a row; a replaced row has only the changed ones."""
 
 
 def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
-    return (~np.isnan(row)).mean() >= _TOLD and bool(_near(row, table).all(1).any())
+    return (~np.isnan(row)).mean() >= _LEAST_SHARE and bool(_near(row, table).all(1).any())
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:

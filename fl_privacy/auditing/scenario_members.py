@@ -17,7 +17,7 @@ from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, names_in, reason_of
 from fl_privacy.auditing.scenario_scores import TimeSpent
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.measure.aggregate_leakage import members_told
+from fl_privacy.measure.aggregate_leakage import leaked_members
 from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.roc import Separation, tpr_at
 
@@ -127,7 +127,7 @@ def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknow
         few = f"not measured: it takes {round(1 / rate):,} examples of others, there are {len(outside)}"
         figure = few if at is None else f"{at.value:.3f} ({at.low:.3f} to {at.high:.3f})"
         said.append(f"at {100 * rate:g} % FPR {figure}")
-    answer = members_told(inside, outside, (known, unknown), uploads)
+    answer = leaked_members(inside, outside, (known, unknown), uploads)
     return replace(answer, notes=(*answer.notes, f"TPR with its 95 % interval: {'; '.join(said)}."))
 
 
@@ -156,11 +156,11 @@ def after_upload(client: WatchedReply) -> dict[str, Tensor]:
 
     An uploaded gradient counts as one step of gradient descent with rate 0.01.
     """
-    before, told = client.watched.before, client.tensors()
+    before, uploaded = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
-        return told
+        return uploaded
     sign = 1.0 if client.matched.shares == "delta" else -0.01
-    return {name: before[name].float() + sign * change for name, change in told.items() if name in before}
+    return {name: before[name].float() + sign * change for name, change in uploaded.items() if name in before}
 
 
 def losses_from(seen: Watched | None) -> _Losses:

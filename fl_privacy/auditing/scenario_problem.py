@@ -61,9 +61,9 @@ class NotAttackedError(Exception):
 
 def reason_of(failed: Failure) -> str:
     """Return the reason for a missing attack; an internal error of the attack is reported as such."""
-    for told in ("NotAttackedError: ", "UserError: "):
-        if failed.reason.startswith(told):
-            return failed.reason.removeprefix(told).rstrip(".")
+    for kind in ("NotAttackedError: ", "UserError: "):
+        if failed.reason.startswith(kind):
+            return failed.reason.removeprefix(kind).rstrip(".")
     return f"the attack ended with an error of its own, which says nothing about the app ({failed.reason.rstrip('.')})"
 
 
@@ -297,8 +297,8 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
         )
     if max(len(seen.optimizers), len(seen.trained)) > 1:
         raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone; use one")
-    (name, told), steps = next(iter(seen.optimizers.items()))
-    settings = dict(told)
+    (name, stated), steps = next(iter(seen.optimizers.items()))
+    settings = dict(stated)
     kind = name.removeprefix("DP")
     if kind not in OPTIMIZERS or settings.get("groups", 1) > 1:
         raise NotAttackedError(f"steps of {name} are not undone; use {', '.join(OPTIMIZERS)}")
@@ -389,11 +389,11 @@ def _loss(
     labels = program.constants[target]
     try:
         width = _width(program, output)
-        told, asked = program.depends_on({output}), program.depends_on({target})
-        used = [call for call in later if told.intersection(call.taken) and asked.intersection(call.taken)]
+        from_output, asked = program.depends_on({output}), program.depends_on({target})
+        used = [call for call in later if from_output.intersection(call.taken) and asked.intersection(call.taken)]
         if len(later) == 1 and _is_plain(used[0]):
             return output, CROSS_ENTROPY, labels
-        target, labels = _as_compared(program, used[0], asked - told, target)
+        target, labels = _as_compared(program, used[0], asked - from_output, target)
         if labels.shape == (batch, width) and width > 1 and not labels.is_floating_point():
             labels = labels.float()  # whole numbers would be taken for classes
         bounded = any(call.function is F.binary_cross_entropy for call in later)  # raises for targets outside of [0, 1]

@@ -63,12 +63,12 @@ def observed_training(client: WatchedReply, problem: StepProblem, number: int, v
 
 
 def _mean_gradient(client: WatchedReply) -> Tensors:
-    before, told, shares = client.watched.before, client.tensors(), client.matched.shares
+    before, uploaded, shares = client.watched.before, client.tensors(), client.matched.shares
     if shares == "gradient":
-        return told
+        return uploaded
     rates = [(dict(settings), steps) for (_, settings), steps in client.watched.optimizers.items()]
     moved = sum(float(s.get("lr") or 1) * n / (1 - float(s.get("momentum") or 0)) for s, n in rates) or 1.0
-    held = {name: value for name, value in told.items() if name in before}
+    held = {name: value for name, value in uploaded.items() if name in before}
     changes = {name: value - before[name].float() if shares == "weights" else value for name, value in held.items()}
     if not any(change.any() for change in changes.values()):
         raise NotAttackedError("a changed model is expected, but the upload is equal to what was sent; train longer")

@@ -345,8 +345,8 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
     kinds = {name for name, _ in seen.optimizers}
     if len(kinds) != 1 or (kind := next(iter(kinds))) not in OPTIMIZERS:
         raise NotAttackedError(f"steps of {', '.join(sorted(kinds)) or 'no optimizer'} are not undone; use SGD or Adam")
-    ((_, told), _), steps = seen.optimizers.most_common(1)[0], max(1, seen.steps)
-    return LocalPlan(steps=steps, batch_size=max(1, examples // steps), **optimizer_in_plan(shares, kind, dict(told)))
+    ((_, stated), _), steps = seen.optimizers.most_common(1)[0], max(1, seen.steps)
+    return LocalPlan(steps=steps, batch_size=max(1, examples // steps), **optimizer_in_plan(shares, kind, dict(stated)))
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:

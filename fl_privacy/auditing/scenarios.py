@@ -36,7 +36,7 @@ from fl_privacy.effects import Description
 from fl_privacy.federation import ServerPlan
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import shipped
-from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words_told
+from fl_privacy.measure.aggregate_leakage import ClassTrace, leaked_classes, leaked_words
 from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.rng import streams_put_back
@@ -137,9 +137,9 @@ class Scenarios:
 
         ``traces``: change of the output bias and class counts of each client whose labels were observed.
         """
-        yield classes_told(traces)
+        yield leaked_classes(traces)
         if read := [words for client in self.clients if (words := words_in_training(client))]:
-            yield words_told(read)
+            yield leaked_words(read)
         self.tell("Comparing losses of clients' examples")
         if self.clients:
             yield answered(lambda: members_of(self.clients, self._single, MEMBER_SECONDS), question="members")
@@ -259,7 +259,7 @@ class Scenarios:
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
             observed, shared = problem.observed_reply(number, again, uploaded=uploaded), problems[0]
-            observed = observed.told(defense=self.defense) if uploaded else observed
+            observed = observed.given(defense=self.defense) if uploaded else observed
             own = problem.whole or bool(problem.model.beside)  # its network holds the example's other inputs
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
@@ -369,7 +369,7 @@ class Scenarios:
                 break
             observed, said = observed_training(each, problem, number, victim)
             assumed = assumed or said
-            pairs.append((problem, observed.told(defense=self.defense)))
+            pairs.append((problem, observed.given(defense=self.defense)))
         problems, observations = [problem for problem, _ in pairs], [observed for _, observed in pairs]
         guesses, hurried = self._reconstructions(observations)
         guess, problem = replace(guesses[0], **UNSURE), problems[0]

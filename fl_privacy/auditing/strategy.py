@@ -24,14 +24,14 @@ from fl_privacy.auditing.strategy_report import (
     audited_claims,
     expect_rounds,
     expect_strategy,
-    told_partition,
+    partition_of,
 )
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation import Audit, Failure, audited_rounds
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.replies import attempt, printable
-from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, told_defense, told_images
+from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, stated_defense, stated_images
 from fl_privacy.flower.curious import StrategyAround
 from fl_privacy.flower.grids import pair
 from fl_privacy.rng import streams_put_back
@@ -262,7 +262,7 @@ class AuditedStrategy(StrategyAround):
         assert self._curious is not None
         replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
         # nodes that claim a partition get their number first
-        for message, reply in sorted(replied, key=lambda p: (told_partition(p[1]) is None, p[0].metadata.dst_node_id)):
+        for message, reply in sorted(replied, key=lambda p: (partition_of(p[1]) is None, p[0].metadata.dst_node_id)):
             self._curious.client_of(message, reply)
         self.report.identified.update(self._curious.partitions)
         self._note(self._sent, received)
@@ -288,7 +288,7 @@ class AuditedStrategy(StrategyAround):
 
     def _note_images(self, round: int, message: Message, reply: Message) -> None:
         assert self._curious is not None
-        if (images := told_images(reply.content)) is not None:
+        if (images := stated_images(reply.content)) is not None:
             number, _ = asked_probe(message.content) or (0, 0)
             self.report.probed(VictimId(round, self._curious.client_of(message, reply), number), images)
 
@@ -301,7 +301,7 @@ class AuditedStrategy(StrategyAround):
         for message, reply in pair(sent, replies):
             if not isinstance(reply, Failure):
                 defended, client_of = self.report.defended, self._curious.client_of
-                self._attempt(lambda: defended(client_of(message, reply), told_defense(reply.content)))  # noqa: B023
+                self._attempt(lambda: defended(client_of(message, reply), stated_defense(reply.content)))  # noqa: B023
 
     def _attempt(self, work: Callable[[], None]) -> None:
         failed = attempt(work)

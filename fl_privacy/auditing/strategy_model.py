@@ -9,7 +9,7 @@ import torch
 from flwr.app import ArrayRecord
 from torch import nn
 
-from fl_privacy.data.app_data import told_normalization
+from fl_privacy.data.app_data import declared_normalization
 from fl_privacy.errors import UserError
 from fl_privacy.federation.interception.infer_plan import norm_names
 from fl_privacy.flower.upload_defense import made_of
@@ -33,7 +33,7 @@ class AuditedModel:
     num_classes: int
     source: NamedImages
     normalization: Normalization | None
-    told: bool  # ``True`` if the normalization was given, ``False`` if inferred from pixels
+    normalization_given: bool  # ``True`` if the normalization was given, ``False`` if inferred from pixels
 
 
 def read_model(
@@ -56,8 +56,8 @@ def read_model(
             f"Model {type(made).__name__} is expected to have an output for each of the {source.num_classes} classes of"
             f" {source.name}, but has {classes}; give the app's model, or other data."
         )
-    told = _normalization(transform)
-    normalization = source.normalization if told is None else told
+    given = _normalization(transform)
+    normalization = source.normalization if given is None else given
     if source.normalization is not None:
         source = replace(source, normalization=normalization)
     kind: Any = type(made) if isinstance(model, nn.Module) else model
@@ -69,7 +69,7 @@ def read_model(
         num_classes=classes,
         source=source,
         normalization=normalization,
-        told=told is not None,
+        normalization_given=given is not None,
     )
 
 
@@ -101,12 +101,12 @@ def expect_arrays_of(model: AuditedModel, arrays: ArrayRecord) -> None:
     )
 
 
-def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int] | None) -> tuple[int, ...]:
-    if told is not None:
-        shape = tuple(told) if isinstance(told, Sequence) and not isinstance(told, str) else ()
+def _shape(model: nn.Module, of_data: tuple[int, ...] | None, given: Sequence[int] | None) -> tuple[int, ...]:
+    if given is not None:
+        shape = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
         if len(shape) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in shape):
             raise UserError(
-                f"input_shape is expected to be (channels, height, width), but got {told!r}; try (3, 32, 32)."
+                f"input_shape is expected to be (channels, height, width), but got {given!r}; try (3, 32, 32)."
             )
         if of_data is not None and of_data != shape:
             raise UserError(f"input_shape is expected to be that of data, {of_data}, but got {shape}; leave it out.")
@@ -146,7 +146,7 @@ def _normalization(transform: object) -> Normalization | None:
     if isinstance(transform, tuple | list) and len(transform) == 2:
         mean, std = ([v] if isinstance(v, int | float) else v for v in transform)
         return Normalization(mean, std)
-    found = told_normalization(transform)
+    found = declared_normalization(transform)
     if found is None:
         raise UserError(
             "transform is expected to hold a torchvision Normalize, or to be (mean, std), but got"

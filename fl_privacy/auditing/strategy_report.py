@@ -71,11 +71,11 @@ MOST_PARTITION, AGREED = 999_999_999, 0.5
 """Largest number of a client, and share of clients above which their stated defense counts as the training's."""
 
 
-def told_partition(reply: Message) -> int | None:
+def partition_of(reply: Message) -> int | None:
     """Return the partition that the client of ``reply`` claims; ``None`` if it claims none."""
     record = reply.content.config_records.get(CLIENT)
-    told = None if record is None else record.get(PARTITION)
-    return told if type(told) is int and 0 <= told <= MOST_PARTITION else None
+    number = None if record is None else record.get(PARTITION)
+    return number if type(number) is int and 0 <= number <= MOST_PARTITION else None
 
 
 @dataclass(eq=False)
@@ -94,17 +94,17 @@ class NamingServer(HonestButCurious):
         if node not in self._numbers:
             here = set(self._node_ids)
             taken = {number for other, number in self._numbers.items() if other in here}
-            told = told_partition(reply)
+            stated = partition_of(reply)
             ranked = self._node_ids.index(node) if node in here else len(self._node_ids)
-            number = ranked if told is None else told
+            number = ranked if stated is None else stated
             while number in taken:
                 number = (number + 1) % (MOST_PARTITION + 1)
             for gone in [other for other, theirs in self._numbers.items() if theirs == number]:
                 del self._numbers[gone]
             self._numbers[node] = number
             self.partitions.pop(number, None)
-            if told is not None:
-                self.partitions[number] = told
+            if stated is not None:
+                self.partitions[number] = stated
         return self._numbers[node]
 
 
@@ -137,7 +137,7 @@ class AuditReport(AuditSession):
         self.nodes: int | None = None
         self._run: RunFolder | None = None
         self.result: Result | None = None
-        self._told, self.identified = frozenset[str](), set[int]()
+        self._given, self.identified = frozenset[str](), set[int]()
         self.server: ServerPlan | str = PLAIN_MEAN
 
     def open(self, plan: LocalPlan, given: frozenset[str], audited: Sequence[int], rounds: int) -> None:
@@ -148,7 +148,7 @@ class AuditReport(AuditSession):
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
 
         self._reset()
-        self._told = given
+        self._given = given
         config, label = self._config(plan, audited, rounds), f"audit-{self.strategy}-{self.model.name}"
         text = dump_json(config, indent=1)
         try:
@@ -167,18 +167,18 @@ class AuditReport(AuditSession):
             self._run.close()
 
     def captured(self, observation: Observation) -> None:
-        known, said = recognize_training(observation, self._told)
+        known, said = recognize_training(observation, self._given)
         self._found.update(said)
         self._writer.write(known)
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        told = images.normalization
-        channels = {len(told.mean), len(told.std)} if told else {1}
+        stated = images.normalization
+        channels = {len(stated.mean), len(stated.std)} if stated else {1}
         if not channels <= {1, self.model.input_shape[0]}:
             raise UserError(
                 f"A client is expected to normalize images of {self.model.input_shape[0]} channels, but {victim} says"
-                f" {told.in_words() if told else ''}; correct its transform."
+                f" {stated.in_words() if stated else ''}; correct its transform."
             )
         self._images[victim] = images
         self.write()
@@ -226,14 +226,14 @@ class AuditReport(AuditSession):
                 defense=most if number > AGREED * len(defenses) else (),
                 defenses=defenses,
                 fingerprints={str(victim): tuple(images.fingerprints) for victim, images in self._images.items()},
-                rates_estimated="lr" not in self._told,
+                rates_estimated="lr" not in self._given,
                 partitions=self.partitions,
                 identified=frozenset(self.identified),
             ),
         )
 
     def _normalizations(self) -> dict[int, Normalization | None]:
-        if self.model.told:
+        if self.model.normalization_given:
             return {}
         found: dict[int, Normalization | None] = {}
         for victim, images in self._images.items():
@@ -241,7 +241,7 @@ class AuditReport(AuditSession):
         return found
 
     def _sources(self) -> list[str]:
-        if self.model.told:
+        if self.model.normalization_given:
             return ["The normalization of images was given."]
         clients = Counter(self._normalizations().values())
         said = [

@@ -119,10 +119,10 @@ class UpdateAudit(AuditSession):
             network = with_schema(network, Schema.inferred(self.others))
         if asked.normalization is not None:
             if self.kind is not IMAGES or len(asked.normalization.mean) not in (1, self.shape[0]):
-                told = f"{asked.normalization.in_words()} for {self.kind.data} of shape {self.shape}"
+                given = f"{asked.normalization.in_words()} for {self.kind.data} of shape {self.shape}"
                 raise UserError(
                     "--normalize is expected to give one mean and deviation for images, or one for each channel, but"
-                    f" got {told}; give as many, or omit it for other data."
+                    f" got {given}; give as many, or omit it for other data."
                 )
             network = normalized(network, asked.normalization)
         self.network = network if self.kind is TEXTS else plain_model(network, self.shape)

@@ -113,8 +113,8 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
         )
     if withheld := [n for n in sent.parameters if n in before.held and n not in moved]:
         said.append(f"{len(withheld)} of {len(before.held)} arrays are not uploaded: {layers_in_words(withheld)}.")
-    told = {n: moved[n] + (b if after.is_change else 0) for n, b in sent.buffers.items() if n in moved}
-    buffers = {**sent.buffers, **told} if told else {}
+    uploaded = {n: moved[n] + (b if after.is_change else 0) for n, b in sent.buffers.items() if n in moved}
+    buffers = {**sent.buffers, **uploaded} if uploaded else {}
     said = [*before.said, *said, *after.said]
     found = SavedUpdate(name, sent, upload, buffers, after.is_change, after.steps, tuple(said))
     if not any(bool(change.any()) for change in found.change.values()):

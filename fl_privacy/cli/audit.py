@@ -160,13 +160,13 @@ def _chosen(
                 f"{option} is expected as a command line, but got {text!r}: {error}; close quotes."
             ) from error
 
-    told = {
+    options = {
         "server": None if server is None else str(server),
         "clients": [str(path) for path in clients],
         "server_arguments": None if server_args is None else words("--server-args", server_args),
         "client_arguments": None if client_args is None else words("--client-args", client_args),
     }
-    return told if any(value not in (None, []) for value in told.values()) else None
+    return options if any(value not in (None, []) for value in options.values()) else None
 
 
 def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> tuple[str, Path]:

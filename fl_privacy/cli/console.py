@@ -236,12 +236,12 @@ class Underway:
         for folder in list(self._left):
             with suppress(OSError):
                 recent = (folder / PROGRESS).stat().st_mtime >= self._since  # else it is an earlier process's
-                if recent and (told := read_ongoing(folder)) is not None:
-                    found.append((folder, told))
+                if recent and (state := read_ongoing(folder)) is not None:
+                    found.append((folder, state))
         number = self._total - len(self._left)
-        done = number + sum(told.share for _, told in found)
+        done = number + sum(state.share for _, state in found)
         self._bar.update(self._task, completed=done)
-        self._doing.plain = "; ".join(f"{folder.name}: {told.what}" for folder, told in found)
+        self._doing.plain = "; ".join(f"{folder.name}: {state.what}" for folder, state in found)
         left = time_left(self._remaining(self._title, done / max(self._total, 1)) if self._left else None)
         if found:
             self._lines.tell(f"{self._title}, {number}/{self._total} finished; {self._doing.plain}{left}")

@@ -143,7 +143,7 @@ def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: froz
     )
     if unread is not None:
         expect_no_place(list(overrides), where="A run started elsewhere", unread=unread)
-    with _untold_places():
+    with _hiding_paths():
         return calibrated(compose_run(list(overrides)))
 
 
@@ -161,7 +161,7 @@ def _settings(context: Context) -> RunSettings:
 
 
 @contextmanager
-def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
+def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
     """Outside simulations, log each ``UserError`` with a path (all if ``own_folder``) and raise one without details."""
     try:
         yield
@@ -198,7 +198,7 @@ def _client(config: RunSettings, context: Context) -> Client:
             " start as many SuperNodes as federation.clients says."
         )
     own_folder = DATA_PATH in context.node_config
-    with _untold_places(own_folder=own_folder):
+    with _hiding_paths(own_folder=own_folder):
         if own_folder:
             return client_of_folder(config, str(context.node_config[DATA_PATH]), partition)
         return clients_of(config)[partition]

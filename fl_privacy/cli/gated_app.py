@@ -16,8 +16,8 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 def serve_gate(inlet: int, outlet: int) -> None:
     """Answer the gate's messages from the pipe ``inlet`` on the pipe ``outlet`` until the gate closes them."""
-    (told,) = read_parts(inlet)
-    asked = json.loads(told)
+    (request,) = read_parts(inlet)
+    asked = json.loads(request)
     held = keep_apart(Wishes(**asked["wishes"]))
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
     bundle = read_parts(inlet) if asked["bundled"] else []

@@ -16,8 +16,8 @@ from fl_privacy.site.gate.apart import close_all, remove
 from fl_privacy.site.gate.linux_calls import hide_memory
 
 
-def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
-    """Answer messages until standard input ends; the file ``told`` gets the app's loading error, or is left empty."""
+def serve_node(address: str, app: str, report: str, policy: str = "") -> None:
+    """Answer messages until standard input ends; the file ``report`` gets the app's loading error, or is left empty."""
     from fl_privacy.cli.faults import ENDING  # noqa: PLC0415  (an app's process needs none of it)
 
     hide_memory()
@@ -32,7 +32,7 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
     def end_with_parent() -> None:
         while os.read(0, 1):  # unbuffered, since a thread in a buffer would block the end
             pass
-        if (folder := Path(told).parent).name.startswith(FOLDER) and folder.exists():  # the parent was killed
+        if (folder := Path(report).parent).name.startswith(FOLDER) and folder.exists():  # the parent was killed
             remove(folder)
         end()
 
@@ -42,9 +42,9 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
             signal.signal(number, lambda *_: threading.Thread(target=end).start())
     loaded = attempt(lambda: answerer(app, policy))
     if isinstance(loaded, Failure):
-        write_private(Path(told), loaded.reason.removeprefix("UserError: "))
+        write_private(Path(report), loaded.reason.removeprefix("UserError: "))
         sys.exit(2)
-    write_private(Path(told), "")
+    write_private(Path(report), "")
     from fl_privacy.flower.inside.supernode import SuperNodeAddress, answer_messages  # noqa: PLC0415  (takes seconds)
 
     answer_messages(SuperNodeAddress(address, secret), *loaded)

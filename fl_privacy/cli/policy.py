@@ -77,9 +77,9 @@ def try_app(  # noqa: PLR0917
         return
     from fl_privacy.site.gate.sentences import course_of, replies_within  # noqa: PLC0415
 
-    told = ", ".join(f"{course_of(policy, replies):.2f} after {replies}" for replies in COURSE)
+    epsilons = ", ".join(f"{course_of(policy, replies):.2f} after {replies}" for replies in COURSE)
     last = replies_within(policy)
-    say(f"Epsilon of a site that answers every round: {told}{f'; the budget ends after {last}' if last else ''}.")
+    say(f"Epsilon of a site that answers every round: {epsilons}{f'; the budget ends after {last}' if last else ''}.")
 
 
 @app.command()

@@ -46,15 +46,15 @@ class Bounds:
 
 def bounds_of(text: str) -> Bounds:
     """Parse ``--limits``, such as ``memory_mib=8192 processes=128``; ``UserError`` if it has another form."""
-    told: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for pair in text.split():
         name, _, value = pair.partition("=")
         if name not in Bounds.__dataclass_fields__ or not value.isascii() or not value.isdigit():
             raise UserError(f"--limits is expected as 'memory_mib=8192 seconds=14400', but got {pair!r}; correct it.")
-        told[name] = int(value[:20])
+        limits[name] = int(value[:20])
     from fl_privacy.site.gate.policy import LEAST_MEMORY  # noqa: PLC0415  (with NumPy, which other commands need not load)
 
-    found = Bounds(**told)
+    found = Bounds(**limits)
     whole("--limits memory_mib", found.memory_mib, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)
     whole("--limits processes", found.processes, at_least=1, at_most=100_000, example=128)
     number("--limits seconds", found.seconds, above=0, at_most=1e7, example=14_400)
@@ -153,7 +153,7 @@ class Sandbox:
                 self.name = content.decode(errors="replace")[:LONGEST_NAME]
                 self.folder = self.out / folder_name(self.name)
                 make_out_folder(self.folder, self.folder, self.out)
-            elif kind == Said.TOLD:
+            elif kind == Said.TEXT:
                 tell(visible(content[: 4 * LONGEST_NAME].decode(errors="replace"))[:LONGEST_NAME])
             elif kind == Said.FAILED:
                 raise UserError(visible(content[:8000].decode(errors="replace"))[:2000])

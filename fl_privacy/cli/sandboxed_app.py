@@ -9,8 +9,8 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 def serve_audit(inlet: int, outlet: int) -> None:
     """Report the effective isolation on the pipe ``outlet``; if it is complete, audit the app that ``inlet`` names."""
-    (told,) = read_parts(inlet)
-    asked = json.loads(told)
+    (request,) = read_parts(inlet)
+    asked = json.loads(request)
     wishes = Wishes(**asked["wishes"])
     held = keep_apart(wishes)
     write_parts(outlet, [json.dumps(asdict(held)).encode()])

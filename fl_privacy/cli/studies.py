@@ -165,12 +165,12 @@ def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) ->
     underway = Underway(title, [job.folder for job in jobs], console)
 
     def on_done(job: Job, problem: str | None) -> None:
-        told = underway.ended(job.folder)
+        line = underway.ended(job.folder)
         if problem is not None:
             failed[job.folder.name] = problem
             console.print(f"[red]error: {escape(f'{job.folder.name}: {problem}')}[/red]", highlight=False)
         elif not console.is_terminal:
-            console.print(escape(told), highlight=False)
+            console.print(escape(line), highlight=False)
 
     with underway.shown():
         run_in_processes(jobs, processes, on_done=on_done)
@@ -220,12 +220,12 @@ def advise(
         raise UserError("--grid and --table are expected one at a time, but got both; leave one out.")
     one_of(THREAT, bounds[THREAT], KNOWN)
     threat: Any = bounds[THREAT]
-    told: dict[str, Any] = {ACCURACY_LOSS: _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS])}
+    wishes: dict[str, Any] = {ACCURACY_LOSS: _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS])}
     if below := bounds[PSNR_BELOW]:
-        told[PSNR_BELOW] = _number(PSNR_BELOW, below)
+        wishes[PSNR_BELOW] = _number(PSNR_BELOW, below)
     if size := bounds[BATCH_SIZE]:
         asked_size = int(size) if size.isdecimal() else _number(BATCH_SIZE, size)
-        told[BATCH_SIZE] = whole(BATCH_SIZE, asked_size, at_least=1, example=4)  # type: ignore[arg-type]
+        wishes[BATCH_SIZE] = whole(BATCH_SIZE, asked_size, at_least=1, example=4)  # type: ignore[arg-type]
         settings = [*settings, f"{BATCH_SIZE}={size}"] if grid else settings
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
     if save is not None:
@@ -237,7 +237,7 @@ def advise(
     found, refused = list[str](), list[UserError]()
     for one in tables:
         try:
-            found.append("\n".join(advice_from(one, threat=threat, **told)))
+            found.append("\n".join(advice_from(one, threat=threat, **wishes)))
         except UserError as error:
             refused.append(UserError(f"Not answered from {' '.join(one.settings)}: {error}"))
     if not found:

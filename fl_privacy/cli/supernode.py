@@ -61,10 +61,10 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     hide_memory()
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix=FOLDER) as folder:
-        told = Path(folder) / "app"
-        own = ["-m", "fl_privacy.cli.node_worker", f"{of_node.host}:{of_node.port}", app, str(told), policy]
+        report = Path(folder) / "app"
+        own = ["-m", "fl_privacy.cli.node_worker", f"{of_node.host}:{of_node.port}", app, str(report), policy]
         worker = _started(command := [sys.executable, *own], secret)
-        _expect_loaded(app, worker, told)
+        _expect_loaded(app, worker, report)
         threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
         write_private(Path(folder) / "secret", secret)
         own = ["--isolation", "process", "--superexec-auth-secret-file", str(Path(folder) / "secret")]
@@ -144,12 +144,12 @@ def _started(command: list[str], secret: bytes) -> "subprocess.Popen[bytes]":
     return worker
 
 
-def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", told: Path) -> None:
-    while not told.exists():
-        if worker.poll() is not None and not told.exists():
+def _expect_loaded(app: str, worker: "subprocess.Popen[bytes]", report: Path) -> None:
+    while not report.exists():
+        if worker.poll() is not None and not report.exists():
             raise UserError(f"--app is expected to be a ClientApp, but {app} ended its process; look at its output.")
         time.sleep(POLL_SECONDS)
-    if reason := told.read_text(encoding="utf-8"):
+    if reason := report.read_text(encoding="utf-8"):
         worker.wait()
         raise UserError(reason)
 

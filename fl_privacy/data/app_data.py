@@ -129,7 +129,7 @@ def probe_seed(probe: int, size: int) -> int:
     return derive_seed(0, "probe", probe, size)
 
 
-def told_normalization(source: object) -> Normalization | None:
+def declared_normalization(source: object) -> Normalization | None:
     """Return the ``transforms.Normalize`` within ``source``: a transform, or a data set or loader with one."""
     seen, waiting = set[int](), [source]
     while waiting and len(seen) < MOST_LOOKED_AT:
@@ -152,8 +152,8 @@ def find_normalization(data: object) -> Normalization | None:
     The extreme pixels are taken for black and white: -mean / std and (1 - mean) / std. ``UserError`` without images.
     """
     loaded = data[0] if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset) else data
-    if (told := told_normalization(loaded)) is not None:
-        return told
+    if (stated := declared_normalization(loaded)) is not None:
+        return stated
     images = [as_image(example) for example in islice(_examples(data), LOOKED_AT)]
     if not images:
         raise UserError("data is expected to hold images, but is empty; give some.")

@@ -55,23 +55,23 @@ def mislead(
     if radius == 0:
         return gradient
     sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()})
-    told = torch.stack([head(sketched) for head in heads]).softmax(-1).mean(0).argmax(-1)
+    guess = torch.stack([head(sketched) for head in heads]).softmax(-1).mean(0).argmax(-1)
     moved: Tensors = {name: torch.zeros_like(g) for name, g in gradient.items()}
     length = 2 * radius / iterations
     for turn in range(iterations):
         left_out = turn % len(heads)
         for asked in ([h for k, h in enumerate(heads) if k != left_out], [heads[left_out]]):
-            uphill = _uphill({n: g + moved[n] for n, g in gradient.items()}, sketch, asked, told)
+            uphill = _uphill({n: g + moved[n] for n, g in gradient.items()}, sketch, asked, guess)
             moved = {n: m + length * uphill[n] for n, m in moved.items()}
             shrink = 1.0 if (norm := _norm(moved)) <= radius else radius / norm
             moved = {n: m * shrink for n, m in moved.items()}
     return {name: g + moved[name] for name, g in gradient.items()}
 
 
-def _uphill(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], told: Tensor) -> Tensors:
+def _uphill(gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], guess: Tensor) -> Tensors:
     sketched = sketch({name: g.unsqueeze(0) for name, g in gradient.items()}).detach().requires_grad_()
     with torch.enable_grad():
-        loss = torch.stack([F.cross_entropy(head(sketched), told) for head in heads]).mean()
+        loss = torch.stack([F.cross_entropy(head(sketched), guess) for head in heads]).mean()
         (slope,) = torch.autograd.grad(loss, sketched)
     back = sketch.back(slope[0], gradient)
     norm = torch.stack([b.square().sum() for b in back.values()]).sum().sqrt().clamp(min=1e-30)

@@ -73,8 +73,8 @@ def spn(
 
             yield polarize
 
-    told = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
-    settings = {**told, "widths": list(layers)} if layers else told
+    options = {"alpha1": alpha1, "alpha2": alpha2, "bits": bits, "margin": margin, "layer": layer, "bound": bound}
+    settings = {**options, "widths": list(layers)} if layers else options
     effect = PrivateLoss(alpha1=alpha1, alpha2=alpha2, bits=bits, layer=layer, bound=bound, widths=layers)
     return Defense(parts=(Part("spn", settings, effect, strength="alpha2"),), model=(on_model,), loss=(on_loss,))
 

@@ -29,7 +29,7 @@ from fl_privacy.dp_check.draws import (
     slices_of,
     statistics_for,
 )
-from fl_privacy.dp_check.structure import Uncovered, held_rows, told_by_covariance, uncovered
+from fl_privacy.dp_check.structure import Uncovered, direction_by_covariance, held_rows, uncovered
 from fl_privacy.errors import UserError
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
@@ -155,7 +155,7 @@ def check_mechanism(
     held, known = held_rows(mechanism, everywhere, draws, shapes), _known(everywhere, places)
     bare += uncovered(mechanism, everywhere, held, shapes=shapes, delta=claim.delta, seed=seed)
     also: dict[str, Tensor] = {}
-    if (telling := told_by_covariance(held, known)) is not None:
+    if (telling := direction_by_covariance(held, known)) is not None:
         also["the most revealing direction by the noise's covariance"] = telling
         found = pilot(mechanism, everywhere, min(PILOT[-1][0], draws // 2))
     else:

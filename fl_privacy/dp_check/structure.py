@@ -374,7 +374,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
     return None
 
 
-def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
+def direction_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
     """Return the direction (d,) along which neighbors differ most relative to the noise (linear discriminant).
 
     ``None`` if their difference ``known`` (d,) is unknown or nearly as good, or if there are too few draws.
@@ -388,9 +388,9 @@ def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
     units, shift = residuals[:, varying] / spreads[varying], known[varying] / spreads[varying]
     covariance = units.T @ units / draws
     best = torch.linalg.solve(covariance + 1e-9 * torch.eye(values, dtype=units.dtype), shift)
-    told = float(shift @ best) * (draws - values) / draws  # corrects the bias of an inverse from few draws
+    gain = float(shift @ best) * (draws - values) / draws  # corrects the bias of an inverse from few draws
     plain = float(shift @ shift) ** 2 / max(float(shift @ covariance @ shift), 1e-300)
-    if told <= MORE * plain:
+    if gain <= MORE * plain:
         return None
     direction = torch.zeros_like(held.shift)
     direction[varying] = best / spreads[varying]
@@ -398,4 +398,4 @@ def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
 
 
 MORE = 1.7
-"""Least ratio of the squared separation along ``told_by_covariance`` to that along the neighbors' difference."""
+"""Least ratio of the squared separation along ``direction_by_covariance`` to that along the neighbors' difference."""

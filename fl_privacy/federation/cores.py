@@ -22,8 +22,8 @@ def usable_cores() -> int:
 def processes_that_fit(bytes_each: int, meminfo: Path = Path("/proc/meminfo")) -> int:
     """Return the number of processes of ``bytes_each`` for which cores and free memory suffice, at least 1."""
     try:
-        told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        free = 1024 * int(told["MemAvailable"].split()[0])
+        figures = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        free = 1024 * int(figures["MemAvailable"].split()[0])
     except (OSError, KeyError, ValueError):
         return usable_cores()
     return max(1, min(usable_cores(), free // bytes_each))

@@ -247,12 +247,12 @@ def attack_part(
 ) -> tuple[list[Reconstruction], list[str]]:
     """Attack a part of the victims, calling ``tell`` with the number of finished ones; return results and warnings."""
     torch.set_num_threads(threads)
-    told = 0.0
+    reported = 0.0
 
     def progress(done: int, total: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > _TELL_EVERY:
-            told = time.monotonic()
+        nonlocal reported
+        if time.monotonic() - reported > _TELL_EVERY:
+            reported = time.monotonic()
             tell(len(observations) * done / max(total, 1))
 
     with warnings.catch_warnings(record=True) as caught:

@@ -81,7 +81,7 @@ class UnfitMessageError(UserError):
     """Refusal of a message for a reason that the server may see, since it does not depend on the client's examples."""
 
 
-def told_alike(work: Callable[[], T]) -> T:
+def hide_reason(work: Callable[[], T]) -> T:
     """Return the result of ``work``; every error but ``UnfitMessageError`` becomes the same ``UnansweredError``."""
 
     def expected() -> T | UnfitMessageError | UnansweredError:

@@ -63,40 +63,40 @@ def introduce(reply: RecordDict, context: Context) -> None:
         reply[CLIENT] = ConfigRecord({PARTITION: partition})
 
 
-def tell_images(reply: RecordDict, images: ProbedImages) -> None:
+def state_images(reply: RecordDict, images: ProbedImages) -> None:
     """Add a description of the probed images to ``reply``."""
-    told: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
+    content: dict[str, str | list[float]] = {_FINGERPRINTS: json.dumps(list(images.fingerprints))}
     if images.normalization is not None:
-        told |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}
-    reply[PROBED] = ConfigRecord(told)  # type: ignore[arg-type]
+        content |= {_MEAN: list(images.normalization.mean), _STD: list(images.normalization.std)}
+    reply[PROBED] = ConfigRecord(content)  # type: ignore[arg-type]
 
 
-def told_images(reply: RecordDict) -> ProbedImages | None:
-    """Return the images described by ``tell_images``; ``None`` if missing or malformed."""
+def stated_images(reply: RecordDict) -> ProbedImages | None:
+    """Return the images described by ``state_images``; ``None`` if missing or malformed."""
     record = reply.config_records.get(PROBED)
     if record is None:
         return None
-    fingerprints = _told_json(record, _FINGERPRINTS)
+    fingerprints = _stated_json(record, _FINGERPRINTS)
     if not isinstance(fingerprints, list) or not all(isinstance(f, str) and len(f) <= 128 for f in fingerprints):
         return None
     if record.get(_MEAN) is None and record.get(_STD) is None:
         return ProbedImages(fingerprints=fingerprints, normalization=None)
-    told = attempt(lambda: _told_normalization(record))
-    return None if isinstance(told, Failure) else ProbedImages(fingerprints=fingerprints, normalization=told)
+    found = attempt(lambda: _stated_normalization(record))
+    return None if isinstance(found, Failure) else ProbedImages(fingerprints=fingerprints, normalization=found)
 
 
-def _told_normalization(record: ConfigRecord) -> Normalization:
+def _stated_normalization(record: ConfigRecord) -> Normalization:
     mean, std = (record.get(key) for key in (_MEAN, _STD))
     for key, values in ((_MEAN, mean), (_STD, std)):
         if not isinstance(values, list) or not 1 <= len(values) <= _MOST_CHANNELS:
             raise UserError(f"{key} is expected to list a number a channel, but got {values!r:.100}; send these.")
-    told = Normalization(mean, std)  # type: ignore[arg-type]
-    if max(map(abs, told.mean)) > _LARGEST or not all(1 / _LARGEST <= s <= _LARGEST for s in told.std):
-        raise UserError(f"mean and std are expected within {_LARGEST:g}, but got {told.in_words()}; correct them.")
-    return told
+    found = Normalization(mean, std)  # type: ignore[arg-type]
+    if max(map(abs, found.mean)) > _LARGEST or not all(1 / _LARGEST <= s <= _LARGEST for s in found.std):
+        raise UserError(f"mean and std are expected within {_LARGEST:g}, but got {found.in_words()}; correct them.")
+    return found
 
 
-def _told_json(record: ConfigRecord, key: str) -> object:
+def _stated_json(record: ConfigRecord, key: str) -> object:
     text = record.get(key, "[]")
     if not isinstance(text, str) or len(text) > _MOST_LETTERS:
         return None
@@ -106,17 +106,17 @@ def _told_json(record: ConfigRecord, key: str) -> object:
         return None
 
 
-def tell_defense(reply: RecordDict, parts: Description) -> None:
+def state_defense(reply: RecordDict, parts: Description) -> None:
     """Add ``parts``, the description of a defense, to ``reply``, after those already there."""
-    reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*told_defense(reply), *parts)))})
+    reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*stated_defense(reply), *parts)))})
 
 
-def told_defense(reply: RecordDict) -> Description:
-    """Return the defense described by ``tell_defense``; empty if missing or malformed."""
+def stated_defense(reply: RecordDict) -> Description:
+    """Return the defense described by ``state_defense``; empty if missing or malformed."""
     record = reply.config_records.get(DEFENDED)
     if record is None:
         return ()
-    found = attempt(lambda: from_plain(_told_json(record, _PARTS)))
+    found = attempt(lambda: from_plain(_stated_json(record, _PARTS)))
     return () if isinstance(found, Failure) else found
 
 

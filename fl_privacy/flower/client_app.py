@@ -134,8 +134,8 @@ def _train(fit: Fit, content: RecordDict) -> RecordDict:
 def _evaluate(evaluate: Callable[[Arrays, Config], tuple[float, int, Config]], content: RecordDict) -> RecordDict:
     sent = records.all_arrays(content)
     loss, num_examples, metrics = evaluate([records.array_values(a) for a in sent.values()], _config(content, sent))
-    told = MetricRecord({records.NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})
-    return RecordDict({records.METRICS: told})
+    figures = MetricRecord({records.NUM_EXAMPLES: int(num_examples), "loss": float(loss), **_numbers(metrics)})
+    return RecordDict({records.METRICS: figures})
 
 
 def _fitter(client: NumPyClient, content: RecordDict) -> Fit:

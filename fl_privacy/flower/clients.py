@@ -14,7 +14,7 @@ from fl_privacy.defenses import ClientState, Defense, ats, dp_noise, fdl_pp, pru
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, Evaluation, LocalResult, private_names
-from fl_privacy.federation.replies import UnfitMessageError, expect_sound, told_alike
+from fl_privacy.federation.replies import UnfitMessageError, expect_sound, hide_reason
 from fl_privacy.flower import records
 from fl_privacy.flower._node_memory import ContextMemory, Memory
 from fl_privacy.flower.inside.legacy import NumPyClient, Scalar
@@ -135,7 +135,7 @@ class PrivacyClient(NumPyClient):
         else:
             for kind in kinds:
                 self.memory.save(state, after=(kind, round))
-            result = told_alike(lambda: work(state))
+            result = hide_reason(lambda: work(state))
         self.memory.save(state)
         return result
 
@@ -250,11 +250,11 @@ class MaskableClient(PrivacyClient):
         arrays, num_examples, metrics = super().fit(parameters, config)
         named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
         masked = {name: np.atleast_1d(array) for name, array in named.items() if array.dtype.kind == "f"}
-        told_alike(lambda: self._expect_within(masked)) if self.answers_once else self._expect_within(masked)
+        hide_reason(lambda: self._expect_within(masked)) if self.answers_once else self._expect_within(masked)
         counts = {name: array.tolist() for name, array in named.items() if name not in masked}
         most = _integer(config, MOST_COUNTED) if MOST_COUNTED in config else num_examples
-        told: Config = {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)}
-        return list(masked.values()), min(num_examples, most), told
+        figures: Config = {**metrics, NAMES: json.dumps(list(masked)), COUNTS: json.dumps(counts)}
+        return list(masked.values()), min(num_examples, most), figures
 
     def _expect_within(self, masked: Mapping[str, np.ndarray]) -> None:
         for name, array in masked.items():

@@ -109,13 +109,13 @@ def mechanism_of_mod(
     def mechanism(update: Tensors, number: int) -> Tensors:
         nonlocal figures
         sent, own, _ = records.of(update)
-        asked, told = {ROUND: number, **(config or {})}, {NUM_EXAMPLES: 1, **(metrics or {})}
+        asked, stated = {ROUND: number, **(config or {})}, {NUM_EXAMPLES: 1, **(metrics or {})}
         with errors_alone("flwr"):
-            reply = _reply(own, context, sent=sent, config=asked, metrics=told, mod=mod)
+            reply = _reply(own, context, sent=sent, config=asked, metrics=stated, mod=mod)
         content = reply.content
         arrays = {n: t for record in content.array_records.values() for n, t in to_tensors(record).items()}
         said = {n: v for record in content.metric_records.values() for n, v in numbers_of(record).items()}
-        figures = [n for n in said if n not in told] if figures is None else figures
+        figures = [n for n in said if n not in stated] if figures is None else figures
         added = {f"the metric {n}": torch.tensor(said.get(n, 0.0), dtype=torch.float64).nan_to_num() for n in figures}
         return {**arrays, **added}
 
@@ -150,7 +150,7 @@ def mechanism_of_strategy(
     checks.whole("clients", clients, at_least=1, example=10)
     identify_process()
     records, mod = _Records(), together(mods) if mods else None
-    told = {NUM_EXAMPLES: 1} if mods else {NUM_EXAMPLES: 1, "norm_bit": 0}
+    stated = {NUM_EXAMPLES: 1} if mods else {NUM_EXAMPLES: 1, "norm_bit": 0}
 
     def mechanism(update: Tensors, number: int) -> Tensors:
         subject = strategy if isinstance(strategy, Strategy) else strategy()
@@ -161,7 +161,7 @@ def mechanism_of_strategy(
             for client in range(clients):
                 context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
                 arrays = ArrayRecord(dict(nothing)) if client else own
-                replies.append(_reply(arrays, context, sent=sent, config=config, metrics=told, mod=mod))
+                replies.append(_reply(arrays, context, sent=sent, config=config, metrics=stated, mod=mod))
             # set the model that the round starts from, as ``configure_train`` does, without asking nodes
             if hasattr(subject, "current_arrays"):
                 subject.current_arrays = sent

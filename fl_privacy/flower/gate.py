@@ -82,7 +82,7 @@ class Gate:
             self._runs = {entry.run for entry in self.ledger.entries() if entry.kind == REFUSED_RUN}
         self._states: OrderedDict[int, RecordDict] = OrderedDict()
         self._models: OrderedDict[int, dict[str, Any]] = OrderedDict()
-        self._told: set[int] = set()
+        self._warned: set[int] = set()
         self._took: dict[str, float] = {}
         self._defend: Defend | None = None
         if (protect := self.policy.protect) is not None and protect.defense is not None:
@@ -184,15 +184,15 @@ class Gate:
     def _context(self, context: Context) -> Context:
         allowed = self.policy.receives.run_config
         config = {key: value for key, value in context.run_config.items() if allowed is None or key in allowed}
-        if context.run_id not in self._told and (kept := sorted(context.run_config.keys() - config.keys())):
+        if context.run_id not in self._warned and (kept := sorted(context.run_config.keys() - config.keys())):
             logger.warning("The app is not given %s of the run's configuration", printable(", ".join(kept)))
-        self._told.add(context.run_id)
+        self._warned.add(context.run_id)
         state = self._states.get(context.run_id, RecordDict())
         return Context(context.run_id, context.node_id, context.node_config, state, config)
 
     def _note_left_out(self, kind: str, replied: Records, released: Records) -> None:
-        for told, left in ((replied.metrics, released.metrics), (replied.config, released.config)):
-            for name, record in told.items():
+        for replies, left in ((replied.metrics, released.metrics), (replied.config, released.config)):
+            for name, record in replies.items():
                 for key in record.keys() - left.get(name, {}).keys():
                     what = printable(f"{kind}: {name:.80}/{key:.80}")
                     if len(self.left_out) < MOST_REFUSED or what in self.left_out:
@@ -212,8 +212,8 @@ class Gate:
     def _noted(self, kind: str, outcome: str, context: Context, origin: Origin, **counted: Any) -> int:
         if self.ledger is None:
             return 0
-        told: dict[str, Any] = {"kind": kind, "outcome": outcome, "policy": self.policy.digest}
-        return self.ledger.append(**told, run=str(context.run_id), **counted, **vars(origin)).entries
+        entry: dict[str, Any] = {"kind": kind, "outcome": outcome, "policy": self.policy.digest}
+        return self.ledger.append(**entry, run=str(context.run_id), **counted, **vars(origin)).entries
 
     def _refusal(self, error: Exception, *, brought: bool = False) -> Error:
         detail, reason = printable(str(error)), _reason(error)

@@ -82,10 +82,10 @@ class MaskedReplies:
             return f"expected {len(shapes)} masked arrays"
         return next(filter(None, map(_vector_fault, vectors, shapes)), None)
 
-    def _buffers_fault(self, told: Any) -> str | None:
-        if not isinstance(told, dict) or told.keys() != self.counts.keys():
+    def _buffers_fault(self, buffers: Any) -> str | None:
+        if not isinstance(buffers, dict) or buffers.keys() != self.counts.keys():
             return "its buffers in the clear are not those that were sent"
-        made = {name: torch.tensor(told[name], dtype=like.dtype) for name, like in self.counts.items()}
+        made = {name: torch.tensor(buffers[name], dtype=like.dtype) for name, like in self.counts.items()}
         return fault(Upload(tensors={}, buffers=made, num_examples=1), ModelState({}, self.counts))
 
 
@@ -113,8 +113,8 @@ def _shares_fault(sent: Mapping[str, Any], got: ConfigRecord, nodes: Collection[
     if reason := _pieces_fault(got, SecAggKey.NODE_ID_LIST, SecAggKey.SHARE_LIST, nodes):
         return reason
     lists = (sent[SecAggKey.ACTIVE_NODE_ID_LIST], sent[SecAggKey.DEAD_NODE_ID_LIST], got[SecAggKey.NODE_ID_LIST])
-    active, dead, told = (set(nodes) for nodes in lists if isinstance(nodes, list))
-    return None if told == active | dead else "its shares are not those that were asked for"
+    active, dead, asked = (set(nodes) for nodes in lists if isinstance(nodes, list))
+    return None if asked == active | dead else "its shares are not those that were asked for"
 
 
 def _vector_fault(piece: Any, shape: tuple[int, ...]) -> str | None:

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation.replies import WITHHELD, Failure, UnansweredError, UnfitMessageError, attempt, told_alike
+from fl_privacy.federation.replies import WITHHELD, Failure, UnansweredError, UnfitMessageError, attempt, hide_reason
 from fl_privacy.files import PRIVATE_FILE, make_missing_private
 from fl_privacy.flower import _node_memory as memory
 from fl_privacy.flower.audit_protocol import PROBED, asked_probe, is_evaluation, is_training, merged_config
@@ -112,7 +112,7 @@ class Answers:
         try:
             if form is not None and not len(form):
                 raise UnansweredError(WITHHELD)
-            answer = told_alike(work)
+            answer = hide_reason(work)
             if instead is not None:
                 self._keep_form(first, form_of(answer, time.monotonic() - started))
         except UnfitMessageError:
@@ -137,8 +137,8 @@ class Answers:
         """Raise ``UserError`` if this round or a later one was answered, or the run has no such round."""
         counted, served, most = self._in_file(), memory.answered(self.context.state), self.rounds
         if most is None:
-            told = self.context.run_config.get(ROUNDS_OF_RUN)
-            most = told if isinstance(told, int) and not isinstance(told, bool) else None
+            stated = self.context.run_config.get(ROUNDS_OF_RUN)
+            most = stated if isinstance(stated, int) and not isinstance(stated, bool) else None
         if most is None:
             memory.expect_near([*served.values(), *counted.values()], round)
         elif not 0 <= round <= most:

@@ -234,8 +234,8 @@ class _Summing:
         tensors = {n: records.to_tensor(a).view_as(values[n]).to(values[n].dtype) for n, a in arrays}
         parameters = self.server.state.parameters
         examples = sum(reply.num_examples for reply in replies.values())
-        told = [json.loads(str(reply.metrics[COUNTS])) for reply in replies.values()]
-        counted = [{n: torch.tensor(v, dtype=values[n].dtype) for n, v in counts.items()} for counts in told]
+        reported = [json.loads(str(reply.metrics[COUNTS])) for reply in replies.values()]
+        counted = [{n: torch.tensor(v, dtype=values[n].dtype) for n, v in counts.items()} for counts in reported]
         mean = Upload(
             tensors={n: t for n, t in tensors.items() if n in parameters},
             buffers=unrounded({n: t for n, t in tensors.items() if n not in parameters})
@@ -321,8 +321,8 @@ def _most_examples(server: Server, traffic: Traffic, timeout: float) -> int:
     questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
     replies = [reply for _, reply in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
     answered = [reply for reply in replies if isinstance(reply, Message)]
-    told = [attempt(lambda: r.content.config_records[records.CLIENT][records.NUM_EXAMPLES]) for r in answered]  # noqa: B023
-    numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
+    reported = [attempt(lambda: r.content.config_records[records.CLIENT][records.NUM_EXAMPLES]) for r in answered]  # noqa: B023
+    numbers = sorted(n for n in reported if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
     if not numbers:
         reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
         raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}; see their logs.")

@@ -37,17 +37,17 @@ def partitions_of(grid: Grid) -> int | None:
         time.sleep(POLL_SECONDS)
     questions = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes[:_ASKED]]
     replies = grid.send_and_receive(questions, timeout=ANSWER_SECONDS) if questions else ()
-    told = Counter[int]()
+    totals = Counter[int]()
     for _, reply in pair(questions, replies):
         if isinstance(reply, Failure):
             continue
         total = attempt(lambda: _integer(reply.content.config_records[CLIENT], PARTITIONS))  # noqa: B023
         if isinstance(total, int) and 1 <= total <= MOST_NODES:
-            told[total] += 1
-    if not told:
+            totals[total] += 1
+    if not totals:
         return None
-    number, votes = told.most_common(1)[0]
-    return number if 2 * votes > told.total() else None
+    number, votes = totals.most_common(1)[0]
+    return number if 2 * votes > totals.total() else None
 
 
 @dataclass(kw_only=True, eq=False)

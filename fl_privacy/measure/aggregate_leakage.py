@@ -48,7 +48,7 @@ def class_trace(
     return ClassTrace(change=change, counts=np.bincount(labels, minlength=len(change)).astype(np.float64))
 
 
-def classes_told(traces: Sequence[ClassTrace]) -> Answer:
+def leaked_classes(traces: Sequence[ClassTrace]) -> Answer:
     """Measure how well changes of the output bias reveal which classes are more or less frequent at a client.
 
     The gradient of a cross entropy by that bias is the expected minus the actual share of each class (Wainakh et al.
@@ -82,7 +82,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
     )
 
 
-def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
+def leaked_words(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
     """Measure how well uploads reveal a client's words; ``read`` has the true and the inferred words of each client."""
     if len(read) < LEAST_CLIENTS:
         said = f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
@@ -100,7 +100,7 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
     )
 
 
-def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
+def leaked_members(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
     """Measure membership inference from the decrease of each example's loss in training (Yeom et al. 2018).
 
     ``inside`` (P,) and ``outside`` (N,): decreases for the client's training examples and for other examples, of the

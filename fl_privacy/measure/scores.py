@@ -42,8 +42,8 @@ class VictimScore:
     def __repr__(self) -> str:
         read = [f"{name} {self._mean(name):.4g}" for name in ("psnr", "ssim", "lpips") if self._mean(name) is not None]
         failed = sum(one.failure is not None for one in self.images)
-        told = ", ".join([*read, *([f"{failed} failed"] if failed else [])])
-        return f"VictimScore({self.id}: {len(self.images)} examples{', mean ' * bool(read)}{told})"
+        figures = ", ".join([*read, *([f"{failed} failed"] if failed else [])])
+        return f"VictimScore({self.id}: {len(self.images)} examples{', mean ' * bool(read)}{figures})"
 
     def _mean(self, name: str) -> float | None:
         values = [one.values[name] for one in self.images if name in one.values]

@@ -102,7 +102,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
         if max_length > facts["max_position_embeddings"]:
             most = facts["max_position_embeddings"]
             raise UserError(f"data.max_length is expected to be at most {most}, but got {max_length}; set {most}.")
-        told = {
+        sizes = {
             "vocabulary_size": facts["vocab_size"],
             "max_length": max_length,
             "num_classes": num_classes,
@@ -111,14 +111,14 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
             "heads": facts["num_attention_heads"],
             "hidden": facts["intermediate_size"],
         }
-        if not told["layers"] <= len(values):
-            raise ValueError(f"{told['layers']} layers are said to be in {len(values)} arrays")
+        if not sizes["layers"] <= len(values):
+            raise ValueError(f"{sizes['layers']} layers are said to be in {len(values)} arrays")
         with torch.device("meta"):
-            known = Bert(**told)
+            known = Bert(**sizes)
         for name, value in _renamed(values, known).items():
             if value.shape != (expected := known.state_dict()[name].shape):
                 raise ValueError(f"{name} is of shape {tuple(value.shape)}, not of {tuple(expected)}")
-        model = Bert(**told)
+        model = Bert(**sizes)
         model.load_state_dict({**model.state_dict(), **_renamed(values, model)})
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError, OverflowError) as error:
         reason = reason_of(error)

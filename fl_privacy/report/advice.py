@@ -84,7 +84,7 @@ def advice_from(
     if not comparable(candidates):
         raise UserError("A table of images, or one of texts, is expected, but got both; name settings of one of them.")
     if quiet := unread_undefended([replace(candidates[0], undefended=True)]):
-        return [f"Measured on {_measured_on(table)}: {len(known)} defenses. {nothing_told(quiet)}"]
+        return [f"Measured on {_measured_on(table)}: {len(known)} defenses. {nothing_reconstructed(quiet)}"]
     affordable = [d for d in known if d.accuracy >= undefended.accuracy - accuracy_loss / 100 - ROUNDING]
     safe = [d for d in affordable if d.by_threat[threat].unread(psnr_below)]
     allowed = f"{accuracy_loss:g} points of accuracy"
@@ -203,8 +203,8 @@ def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: T
 def _kept_back(defense: MeasuredDefense, threat: Threat, table: MeasuredTable) -> str:
     found = defense.by_threat[threat]
     if not modality_judged_by(found.judged_by).continuous:
-        told = [each.partition("=")[::2] for each in (*table.settings, *table.attackers, *defense.overrides)]
-        given = {"defense": "none", **dict(told)}
+        overrides = [each.partition("=")[::2] for each in (*table.settings, *table.attackers, *defense.overrides)]
+        given = {"defense": "none", **dict(overrides)}
         if any(given.get(key, values[0]) not in values for key, values in _SEARCHED_TEXTS.items()):
             return f"{defense.name} is not recommended: the likeliest text behind it was not searched for."
     return withheld(found)
@@ -283,7 +283,7 @@ def kind_in_words(candidate: Candidate) -> str:
     return modality_judged_by(candidate.judged_by).one
 
 
-def nothing_told(candidate: Candidate) -> str:
+def nothing_reconstructed(candidate: Candidate) -> str:
     """Explain that no defense is recommended, since nothing was reconstructed even without one."""
     return (
         f"No defense can be recommended: without one, no {kind_in_words(candidate)} was reconstructed either"
@@ -331,7 +331,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     if not defense_choice.comparable(candidates):
         return "The uploads hold different kinds of examples: no figure compares them."
     if quiet := defense_choice.unread_undefended(candidates):
-        return nothing_told(quiet)
+        return nothing_reconstructed(quiet)
     best = defense_choice.best_unread(candidates, psnr_below)
     asked = {about for candidate in candidates for about in candidate.inferred}
     members, points_above = percent(defense_choice.MEMBERSHIP_AT_MOST), 100 * defense_choice.ATTRIBUTE_AT_MOST

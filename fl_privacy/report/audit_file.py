@@ -51,12 +51,12 @@ def read_captured(folder: Path) -> Captured | None:
         return None
     wrong = UserError(f"{path} is expected to be as an audit wrote it, but is damaged; remove it.")
     try:
-        told = json.loads(path.read_text()) if path.stat().st_size <= LARGEST_RECORD else None
+        note = json.loads(path.read_text()) if path.stat().st_size <= LARGEST_RECORD else None
     except (ValueError, RecursionError) as error:
         raise wrong from error
-    if not isinstance(told, dict):
+    if not isinstance(note, dict):
         raise wrong
-    if told.get("command") in ("audit APP", "audit-update"):
+    if note.get("command") in ("audit APP", "audit-update"):
         raise UserError(
             f"{folder} is expected to hold captured updates, but is an audit of an app or of files, which keeps none;"
             " wrap the app's strategy in fl_privacy.audit(...)."
@@ -71,17 +71,17 @@ def read_captured(folder: Path) -> Captured | None:
         "defenses": Mapping[str, list[Any]],
         "another_site": Mapping[str, Any] | None,
     }
-    told = {"rates_estimated": False, "normalizations": {}, "defenses": {}, "another_site": None, **told}
-    if any(key not in told or not fits(told[key], kind) for key, kind in kinds.items()):
+    note = {"rates_estimated": False, "normalizations": {}, "defenses": {}, "another_site": None, **note}
+    if any(key not in note or not fits(note[key], kind) for key, kind in kinds.items()):
         raise wrong
-    if not all(re.fullmatch(r"[0-9]{1,9}", client) for client in (*told["normalizations"], *told["defenses"])):
+    if not all(re.fullmatch(r"[0-9]{1,9}", client) for client in (*note["normalizations"], *note["defenses"])):
         raise wrong
 
     def normalization(plain: Mapping[str, Any]) -> Normalization | None:
         mean, std = plain.get("mean"), plain.get("std")
         return None if mean is None or std is None else Normalization(mean, std)
 
-    site = told["another_site"]
+    site = note["another_site"]
     if site is not None and (site.keys() != {"counts", "sites"} or type(site["sites"]) is not int or site["sites"] < 2):
         raise wrong
     try:
@@ -89,13 +89,13 @@ def read_captured(folder: Path) -> Captured | None:
     except ValueError as error:
         raise wrong from error
     return Captured(
-        model=told["model"],
-        normalization=normalization(told),
-        normalizations={int(client): normalization(plain) for client, plain in told["normalizations"].items()},
-        defense=from_plain(told.get("defense", [])),
-        defenses={int(client): from_plain(plain) for client, plain in told["defenses"].items()},
-        fingerprints=told["fingerprints"],
-        rates_estimated=told["rates_estimated"],
+        model=note["model"],
+        normalization=normalization(note),
+        normalizations={int(client): normalization(plain) for client, plain in note["normalizations"].items()},
+        defense=from_plain(note.get("defense", [])),
+        defenses={int(client): from_plain(plain) for client, plain in note["defenses"].items()},
+        fingerprints=note["fingerprints"],
+        rates_estimated=note["rates_estimated"],
         site=of_site,
     )
 
@@ -193,8 +193,8 @@ def folder_name(app: str) -> str:
 
 def terminal_line(record: AuditRecord, path: Path) -> str:
     """Return the line that the terminal shows at the end of an audit."""
-    told = [record.headline, *record.further, *(record.problems[:1] if record.silent and not record.silence else ())]
-    said = [one if len(one) <= MOST_SHOWN else f"{one[:MOST_SHOWN]} …" for one in told]
+    lines = [record.headline, *record.further, *(record.problems[:1] if record.silent and not record.silence else ())]
+    said = [one if len(one) <= MOST_SHOWN else f"{one[:MOST_SHOWN]} …" for one in lines]
     return f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}".replace("?. ", "? ")
 
 
@@ -204,9 +204,9 @@ def record_to_json(record: AuditRecord) -> str:
 
 
 def _plain_record(record: AuditRecord) -> dict[str, Any]:
-    told = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "captured"}
-    told["answers"] = [_plain_answer(answer) for answer in record.answers]
-    return told | ({} if record.before is None else {"before": _plain_record(record.before)})
+    content = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "captured"}
+    content["answers"] = [_plain_answer(answer) for answer in record.answers]
+    return content | ({} if record.before is None else {"before": _plain_record(record.before)})
 
 
 def record_of_json(content: bytes | str) -> AuditRecord:
@@ -235,12 +235,12 @@ def _plain_answer(answer: Answer) -> dict[str, Any]:
     def show(value: Any) -> Any:
         return None if value is None else plain(value)
 
-    told = {field.name: getattr(answer, field.name) for field in fields(answer) if field.name != "among"}
-    told["shown"] = [
+    content = {field.name: getattr(answer, field.name) for field in fields(answer) if field.name != "among"}
+    content["shown"] = [
         {"original": show(one.original), "guess": show(one.guess), "reconstructed": bool(one.reconstructed)}
         for one in answer.shown
     ]
-    return told
+    return content
 
 
 def _plain_picture(image: Any) -> dict[str, Any]:
@@ -248,12 +248,12 @@ def _plain_picture(image: Any) -> dict[str, Any]:
     return {"shape": list(levels.shape), "levels": base64.b64encode(levels.tobytes()).decode()}
 
 
-def _answer(told: object, where: str) -> Answer:
-    kind, question = (told.get("kind"), told.get("question")) if isinstance(told, dict) else (None, None)
+def _answer(plain: object, where: str) -> Answer:
+    kind, question = (plain.get("kind"), plain.get("question")) if isinstance(plain, dict) else (None, None)
     show = _unless_none(_CHECKED.get(str(kind), _NUMBERS))
     return made(
         Answer,
-        told,
+        plain,
         where,
         scenario=partial(made, Scenario),
         counts=_COUNTS,
@@ -265,8 +265,8 @@ def _answer(told: object, where: str) -> Answer:
     )
 
 
-def _picture(told: object, where: str) -> np.ndarray:
-    shape, levels = (told.get("shape"), told.get("levels")) if isinstance(told, dict) else (None, None)
+def _picture(plain: object, where: str) -> np.ndarray:
+    shape, levels = (plain.get("shape"), plain.get("levels")) if isinstance(plain, dict) else (None, None)
     try:
         found = np.frombuffer(base64.b64decode(str(levels), validate=True), np.uint8)
         usable = shape is not None and fits(shape, Sequence[int]) and len(shape) == 3 and min(shape) > 0
@@ -277,8 +277,8 @@ def _picture(told: object, where: str) -> np.ndarray:
         raise ValueError(f"{where} is no picture") from error
 
 
-def _counts(told: object, where: str) -> Counts:
-    found = made(Counts, told, where, words=partial(made, Words))
+def _counts(plain: object, where: str) -> Counts:
+    found = made(Counts, plain, where, words=partial(made, Words))
     words = (found.words.read, found.words.there, found.words.wrong, found.words.texts)
     probabilities = [p for p in (found.luck, found.chance, found.identified_by_chance) if p is not None]
     counted = [value for value in vars(found).values() if isinstance(value, int)]
@@ -289,16 +289,16 @@ def _counts(told: object, where: str) -> Counts:
 
 
 def _unless_none(read: Callable[[object, str], Any]) -> Callable[[object, str], Any]:
-    return lambda told, where: None if told is None else read(told, where)
+    return lambda plain, where: None if plain is None else read(plain, where)
 
 
-def _list(told: object, where: str, *, what: str, right: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
-    if not isinstance(told, list) or not right(told):
-        raise ValueError(f"{where} is {beginning(told)}, not {what}")
-    return tuple(tuple(one) if isinstance(one, list) else one for one in told)
+def _list(plain: object, where: str, *, what: str, right: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
+    if not isinstance(plain, list) or not right(plain):
+        raise ValueError(f"{where} is {beginning(plain)}, not {what}")
+    return tuple(tuple(one) if isinstance(one, list) else one for one in plain)
 
 
-def _refused(told: object, where: str) -> NoReturn:
+def _refused(plain: object, where: str) -> NoReturn:
     raise ValueError(f"{where} is not part of what a sandbox sends")
 
 
@@ -307,12 +307,12 @@ _CHECKED: Mapping[str, Callable[[object, str], Any]] = {"image": _picture}
 """Kind of examples -> conversion to JSON, and checked conversion from it; others are lists of numbers."""
 
 _COUNTS, _ESTIMATE = _unless_none(_counts), _unless_none(partial(made, Estimate))
-_NUMBERS = partial(_list, what="a list of numbers", right=lambda told: all(isinstance(v, int | float) for v in told))
-_LABELS = partial(_list, what="two whole numbers", right=lambda told: len(told) == 2 and fits(told, Sequence[int]))
+_NUMBERS = partial(_list, what="a list of numbers", right=lambda plain: all(isinstance(v, int | float) for v in plain))
+_LABELS = partial(_list, what="two whole numbers", right=lambda plain: len(plain) == 2 and fits(plain, Sequence[int]))
 _PAIRS = partial(
     _list,
     what="a list of names and values",
-    right=lambda told: all(fits(pair, Sequence[str]) and len(pair) == 2 for pair in told),
+    right=lambda plain: all(fits(pair, Sequence[str]) and len(pair) == 2 for pair in plain),
 )
 
 _PARTS: Mapping[str, Callable[[object, str], object]] = {
@@ -324,7 +324,7 @@ _PARTS: Mapping[str, Callable[[object, str], object]] = {
     "environment": _PAIRS,
     "captured": _refused,
     "before": _unless_none(
-        lambda told, where: made(AuditRecord, told, where, **{**_PARTS, "before": _unless_none(_refused)})
+        lambda plain, where: made(AuditRecord, plain, where, **{**_PARTS, "before": _unless_none(_refused)})
     ),
 }
 """Field of a record -> checked conversion from JSON."""

@@ -88,11 +88,11 @@ class AuditRecord:
         """Return sentences without full stops on leaks that the headline does not name."""
         read, clear = [step for step in self.steps if step.leaks], self._of("data")
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
-        told = [one for one in self.aggregate if one.leaks]
+        leaking = [one for one in self.aggregate if one.leaks]
         found += [self._own_not_attacked] if self._own_not_attacked else []
-        if told and (read or clear):
-            found += _revealed(told, server="The training's own uploads reveal")
-        if self._of("facts") and not read and not told:
+        if leaking and (read or clear):
+            found += _revealed(leaking, server="The training's own uploads reveal")
+        if self._of("facts") and not read and not leaking:
             found.append(self._nothing_read())
         return found
 
@@ -202,8 +202,8 @@ class AuditRecord:
             return f"Clients send data in the clear: {clear[0].what}, in {clear[0].times} of {clear[0].of} replies"
         if read := [step for step in self.steps if step.leaks]:
             return _read(max(read, key=attrgetter("share")))
-        if told := [one for one in self.aggregate if one.leaks]:
-            said = ". ".join(_revealed(told, server="Clients' uploads reveal to the server"))
+        if leaking := [one for one in self.aggregate if one.leaks]:
+            said = ". ".join(_revealed(leaking, server="Clients' uploads reveal to the server"))
             return f"{said}. {self._of_chance()}" if self.uploads_attacked else said
         if self.broken:
             return "The audit did not end: the result is not known"
@@ -307,8 +307,8 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
             rows.append((SHORT.get(step.scenario.name, step.scenario.title), *map(counted, alike)))
     shown = [key for key in before.figures if "training" not in key] or list(before.figures)
     for key in shown[:MOST_FIGURES]:
-        told = (one.figures.get(key) for one in sides)
-        rows.append((key, *("not reported" if value is None else f"{value:.4g}" for value in told)))
+        figures = (one.figures.get(key) for one in sides)
+        rows.append((key, *("not reported" if value is None else f"{value:.4g}" for value in figures)))
     if after.going_on:
         return rows
     rows.append(("Training, seconds", *(f"{one.seconds.get('training', 0.0):.1f}" for one in sides)))

@@ -174,11 +174,11 @@ def _picture(measured: MeasuredBenchmark, board: Board) -> Markup | None:
         axes.set(xlabel=f"{title(name)}{unit}", xlim=(0.0, farthest * 61 / 60), ylim=(len(shown) - 0.5, -0.5))
         axes.grid(visible=False, axis="y")
 
-    told = []
+    sentences = []
     for standing in shown:
         figures = [f"{t} {metric(f.psnr, name)}" for t in threats if (f := standing.candidate(t))]
-        told.append(f"{standing.entry.name}: {', '.join(figures)}")
-    alt = f"What attackers reconstruct behind each defense. {'; '.join(told)}"
+        sentences.append(f"{standing.entry.name}: {', '.join(figures)}")
+    alt = f"What attackers reconstruct behind each defense. {'; '.join(sentences)}"
     return draw_svg(draw, alt, height=max(1.6, 0.7 + 0.27 * len(shown)))
 
 

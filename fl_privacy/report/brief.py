@@ -28,7 +28,7 @@ from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.words import glossary_of, interval, metric, percent, points, ratio, title_within
 from fl_privacy.runs.folder import LeakageResult, Run, Verdict, read_run, verdict_of
-from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
+from fl_privacy.runs.folder.defense_choice import CAN_INFER, HEADLINE, strongest
 from fl_privacy.runs.folder.leakage import worst_by
 from fl_privacy.runs.folder.ongoing import IDENTITY, SUMMARY
 from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
@@ -115,7 +115,7 @@ def render_audit_brief(folder: Path) -> str:
     ]
     lede = record.lede or f"{record.app}, run without a change."
     sides = (record.answers, (record.before or record).answers)
-    bars, without = ([*bars_of(told), *bars_of_questions(told)] for told in sides)
+    bars, without = ([*bars_of(answers), *bars_of_questions(answers)] for answers in sides)
     return render(
         "brief.html.j2",
         run=None,
@@ -219,15 +219,15 @@ def render_brief(run: Run) -> str:
 
 
 def _meaning(verdict: Verdict, kind: str) -> str:
-    told = " and ".join(TOLD.get(about, about) for about in verdict.told)
+    learned = " and ".join(CAN_INFER.get(about, about) for about in verdict.inferred)
     care = f"Such uploads need the same protection as the {kind}s themselves."
     if verdict.ground is Ground.NO_TRUTH and verdict.proven:
         return (
             f"{kind.capitalize()}s were reconstructed, and the attacker can prove that {verdict.proven} of them are"
             f" what the model was given, though the originals are not known here. {care}"
         )
-    inferred = f", and infer {told}" if told else ""
-    return VERDICTS[verdict.ground]["meaning"].format(kind=kind, told=told, inferred=inferred, care=care)
+    inferred = f", and infer {learned}" if learned else ""
+    return VERDICTS[verdict.ground]["meaning"].format(kind=kind, learned=learned, inferred=inferred, care=care)
 
 
 def _facts(run: Run, verdict: Verdict, kind: str) -> list[tuple[str, str, str]]:
@@ -250,9 +250,9 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[tuple[str, str, str]]:
     if verdict.proven:
         sure = f"{kind}s that the attacker is sure of, without the truth"
         facts.append(("Proven exact", str(verdict.proven), sure))
-    for about in TOLD:
-        if (told := strongest(summary.inferred, about)) is not None:
-            shown, (finding, measure) = MEASURES[HEADLINE[about]], told
+    for about in CAN_INFER:
+        if (most := strongest(summary.inferred, about)) is not None:
+            shown, (finding, measure) = MEASURES[HEADLINE[about]], most
             note = f"{shown.title} by {finding.title}, {shown.show(measure.chance)} by guessing"
             facts.append((HEADINGS[about][0], shown.show(measure.value), note))
     if summary.final_accuracy is not None:
@@ -287,7 +287,7 @@ def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
         attacked = f" (attacked: {', '.join(map(str, rounds))})" if len(rounds) < 7 else ""
         lines.append(f"{trained - len(rounds)} of {trained} rounds{attacked}.")
     asked = {finding.about for finding in verdict.asked}
-    if open_questions := [words for about, words in TOLD.items() if about not in asked]:
+    if open_questions := [words for about, words in CAN_INFER.items() if about not in asked]:
         lines.append(f"What else the uploads reveal: {', '.join(open_questions)}.")
     return [*lines, *_SENTENCES["untried"]]
 
@@ -301,7 +301,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
     for name in dict.fromkeys(reading.main for reading in found):
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
             lines.append(f"The best reconstruction has {title_within(name)} {metric(max(measured), name)}.")
-    lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
+    lines += [words for about in CAN_INFER if (words := sentence(run.summary.inferred, about))]
     if (privacy := run.summary.privacy) is None or privacy.epsilon is None:
         return [*lines, "There is no guarantee: without an epsilon, all figures are observations.", _SENTENCES["again"]]
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"
@@ -358,7 +358,7 @@ def _differ(name: str, there: str, expected: str) -> list[str]:
     pairs = enumerate(zip_longest(there.split("\n"), expected.split("\n"), fillvalue="nothing"), start=1)
     wrong = [(number, *(line.strip()[:LONGEST_LINE] for line in pair)) for number, pair in pairs if len(set(pair)) > 1]
     said = [
-        f"{name}: {told!r} in line {number} is expected to be {right!r}" for number, told, right in wrong[:MOST_SHOWN]
+        f"{name}: {got!r} in line {number} is expected to be {right!r}" for number, got, right in wrong[:MOST_SHOWN]
     ]
     return [*said, *([f"{name}: {len(wrong) - MOST_SHOWN} more"] if len(wrong) > MOST_SHOWN else [])]
 

@@ -56,7 +56,7 @@ class RunRow:
 
     @property
     def extent(self) -> Extent:
-        return extent_of(self.readings, told=len(self.verdict.told))
+        return extent_of(self.readings, inferred=len(self.verdict.inferred))
 
     @property
     def exposed(self) -> Recognized | None:
@@ -150,16 +150,16 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
             chart = scatter_chart(points, x=x_axis, y=shown.axis, bound=shown.bound, bound_label=label, alt=alt)
             charts[f"{shown.title} and accuracy"] = chart
     for about, axis in AXES.items():
-        told = []
+        drawn = []
         for row in tested:
             if found := strongest(row.summary.inferred, about):
                 measure, x = found[1], _utility(row, use_pmm=use_pmm)
                 interval = 100 * measure.low, 100 * measure.high
-                told.append(ChartPoint(x=x, y=100 * measure.value, label=row.letter, y_range=interval))
-        if told:
-            alt = f"{axis} against accuracy: " + ", ".join(f"{p.label} at {p.x:.1f} %, {p.y:.1f} %" for p in told)
+                drawn.append(ChartPoint(x=x, y=100 * measure.value, label=row.letter, y_range=interval))
+        if drawn:
+            alt = f"{axis} against accuracy: " + ", ".join(f"{p.label} at {p.x:.1f} %, {p.y:.1f} %" for p in drawn)
             y = f"{axis.rpartition(', ')[2]}, percent (high leaks)"
-            charts[f"{axis} and accuracy"] = scatter_chart(told, x=x_axis, y=y, alt=alt)
+            charts[f"{axis} and accuracy"] = scatter_chart(drawn, x=x_axis, y=y, alt=alt)
     return charts
 
 
@@ -190,7 +190,7 @@ def _utility(row: RunRow, *, use_pmm: bool) -> float:
 
 
 def _headline(rows: Sequence[RunRow]) -> str:
-    tones = Counter(row.verdict.tone for row in rows if row.readings or row.verdict.told)
+    tones = Counter(row.verdict.tone for row in rows if row.readings or row.verdict.inferred)
     if not tones:
         return f"{len(rows)} runs, none of them attacked"
     number = tones.total()
@@ -212,10 +212,10 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
         worst, most = least.worst(main), least.most
         by = worst.among(least.readings) if worst else ""
         failed = max(reading.counts.failures for reading in least.readings)
-        told = [f"{read_in_words(most.counts)} reconstructed" if most else "reconstructions unknown"]
-        told += [f"mean {METRICS[main].name_within} {metric(mean, main)}", *([by] if by else [])]
-        told += [f"the attack failed on {failed}"] if failed else []
-        sentences.append(f"{least.letter} leaks least ({', '.join(told)}).")
+        figures = [f"{read_in_words(most.counts)} reconstructed" if most else "reconstructions unknown"]
+        figures += [f"mean {METRICS[main].name_within} {metric(mean, main)}", *([by] if by else [])]
+        figures += [f"the attack failed on {failed}"] if failed else []
+        sentences.append(f"{least.letter} leaks least ({', '.join(figures)}).")
     if trained:
         best = max(trained, key=lambda row: row.summary.final_accuracy or 0.0)
         sentences.append(f"The most accurate is {best.letter} ({percent(best.summary.final_accuracy)}).")

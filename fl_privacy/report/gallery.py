@@ -320,8 +320,8 @@ def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair]
         }
         for k, column in enumerate(pair.columns)
     ]
-    told = described(record, "row", ROW_CAPTION, without) | {"rank": rank, "lines": lines}
-    return told | {"known": original is not None, "adaptive": pair.adaptive is not None}
+    view = described(record, "row", ROW_CAPTION, without) | {"rank": rank, "lines": lines}
+    return view | {"known": original is not None, "adaptive": pair.adaptive is not None}
 
 
 def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.measure.roc import Finding
 from fl_privacy.report.words import metric, percent, ratio, title
 from fl_privacy.runs.folder import Counts, Recognized, read_run, verdict_of
-from fl_privacy.runs.folder.defense_choice import TOLD
+from fl_privacy.runs.folder.defense_choice import CAN_INFER
 from fl_privacy.runs.folder.leakage import PUBLIC, AttackedUploads, AttackFacts
 from fl_privacy.runs.folder.verdict import LEAK, Ground, Tone, Verdict
 from fl_privacy.types.modality import ROWS, TEXTS
@@ -53,21 +53,22 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
 
 
 def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
-    told, nothing = " and ".join(TOLD.get(about, about) for about in verdict.told), f"; no {kind} was attacked"
+    learns = " and ".join(CAN_INFER.get(about, about) for about in verdict.inferred)
+    nothing = f"; no {kind} was attacked"
     who = observer(verdict.facts)
-    known = f"{who} can infer {told}" if told else ""
+    known = f"{who} can infer {learns}" if learns else ""
     if verdict.ground is Ground.NOTHING:
         return [_Clause(f"No {kind} was attacked: nothing is known")]
-    if verdict.ground is Ground.UNTOLD:
+    if verdict.ground is Ground.NOT_INFERRED:
         # questions that the server could not answer, and the attacks
         asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
-        questions = " or ".join(TOLD.get(about, about) for about in asked)
+        questions = " or ".join(CAN_INFER.get(about, about) for about in asked)
         rest = _Clause(f", {_by_methods(verdict.asked, asked)}{nothing}", leads=False)
         return [_Clause(f"{capital(who)} could not infer {questions} better than by chance"), rest]
     if verdict.ground is Ground.OLDER:
         return [_Clause("Judged by an older version: run again for a verdict")]
     if not verdict.readings:
-        by = _by_methods(verdict.asked, verdict.told)
+        by = _by_methods(verdict.asked, verdict.inferred)
         return [_Clause(capital(known)), _Clause(f", {by}{nothing}", leads=False)]
     joint = "; " if verdict.ground is Ground.READ else ", but "
     said = _of_attacked(verdict, kind)
@@ -287,11 +288,11 @@ def _others(verdict: Verdict) -> list[str]:
     sentences = []
     for attacker in dict.fromkeys(reading.attacker for reading in others):
         own = [reading for reading in reversed(others) if reading.attacker == attacker]
-        told = ", ".join(
+        results = ", ".join(
             read_in_words(r.counts) + (f" in round {r.round}" if len(verdict.by_round) > 1 else "")
             for r in own[:: max(1, len(own) - 1)]
         )
-        sentences.append(f"The {attacker} attacker reconstructed {told}.")
+        sentences.append(f"The {attacker} attacker reconstructed {results}.")
     return sentences
 
 

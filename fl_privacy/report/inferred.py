@@ -59,7 +59,7 @@ class InferredView:
 
     heading: str
     question: str
-    told: str
+    result: str
     columns: Mapping[str, MeasureTitle]
     findings: Sequence[Finding]
     chart: Markup | None
@@ -110,7 +110,7 @@ def _view(about: str, every: Sequence[Finding]) -> InferredView:
     return InferredView(
         heading=heading,
         question=question,
-        told=sentence(every, about),
+        result=sentence(every, about),
         columns={n: measure for n, measure in MEASURES.items() if any(n in f.measures for f in ordered)},
         findings=ordered,
         chart=roc_chart(curves) if curves else None,

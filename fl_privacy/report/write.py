@@ -251,7 +251,7 @@ def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str
     (utility_of, x), series, charts = _utility(rows), _series(rows), {}
     for about, axis in AXES.items():
         points: dict[str, list[ChartPoint]] = {}
-        ring, chances, told = None, [], []
+        ring, chances, sentences = None, [], []
         for row in rows:
             found, utility = strongest(row.findings, about), utility_of(row)
             if found is None or utility is None:
@@ -260,14 +260,14 @@ def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str
             point = ChartPoint(x=utility, y=100 * measure.value, y_range=(100 * measure.low, 100 * measure.high))
             points.setdefault(row.entry.family, []).append(point)
             chances.append(100 * measure.chance)
-            told.append(f"{row.name} {percent(measure.value)} by {method.title}")
+            sentences.append(f"{row.name} {percent(measure.value)} by {method.title}")
             ring = (point.x, point.y) if row is best else ring
         if points:
             charts[axis] = trade_off_chart(
                 [FamilyCurve(points=p, series=series.get(family), adaptive=False) for family, p in points.items()],
                 x=x,
                 y=f"{axis.rpartition(', ')[2]}, percent (high leaks)",
-                alt=f"{axis} over utility: " + "; ".join(told),
+                alt=f"{axis} over utility: " + "; ".join(sentences),
                 bound=max(chances),
                 bound_label="by guessing",
                 ring=ring,

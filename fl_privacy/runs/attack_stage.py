@@ -162,13 +162,13 @@ class Judge:
         )
         if self.vocabulary is None:
             return scores
-        told, pieces = [], self.vocabulary.pieces
+        judged, pieces = [], self.vocabulary.pieces
         for score in scores:
             true = [None] * len(score.images) if score.originals is None else score.originals.tolist()
             made = [None if i.guess is None else g for i, g in zip(score.images, score.guesses.tolist(), strict=True)]
             both = ([None if text is None else pieces(text) for text in texts] for texts in (true, made))
-            told.append(replace(score, sentences=tuple(zip(*both, strict=True))))
-        return told
+            judged.append(replace(score, sentences=tuple(zip(*both, strict=True))))
+        return judged
 
 
 def update_distortion(

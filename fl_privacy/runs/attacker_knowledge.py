@@ -47,16 +47,16 @@ class AttackerKnowledge:
     _previous: dict[tuple[Attacker, str | None], Tensor] = field(default_factory=dict, init=False)
 
     def of_plain(self, observation: Observation) -> Observation:
-        plain = observation.told(defense=None, same_data=None)
+        plain = observation.given(defense=None, same_data=None)
         if self.public is not None:
-            plain = plain.told(public_images=self.public.inputs, public_labels=self.public.labels)
+            plain = plain.given(public_images=self.public.inputs, public_labels=self.public.labels)
         if self.lengths is not None:
-            plain = plain.told(lengths=self.lengths(plain))
-        return plain.told(labels=self.labels(plain)) if self.labels else plain
+            plain = plain.given(lengths=self.lengths(plain))
+        return plain.given(labels=self.labels(plain)) if self.labels else plain
 
     def of_adaptive(self, plain: Observation) -> Observation:
         own = self.defenses.get(plain.id.client, self.defense)
-        return plain.told(defense=own or None, same_data=self.same_data(plain.id))
+        return plain.given(defense=own or None, same_data=self.same_data(plain.id))
 
     def attacks_adaptively(self, id: VictimId) -> bool:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
@@ -74,7 +74,7 @@ class AttackerKnowledge:
     def with_previous(self, observation: Observation, attacker: Attacker) -> Observation:
         if not self.remembers:
             return observation
-        return observation.told(previous=self._previous.get((attacker, self.same_data(observation.id))))
+        return observation.given(previous=self._previous.get((attacker, self.same_data(observation.id))))
 
     def remember(self, found: Sequence[Reconstruction], attacker: Attacker) -> None:
         for result in found if self.remembers else ():

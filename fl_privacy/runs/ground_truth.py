@@ -194,8 +194,8 @@ class SummedProbes:
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
-            plan, seed, told = client.plan, self.seed, self.knows_numbers
-            seen = seen_by_sites(sent, known, sites, self.server, plan, round=round, seed=seed, knows_numbers=told)
+            plan, seed, counted = client.plan, self.seed, self.knows_numbers
+            seen = seen_by_sites(sent, known, sites, self.server, plan, round=round, seed=seed, knows_numbers=counted)
             return replace(seen, rounding=math.hypot(seen.rounding, self.rounding))
         tensors = {name: torch.stack([u.tensors[name] for u in uploads]).mean(0) for name in uploads[0].tensors}
         buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}

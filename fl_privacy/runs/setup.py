@@ -148,7 +148,7 @@ class Setup:
             public=public_examples(self.config.threat_model.public_images, self.unattacked),
             defense=self._described if self.config.threat_model.knows_defense else None,
             remembers=self.config.attack.get("start") == "previous",
-            lengths=lengths if self._tells_lengths else None,
+            lengths=lengths if self._knows_lengths else None,
         )
 
     @property
@@ -214,11 +214,11 @@ class Setup:
             features=nothing if given.knows_features else None,
             features_at=given.features_at,
             front=ModelState({}, {}) if given.knows_features and given.features_of == "trained" else None,
-            lengths=nothing if self._tells_lengths else None,
+            lengths=nothing if self._knows_lengths else None,
         )
 
     @property
-    def _tells_lengths(self) -> bool:
+    def _knows_lengths(self) -> bool:
         return self._vocabulary is not None and self.config.threat_model.knows_lengths
 
 

@@ -132,7 +132,7 @@ def _server(attack: ServerAttack | None) -> list[str]:
     first = (
         "The server is honest but curious: it follows the protocol and analyzes what it receives."
         if attack is None
-        else f"The server is malicious ({level}). {attack.told}"
+        else f"The server is malicious ({level}). {attack.description}"
     )
     others = [other.value for other in ThreatLevel if other not in (level, ThreatLevel.HONEST)]
     if attack is not None:

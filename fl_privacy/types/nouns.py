@@ -287,7 +287,7 @@ class Observation:
     def to(self, device: torch.device | str) -> "Observation":
         known = {each.name: getattr(self.knowledge, each.name) for each in fields(Knowledge)}
         moved = {name: value.to(device) for name, value in known.items() if isinstance(value, Tensor | ModelState)}
-        return replace(self, sent=self.sent.to(device), upload=self.upload.to(device)).told(**moved)
+        return replace(self, sent=self.sent.to(device), upload=self.upload.to(device)).given(**moved)
 
     @property
     def precision(self) -> torch.dtype:
@@ -306,8 +306,10 @@ class Observation:
             return self.sent
         return ModelState({**private.parameters, **self.sent.parameters}, {**private.buffers, **self.sent.buffers})
 
-    def told(self, **knowledge: Any) -> "Observation":
+    def given(self, **knowledge: Any) -> "Observation":
         return replace(self, knowledge=replace(self.knowledge, **knowledge))
+
+    told = given  # the earlier name
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -268,20 +268,20 @@ class _Evidence:
         A layer's gradient is a sum of one outer product for each example. Under cross entropy over K classes, the
         output layer's columns sum to 0, so its rank is at most K - 1.
         """
-        told, whole, full = list[int](), list[int](), 0
+        ranks, whole, full = list[int](), list[int](), 0
         for name in sorted(self.vectors, key=self._size):
-            if told and self._size(name) > _LARGE:
+            if ranks and self._size(name) > _LARGE:
                 break
             rank, room = self._rank(name)
             if 0 < rank <= max(1, room // 2) and rank < room:
-                told.append(rank)
+                ranks.append(rank)
                 whole += [] if self._has_holes(name) else [rank]
             elif rank:
                 full = max(full, rank)
-        told = whole or told
+        ranks = whole or ranks
         outputs = [n for n in self.vectors if len(self.gradients.get(f"{n}.weight", ())) == self.num_classes]
-        if told and max(told) >= full and not any(map(self._has_holes, outputs)):
-            return max(told)
+        if ranks and max(ranks) >= full and not any(map(self._has_holes, outputs)):
+            return max(ranks)
         return 1 if self._is_of_one() else None
 
     def _size(self, name: str) -> int:

@@ -65,4 +65,4 @@ def victims(defense: Defense, *, count: int = 2, rounds: int = 1, plan: LocalPla
 
 def informed(observations: list[Observation], defense: Defense, *, rounds_known: bool = False) -> list[Observation]:
     """Give the attacker of the observations the defense, and which updates come from the same examples."""
-    return [o.told(defense=defense.parts, same_data=o.id.source if rounds_known else None) for o in observations]
+    return [o.given(defense=defense.parts, same_data=o.id.source if rounds_known else None) for o in observations]

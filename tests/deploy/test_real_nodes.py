@@ -127,15 +127,15 @@ def test_three_runs_outlive_a_node_that_is_killed(
         assert VICTIM in rows[-1]["clients"], "the node is back"
     after = memories(federation, deployment, VICTIM)
     others = memories(federation, deployment, 0)
-    told_apart = 0
+    answered_above_chance = 0
     for run, old in before.items():
         new, foreign = after[run].load().tensors, others[run].load().tensors
         assert new.keys() == old.keys()
         for name, tensor in old.items():
             if tensor.numel() >= 500:  # smaller ones may lie together by chance
-                told_apart += 1
+                answered_above_chance += 1
                 assert distance(new[name], tensor) < 0.5 * distance(new[name], foreign[name]), (run, name)
-    assert told_apart == 4, "the head that SPN trains and its codes, and two passports"
+    assert answered_above_chance == 4, "the head that SPN trains and its codes, and two passports"
     assert "CERTIFICATE_VERIFY_FAILED" not in federation.said("node-0")
 
 

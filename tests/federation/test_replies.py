@@ -18,8 +18,8 @@ from fl_privacy.federation.replies import (
     UnfitMessageError,
     attempt,
     expect_sound,
+    hide_reason,
     sort_out,
-    told_alike,
 )
 from fl_privacy.types import LocalPlan, ModelState, Upload
 
@@ -348,16 +348,16 @@ def test_what_a_client_raises_is_one_line_and_what_a_message_lacks_is_told(caplo
         raise UnfitMessageError("fc.weight is missing")
 
     with pytest.raises(UnansweredError, match=f"^{WITHHELD}$"):
-        told_alike(fails)
+        hide_reason(fails)
     assert "the third image" in caplog.text
     with pytest.raises(UnfitMessageError, match="is missing"):
-        told_alike(refuses)
+        hide_reason(refuses)
 
 
 def test_work_on_examples_takes_no_longer_for_tiny_numbers() -> None:
     """A processor takes a hundred times as long for numbers that have no whole mantissa."""
     tiny = torch.full((4,), 2e-38)
-    assert (told_alike(lambda: told_alike(lambda: tiny * 0.1) + tiny * 0.1) == 0).all()
+    assert (hide_reason(lambda: hide_reason(lambda: tiny * 0.1) + tiny * 0.1) == 0).all()
     assert (tiny * 0.1 > 0).all(), "the rest of the process is left alone"
 
 

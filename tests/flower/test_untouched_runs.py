@@ -19,7 +19,7 @@ from fl_privacy.auditing.scenario_problem import reason_of
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure
 from fl_privacy.flower.grids import LocalGrid
-from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace, classes_told, members_told, words_told
+from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace, leaked_classes, leaked_members, leaked_words
 from tests.flower.untouched_apps import HEAD, LANGUAGE, LEGACY_SERVER, LISTED, PLAIN, SERVER, audited, rung, write
 
 UNEVEN = PLAIN.replace(
@@ -240,19 +240,19 @@ def test_the_class_trace_is_of_the_last_bias() -> None:
 def test_nothing_is_told_of_noise() -> None:
     rng = np.random.default_rng(0)
     traces = [ClassTrace(change=rng.normal(size=10), counts=rng.integers(1, 20, 10).astype(float)) for _ in range(6)]
-    found = classes_told(traces)
+    found = leaked_classes(traces)
     assert found.estimate is not None and not found.leaks and found.estimate.low < 0 < found.estimate.high
-    few = classes_told(traces[:1])
+    few = leaked_classes(traces[:1])
     assert few.estimate is None and "3 clients" in few.reason
     same = [ClassTrace(change=rng.normal(size=10), counts=np.ones(10)) for _ in range(4)]
-    assert "same share" in classes_told(same).reason
+    assert "same share" in leaked_classes(same).reason
     losses = rng.normal(size=(4, 50))
-    assert not members_told(losses[0], losses[1], (losses[2], losses[3]), "").leaks
-    apart = members_told(losses[0] + 9, losses[1], (losses[2], losses[3]), "")
+    assert not leaked_members(losses[0], losses[1], (losses[2], losses[3]), "").leaks
+    apart = leaked_members(losses[0] + 9, losses[1], (losses[2], losses[3]), "")
     assert apart.leaks and apart.estimate is not None and apart.estimate.value == 1.0
     words = [({1, 2, k}, {1, 2, k}) for k in (3, 4, 5)]
-    assert words_told(words).leaks
-    assert not words_told([(own, {1, 2, 9}) for own, _ in words]).leaks
+    assert leaked_words(words).leaks
+    assert not leaked_words([(own, {1, 2, 9}) for own, _ in words]).leaks
 
 
 def test_casts_that_do_nothing_are_no_part_of_the_way(tmp_path: Path) -> None:

@@ -548,7 +548,7 @@ def say_another_place(say: Callable[..., None]) -> None:
 def say_it_goes_on(say: Callable[..., None]) -> None:
     say(Said.NAME, b"app")
     while True:
-        say(Said.TOLD, b"\x1b[2Jtraining\x07")
+        say(Said.TEXT, b"\x1b[2Jtraining\x07")
         time.sleep(0.01)
 
 

@@ -45,7 +45,7 @@ def observations() -> list[Observation]:
     )
     labels = torch.tensor([0, 3])
     return [
-        recording.observations[0].told(labels=labels, defense=TOLD, same_data="a"),
+        recording.observations[0].given(labels=labels, defense=TOLD, same_data="a"),
         *recording.observations[1:],
     ]
 
@@ -128,7 +128,7 @@ def test_a_write_that_fails_leaves_nothing_behind(
 
 def test_a_description_that_is_no_json_is_refused(tmp_path: Path, observations: list[Observation]) -> None:
     with pytest.raises(UserError, match="public description"):
-        save_observation(observations[0].told(defense=(Part("mine", {"model": nn.Linear(1, 1)}),)), tmp_path)
+        save_observation(observations[0].given(defense=(Part("mine", {"model": nn.Linear(1, 1)}),)), tmp_path)
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_help_from_inside_survives_the_round_trip(tmp_path: Path, observations: 
     whole = observations[0].sent
     private = ModelState({"conv.weight": whole.parameters["conv.weight"]}, {"conv.extra": torch.ones(2)})
     rest = ModelState({n: p for n, p in whole.parameters.items() if n != "conv.weight"}, whole.buffers)
-    told = replace(observations[0], sent=rest).told(
+    told = replace(observations[0], sent=rest).given(
         private=private, colluder=2, features=torch.rand(1, 3), features_at="norm"
     )
     save_observation(told, tmp_path)

@@ -21,7 +21,7 @@ def test_parts_are_of_about_the_same_size_and_in_order() -> None:
 
 def test_updates_of_the_same_examples_stay_together() -> None:
     names = ["a", "b", None, "a", "b"]
-    victims = [v.told(same_data=name) for v, name in zip(observations(smooth_net(), 5), names, strict=True)]
+    victims = [v.given(same_data=name) for v, name in zip(observations(smooth_net(), 5), names, strict=True)]
     assert cut(victims, 3) == [[0, 3], [1, 4], [2]]
     assert cut(victims, 2) == [[0, 3], [1, 4, 2]]
 

@@ -7,7 +7,7 @@ from fl_privacy.report.advice import answer
 from fl_privacy.report.headline import headline_of
 from fl_privacy.report.inferred import sentence, views_of
 from fl_privacy.runs.folder import Candidate, Finding, Measure
-from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, told_apart
+from fl_privacy.runs.folder.defense_choice import answered_above_chance, asked_of, best_unread, strongest
 from fl_privacy.runs.folder.leakage import AttackFacts
 from fl_privacy.runs.folder.summary import Summary
 from fl_privacy.runs.folder.verdict import judged
@@ -38,21 +38,21 @@ def test_the_strongest_attack_is_told_first() -> None:
     (view,) = views_of([weak, strong])
     assert [found.title for found in view.findings] == ["Strong", "Weak"]
     said = "Strong: 30.0 % of the members are found (95 % interval 29.0 % to 31.0 %) if one in a hundred others"
-    assert said in view.told.replace("\N{NO-BREAK SPACE}", " ")
-    assert "guessing gets 1.0 %, and its epsilon allows 20.0 %" in view.told.replace("\N{NO-BREAK SPACE}", " ")
+    assert said in view.result.replace("\N{NO-BREAK SPACE}", " ")
+    assert "guessing gets 1.0 %, and its epsilon allows 20.0 %" in view.result.replace("\N{NO-BREAK SPACE}", " ")
     assert view.chart is not None and "allowed by epsilon 1" in view.chart
     assert [view.tone(*pair) for found in view.findings for pair in found.measures.items()] == ["leak", "open"]
-    assert told_apart([weak]) == () and told_apart([weak, strong]) == ("membership",)
+    assert answered_above_chance([weak]) == () and answered_above_chance([weak, strong]) == ("membership",)
 
 
 def test_the_best_of_many_measures_has_to_be_farther_from_chance() -> None:
     lucky, plain = finding(0.023, title="Lucky"), [finding(0.01, title=str(k)) for k in range(29)]
     lucky, *plain = [replace(each, fpr=(), tpr=()) for each in (lucky, *plain)]
-    assert told_apart([lucky]) == ("membership",) and told_apart([lucky, *plain]) == ()
+    assert answered_above_chance([lucky]) == ("membership",) and answered_above_chance([lucky, *plain]) == ()
     (view,) = views_of([lucky, *plain])
     assert {view.tone(*pair) for found in view.findings for pair in found.measures.items()} == {"open"}
-    assert "no better than chance" in view.told and "no better than chance" not in sentence([lucky], "membership")
-    assert told_apart([finding(0.03, title="Strong"), *plain]) == ("membership",)
+    assert "no better than chance" in view.result and "no better than chance" not in sentence([lucky], "membership")
+    assert answered_above_chance([finding(0.03, title="Strong"), *plain]) == ("membership",)
 
 
 def test_what_is_near_chance_is_open_and_what_failed_says_so() -> None:
@@ -102,17 +102,17 @@ def test_a_defense_that_tells_members_is_not_the_answer() -> None:
     told = candidate(0.9, membership=leaky)
     kept = candidate(0.5, membership=tight)
     unknown = candidate(0.7, membership=None)
-    assert (told.tells, kept.tells, unknown.tells) == (["membership"], [], ["membership"])
+    assert (told.open_questions, kept.open_questions, unknown.open_questions) == (["membership"], [], ["membership"])
     assert best_unread([told, kept, unknown]) is kept
     words = answer([told, kept, unknown])
     assert "at most 5.0 % of the members found at 1 % FPR" in words and "TPR at 1 % FPR 1.0 %, at most 2.0 %" in words
     assert best_unread([candidate(0.9)]) is not None, "nothing was asked"
     wide = replace(tight, high=0.09)
-    assert candidate(0.5, membership=wide).tells, "an interval that reaches beyond is no proof"
+    assert candidate(0.5, membership=wide).open_questions, "an interval that reaches beyond is no proof"
 
 
 def test_an_attribute_counts_above_guessing() -> None:
     guessed = Measure(value=0.62, low=0.5, high=0.69, chance=0.6)
-    assert candidate(0.5, attribute=guessed).tells == []
-    assert candidate(0.5, attribute=replace(guessed, high=0.75)).tells == ["attribute"]
+    assert candidate(0.5, attribute=guessed).open_questions == []
+    assert candidate(0.5, attribute=replace(guessed, high=0.75)).open_questions == ["attribute"]
     assert asked_of([finding(0.5, about="attribute"), finding(0.5, about="source")]) == {"attribute"}

@@ -182,7 +182,7 @@ def test_one_ordering_in_which_what_is_not_known_counts_as_read():
     exact = reading(Counts(exact=2, nothing=4, groups=6), 4)
     ordered = [extent_of([one]) for one in (quiet, read, exact, failed)]
     assert ordered == sorted(ordered) and ordered[-1] < WORST
-    assert extent_of([]) == WORST and extent_of([quiet], told=1) > extent_of([quiet])
+    assert extent_of([]) == WORST and extent_of([quiet], inferred=1) > extent_of([quiet])
     assert leaks_most([failed, quiet, read]) is read, "an attack that failed is not the one that read"
     assert leaks_most([reading(Counts(failures=2))]) is None
 

@@ -55,7 +55,7 @@ FINE, HIDDEN, BLURRED = 1e-2, 1e-1, 2.5e-1
 _MANY_BITS = 6  # bits of a quantized value above which its levels hide little
 _REACH = 3.0  # standard deviations of the noise within which nearly all of it is
 
-UNSCALED, UNTOLD = 1.0, 1.0
+UNSCALED, UNSTATED = 1.0, 1.0
 """Assumptions on SPN: the cross entropy is unscaled, and slopes by features are as large as the head's weights."""
 
 
@@ -206,8 +206,8 @@ def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequenc
     unchanged.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
-    told = effect.alpha2 is not None and effect.bits is not None
-    strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if told else UNTOLD
+    stated = effect.alpha2 is not None and effect.bits is not None
+    strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if stated else UNSTATED
     strength *= math.sqrt(math.prod(width / 2 for width in effect.widths))
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
@@ -336,9 +336,9 @@ class KnownDefense:
     def _noise_std(self, update: Tensors) -> float:
         if not self.noise_stds:
             return 0.0
-        told = [std for std in self.noise_stds if std is not None]
+        known = [std for std in self.noise_stds if std is not None]
         most = constraints.estimate_noise_std(update)
-        return min(most, math.hypot(*told)) if len(told) == len(self.noise_stds) else most
+        return min(most, math.hypot(*known)) if len(known) == len(self.noise_stds) else most
 
     def update_constraints(
         self, observations: Sequence[Observation], matched: Matched

@@ -80,7 +80,9 @@ class TextMembers(_Members):
                     self._descend(observations, best, bags, limit, among=among, share=share, seed=seed, progress=said)
         attack = LikeliestText(evaluations=self.evaluations or EVALUATIONS["standard"], device=self.device)
         unsure = {k: one for k, one in unsure.items() if best[k].certainty is Certainty.APPROXIMATE}
-        starts = [one if (own := best[k].batch) is None else one.told(previous=own.inputs) for k, one in unsure.items()]
+        starts = [
+            one if (own := best[k].batch) is None else one.given(previous=own.inputs) for k, one in unsure.items()
+        ]
         found = attack(starts, seed=seed, progress=part_of_work(progress, shown, 1.0)) if starts else []
         for k, other in zip(unsure, found, strict=True):
             best[k] = best[k] if other.batch is None else other
@@ -121,7 +123,7 @@ class TextMembers(_Members):
                 if outside or _text_apart(seen, bags[k]) < _text_apart(seen, best[k]):
                     best[k] = replace(bags[k], member="bag of words")
             whole = bag is not None and len(bag.inputs) == seen.upload.num_examples
-            asked.append(seen.told(previous=bag.inputs) if bag is not None and whole else seen)
+            asked.append(seen.given(previous=bag.inputs) if bag is not None and whole else seen)
             apart[k] = _text_apart(seen, best[k])
         evaluations = self.evaluations and math.ceil(share * self.evaluations)
         evaluations = evaluations or evaluations_in_time(

@@ -248,8 +248,8 @@ class Race:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
             held = replace(free[0], start=1 + max(attempt.start for attempt in free), held=True)
             return [free[0], held, *free[1:]][: max(2, len(free))]
-        told = victim.label_source != "inferred" or not is_plain(self._prepared[0].rounds[0].victim_model.loss)
-        if told or len(blank) <= _SURE_OF_LABELS:
+        certain = victim.label_source != "inferred" or not is_plain(self._prepared[0].rounds[0].victim_model.loss)
+        if certain or len(blank) <= _SURE_OF_LABELS:
             return blank
         others = other_labels(self._prepared[0], victim.observation, len(blank) - _SURE_OF_LABELS)
         sure, unsure = blank[:_SURE_OF_LABELS], blank[_SURE_OF_LABELS:]

@@ -242,7 +242,7 @@ def _share_known(observation: Observation) -> float:
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf
-    unrounded = observation.told(defense=tuple(part for part in parts if not isinstance(part.effect, Quantized)))
+    unrounded = observation.given(defense=tuple(part for part in parts if not isinstance(part.effect, Quantized)))
     bounds = _known_defense(unrounded).bounds(update := observation.update())
     if all_known(bounds):
         return math.inf

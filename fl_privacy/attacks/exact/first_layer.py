@@ -205,8 +205,8 @@ def first_hidden_layer(observation: Observation) -> str | None:
             module.training = training
     names = [call.name for call in calls]
     for call in calls[1:]:
-        told = f"{call.name}.weight" in sent and f"{call.name}.bias" in sent
-        if isinstance(call.module, nn.Linear) and told and names.count(call.name) == 1 and call.inputs.dim() == 2:
+        uploaded = f"{call.name}.weight" in sent and f"{call.name}.bias" in sent
+        if isinstance(call.module, nn.Linear) and uploaded and names.count(call.name) == 1 and call.inputs.dim() == 2:
             return call.name
     return None
 

@@ -135,9 +135,9 @@ def find_chain(observation: Observation) -> LayerChain | None:
 
     with leaving(owners(model), replaced) as calls:
         model(image.to(next(model.parameters()).device)[None])
-    told, names = observation.upload.tensors.keys(), [call.name for call in calls]
-    own = calls[: 1 + next((k for k, call in enumerate(calls) if _is_start(call, told)), len(calls))]
-    if not own or not _is_start(own[-1], told) or any(names.count(call.name) > 1 for call in own):
+    uploaded, names = observation.upload.tensors.keys(), [call.name for call in calls]
+    own = calls[: 1 + next((k for k, call in enumerate(calls) if _is_start(call, uploaded)), len(calls))]
+    if not own or not _is_start(own[-1], uploaded) or any(names.count(call.name) > 1 for call in own):
         return None
     layers = list[ChainLayer]()
     for call, after in pairwise(own):
@@ -151,12 +151,12 @@ def find_chain(observation: Observation) -> LayerChain | None:
         return None
     seen = probe_first_layer(model, observation.assumed(), observation.input_shape)
     chain = LayerChain(layers, observation.input_shape, seen.black.double(), (seen.white - seen.black).double())
-    return chain if seen.one_by_one and seen.black.dim() == 3 and told >= set(chain.names) else None
+    return chain if seen.one_by_one and seen.black.dim() == 3 and uploaded >= set(chain.names) else None
 
 
-def _is_start(call: ModuleCall, told: Collection[str]) -> bool:
+def _is_start(call: ModuleCall, uploaded: Collection[str]) -> bool:
     """Return whether a layer's gradients determine its inputs and the gradient with respect to its outputs."""
-    return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
+    return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(uploaded)
 
 
 def _layer(call: ModuleCall, activation: Activation) -> ChainLayer:

@@ -107,7 +107,7 @@ class Recovery:
                 sent=sent,
                 upload=replace(o.upload, tensors=renamed(o.upload.tensors), buffers=renamed(o.upload.buffers)),
                 input_shape=shape,
-            ).told(private=None, features=None, defense=None)
+            ).given(private=None, features=None, defense=None)
             for o in observations
         ]
         return [
@@ -201,13 +201,13 @@ def best_reconstruction(
         return failed(observation, "A finite objective is expected, but no start has one; check the update.")
     best = rows.start + int(losses.argmin())
     history = found.history[:, best]
-    told = observation.knowledge.labels
+    given = observation.knowledge.labels
     return Reconstruction(
         id=observation.id,
-        batch=Batch(images[best], (_inferred(observation, model, images[best]) if told is None else told).cpu()),
+        batch=Batch(images[best], (_inferred(observation, model, images[best]) if given is None else given).cpu()),
         loss=float(found.loss[best]),
         history=tuple(history[history.isfinite()].tolist()),
-        label_source="inferred" if told is None else "known",
+        label_source="inferred" if given is None else "known",
         countermeasures=sentences,
         film=shortened(films.get(best, ())),
     )

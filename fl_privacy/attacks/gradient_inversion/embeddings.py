@@ -83,9 +83,9 @@ def known_lengths(observation: Observation) -> Tensor | None:
 
     If they are not given, the length of a single text follows from the gradient of the position embeddings.
     """
-    told, model = observation.knowledge.lengths, observation.model
-    if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
-        return told
+    given, model = observation.knowledge.lengths, observation.model
+    if given is not None or not isinstance(model, TextModel) or model.position_weight is None:
+        return given
     rows = observation.update().get(model.position_weight)
     if rows is None or observation.upload.num_examples != 1:
         return None

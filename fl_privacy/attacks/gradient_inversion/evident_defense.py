@@ -64,13 +64,13 @@ def smoothing_of(
     ``None`` if any noise is unknown. Problems are measured ``at_once`` at a time.
     """
     ratios = [noise_over_gradient(observation) for observation in observations]
-    told = [ratio for ratio in ratios if ratio is not None]
-    if len(told) < len(ratios):
+    noisy = [ratio for ratio in ratios if ratio is not None]
+    if len(noisy) < len(ratios):
         return None
     found: list[Smoothing] = []
-    for begin in range(0, len(told), at_once):
+    for begin in range(0, len(noisy), at_once):
         chunk = slice(begin, begin + at_once)
-        found += zip(*(weights.tolist() for weights in _smoothing(problem(chunk), told[chunk])), strict=True)
+        found += zip(*(weights.tolist() for weights in _smoothing(problem(chunk), noisy[chunk])), strict=True)
     return found
 
 
@@ -238,7 +238,7 @@ def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = 
             found = noise_of_words(observation) if own is None else evident_defense(observation, own)
             if clips and own is not None and all(isinstance(part.effect, Noise) for part in found):
                 found = (*CLIPPED, *found)
-            observation = observation.told(defense=found) if found else observation  # noqa: PLW2901
+            observation = observation.given(defense=found) if found else observation  # noqa: PLW2901
         seen.append(observation)
     return seen
 

@@ -35,7 +35,7 @@ def as_mixture(observation: Observation) -> Observation:
     if mixing(known.defense) is None:
         return observation
     others = tuple(part for part in known.defense or () if not isinstance(part.effect, Mixed))
-    return observation.told(defense=others, same_data=None)
+    return observation.given(defense=others, same_data=None)
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
@@ -117,10 +117,10 @@ def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label:
         unturned = torch.lerp(seen, 1 - seen, turned)
         unsure = (turned * (1 - turned) * (2 * seen - 1).square()).mean(0)
         noise = power * of_others.mean() + unsure + _LEAST_VARIANCE
-        told = (own[:, None].square() / noise).sum(0)
+        precision = (own[:, None].square() / noise).sum(0)
         view = (own[:, None] * (unturned - expected_others) / noise).sum(0)
-        factor = torch.linalg.cholesky(torch.eye(len(basis)).to(basis) + (basis * told) @ basis.T)
-        image = means + torch.cholesky_solve((basis @ (view - told * means))[:, None], factor)[:, 0] @ basis
+        factor = torch.linalg.cholesky(torch.eye(len(basis)).to(basis) + (basis * precision) @ basis.T)
+        image = means + torch.cholesky_solve((basis @ (view - precision * means))[:, None], factor)[:, 0] @ basis
         after = torch.linalg.solve_triangular(factor, basis, upper=False).square().sum(0)
     return image
 
@@ -146,9 +146,9 @@ class Victim:
         for one in (self.observation, *self.earlier):
             known, tensors = one.knowledge, tuple(sorted(one.upload.tensors))
             labels = None if known.labels is None else known.labels.dim()
-            told = repr(known.defense), labels, known.features_at, known.bounds is None
+            knowledge = repr(known.defense), labels, known.features_at, known.bounds is None
             shapes = one.input_shape, one.num_classes, one.upload.num_examples, tensors
-            found.append((id(one.model), one.plan, one.loss, *shapes, *told))
+            found.append((id(one.model), one.plan, one.loss, *shapes, *knowledge))
         return tuple(found)
 
 

@@ -236,8 +236,8 @@ def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> Non
     unsure = (1 / weights.sum(1, keepdim=True) + 1 / weights.sum(0, keepdim=True)).sqrt()
     off = ((found - middle).abs() / (spread * middle))[known]
     sound = float(off.median()) < _SOUND and float((off < 2 * _SOUND).double().mean()) > _KNOWN
-    told = (known.sum(1, keepdim=True) >= _LEAST_KNOWN) & (known.sum(0, keepdim=True) >= _LEAST_KNOWN)
-    filled = told & ~silent & ~known & sound & (found >= low) & (found <= high)
+    determined = (known.sum(1, keepdim=True) >= _LEAST_KNOWN) & (known.sum(0, keepdim=True) >= _LEAST_KNOWN)
+    filled = determined & ~silent & ~known & sound & (found >= low) & (found <= high)
     room = (_SOUND * unsure).clamp(max=_KNOWN)
     least, most = torch.maximum(low, found * (1 - room)), torch.minimum(high, found * (1 + room))
     low, high = torch.where(filled, least, low), torch.where(filled, most, high)

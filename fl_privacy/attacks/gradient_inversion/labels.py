@@ -220,7 +220,7 @@ def choose_labels(
 
     Raise ``NotAttackableError``, with the reason, if neither is possible.
     """
-    told, like = observation.knowledge.labels, next(model.parameters())
+    given, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
         if observation.loss is not None and observation.loss.takes == "indices":
             raise NotAttackableError(
@@ -228,12 +228,12 @@ def choose_labels(
                 " use labels=auto."
             )
         return None, "optimized"
-    if policy != "infer" and told is not None:
-        return told.to(like.device, like.dtype if told.is_floating_point() else torch.long), "known"
+    if policy != "infer" and given is not None:
+        return given.to(like.device, like.dtype if given.is_floating_point() else torch.long), "known"
     if policy == "known":
         raise NotAttackableError(
             "Known labels are expected with labels=known, but the attacker has none; use labels=auto, or in Python"
-            " observation.told(labels=labels)."
+            " observation.given(labels=labels)."
         )
     if getattr(model, "next_token", False):
         raise NotAttackableError(

@@ -260,10 +260,10 @@ class Prepared:
             return problem
         smoothness, likeliest = known.smoothness * problem.blank_loss() / len(self.rounds), None
         if self._smoothings:
-            told = torch.tensor([victim.position in self._smoothings for victim in victims]).to(self._like.device)
+            smoothed = torch.tensor([victim.position in self._smoothings for victim in victims]).to(self._like.device)
             both = [self._smoothings.get(victim.position, (0.0, 0.0)) for victim in victims]
             own, likeliest = torch.tensor(both).to(self._like).T
-            smoothness = torch.where(told, own, smoothness)
+            smoothness = torch.where(smoothed, own, smoothness)
         return replace(problem, constraints=replace(problem.constraints, smoothness=smoothness, likeliest=likeliest))
 
     def _unsmoothed(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:

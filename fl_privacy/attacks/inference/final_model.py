@@ -33,10 +33,10 @@ class FinalLoss(MembershipMethod):
         return found
 
     def evidence(self, read: ReadRound) -> Tensor:
-        found = self.told(read) if read.remaining == 0 else torch.full((len(read.candidates),), torch.nan)
+        found = self.final_evidence(read) if read.remaining == 0 else torch.full((len(read.candidates),), torch.nan)
         return found.unsqueeze(1).expand(-1, self._total.shape[1])
 
-    def told(self, read: ReadRound) -> Tensor:
+    def final_evidence(self, read: ReadRound) -> Tensor:
         return -read.measured(read.observations[0].model.to(read.device), read.published, losses_of)
 
 
@@ -58,7 +58,7 @@ class FinalLowestTokens(FinalLoss):
     title, source = "Least likely tokens, final model", "Shi et al. 2024"
     of_tokens = True
 
-    def told(self, read: ReadRound) -> Tensor:
+    def final_evidence(self, read: ReadRound) -> Tensor:
         return read.measured(read.observations[0].model.to(read.device), read.published, lowest_of)
 
 
@@ -182,7 +182,7 @@ class ByReferences(FinalLoss):
         self.options.course.see(read, self.options.references)
         return super().evidence(read)
 
-    def told(self, read: ReadRound) -> Tensor:
+    def final_evidence(self, read: ReadRound) -> Tensor:
         course, number = self.options.course, len(read.candidates)
         if course.seen is None or course.references is None or course.inside is None:
             return torch.full((number,), torch.nan)

@@ -67,7 +67,7 @@ class PropertyWatch:
             alpha = torch.full((self.settings.shadows, classes), self.settings.alpha)
             gamma = torch._standard_gamma(alpha, generator=rng).clamp(min=1e-8)
             shares = gamma / gamma.sum(1, keepdim=True)
-            seen = torch.stack([shadows.told(mean_gradient(observation)) for observation in observations])
+            seen = torch.stack([shadows.features_of(mean_gradient(observation)) for observation in observations])
             guessed = _regressed(shadows.trained(shares, int(sizes.median()), rng), shares, seen)
             rows = torch.tensor([self.clients.index(observation.id.client) for observation in observations])
             finite = guessed.isfinite().all(1)
@@ -107,7 +107,7 @@ class _Shadows:
             found.append(self._products(moved, len(some)))
         return torch.cat(found)
 
-    def told(self, gradient: Tensors) -> Tensor:
+    def features_of(self, gradient: Tensors) -> Tensor:
         known = {n: gradient[n] if n in gradient else torch.zeros_like(self.sent.parameters[n]) for n in self.names}
         return self._products({n: g.unsqueeze(0) for n, g in known.items()}, 1)[0]
 

@@ -178,11 +178,11 @@ def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Return Min-K% (N,): the mean log probability of each text's least likely tokens, ``LOWEST`` of all its tokens."""
-    told = -F.cross_entropy(logits, labels, reduction="none")
+    scores = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)
-    ordered = told.masked_fill(~there, torch.inf).sort(1).values
-    lowest = torch.arange(told.shape[1], device=told.device) < number[:, None]
+    ordered = scores.masked_fill(~there, torch.inf).sort(1).values
+    lowest = torch.arange(scores.shape[1], device=scores.device) < number[:, None]
     return ordered.masked_fill(~lowest | ordered.isinf(), 0.0).sum(1) / number
 
 

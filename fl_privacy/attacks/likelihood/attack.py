@@ -343,11 +343,11 @@ def _likely_labels(
     known = torch.stack(found) if len(found) == len(victims) else None
     if known is not None and known.dim() == 3:
         known = known.argmax(2)
-    told = known is not None and all(victim.label_source == "known" for victim in victims)
+    certain = known is not None and all(victim.label_source == "known" for victim in victims)
     like = next(prepared.observer.parameters())
     if known is None:
         known = torch.zeros(len(victims), size, dtype=torch.long, device=like.device)
-    if told or size > 1 or classes > _CLASSES_TRIED:
+    if certain or size > 1 or classes > _CLASSES_TRIED:
         return known[:, None].expand(-1, number, -1), number if size > 1 else 1
     losses = []
     for label in range(classes):

@@ -302,8 +302,8 @@ def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
 
 
 def _noise(std: float | None, setting: Setting, clip: Step, law: Law = "normal") -> Step:
-    told = setting.each(estimate_noise_std) if std is None else std
-    return lambda belief: clip(belief).noisier(told, law)
+    std_each = setting.each(estimate_noise_std) if std is None else std
+    return lambda belief: clip(belief).noisier(std_each, law)
 
 
 @likelihood_of.register

@@ -39,7 +39,7 @@ class Fishing(ServerAttack):
     questions: int = 40
 
     level = ThreatLevel.PARAMETERS
-    told = (
+    description = (
         "The server sent an output layer that lets the gradients of one class through, and where it could ask of the"
         " same batch again, of one example (fishing)."
     )
@@ -91,7 +91,7 @@ class Fishing(ServerAttack):
                     observation,
                     "A threshold with one example above it is expected, but none was found; raise server.questions.",
                 )
-            return observation.told(labels=torch.tensor([0 if self.target else 1]))
+            return observation.given(labels=torch.tensor([0 if self.target else 1]))
         if bias not in upload.tensors:
             return grouping.failed(
                 observation, f"The gradient of {bias} is expected, but was withheld; use defense=none."
@@ -106,7 +106,7 @@ class Fishing(ServerAttack):
         share = upload.num_examples / number
         tensors = {n: share * t for n, t in observation.update().items() if n not in (weight, bias)}
         return replace(
-            observation.told(labels=torch.full((number,), self.target)),
+            observation.given(labels=torch.full((number,), self.target)),
             upload=replace(upload, tensors=tensors, num_examples=number),
         )
 

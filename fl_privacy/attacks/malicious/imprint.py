@@ -142,7 +142,7 @@ class Imprint(ServerAttack):
     scale: float = 1.0
 
     level = ThreatLevel.ARCHITECTURE
-    told = (
+    description = (
         "The server put a layer in front of the model whose rows sort images by brightness, and reconstructs them from"
         " its gradient."
     )
@@ -232,7 +232,7 @@ class Loki(ServerAttack):
     scale: float = 500.0
 
     level = ThreatLevel.INCONSISTENT
-    told = (
+    description = (
         "The server put a layer in front of the model and sends each client other values of it, which put its images in"
         " a place of their own: it reconstructs them from the mean of all replies."
     )

@@ -31,7 +31,7 @@ class Inconsistent(ServerAttack):
     client: int = 0
 
     level = ThreatLevel.INCONSISTENT
-    told = (
+    description = (
         "The server sent one client the model and the others a dead one, so that the mean of all replies is that"
         " client's update."
     )
@@ -123,11 +123,11 @@ def leaves_such_a_bias(
 
     of_labels = vmap(vmap(grad(one), in_dims=(None, None, 0)), in_dims=(None, 0, None))
     whole = ((LEVELS * images.double()).round() / LEVELS).reshape(len(images), *observation.input_shape)
-    told = []
+    hits = []
     for some, at, found, near in zip(
         *(torch.split(each, max(1, _AT_ONCE // len(labels))) for each in (whole, rows, measured, error)), strict=True
     ):
         own = of_labels(values[bias], some, labels)[torch.arange(len(some)), :, at]
         own = own * plan.loss_scale / observation.upload.num_examples
-        told.append(((own - found[:, None]).abs() <= (NEAR * found.abs() + near)[:, None]).any(1))
-    return torch.cat(told)
+        hits.append(((own - found[:, None]).abs() <= (NEAR * found.abs() + near)[:, None]).any(1))
+    return torch.cat(hits)

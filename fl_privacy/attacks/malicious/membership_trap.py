@@ -39,7 +39,7 @@ class MembershipTrap(server_attack.ServerAttack):
     seed: int = 0
 
     level = server_attack.ThreatLevel.PARAMETERS
-    told = (
+    description = (
         "The server sent two layers that fire for images that it holds, one neuron each, and infers which of them the"
         " client trains on (membership traps). Half of these are the clients' data."
     )

@@ -40,7 +40,7 @@ class ServerAttack(ABC):
     """
 
     level: ClassVar[ThreatLevel]
-    told: ClassVar[str]
+    description: ClassVar[str]
     reads_sum: ClassVar[bool] = False  # ``True`` if the mean of all replies is enough, also behind secure aggregation
     reads_images: ClassVar[bool] = True  # ``False`` if it returns an update for a further attack
     trains: ClassVar[bool] = False  # ``True`` if the global model learns from the replies

@@ -34,7 +34,7 @@ class TrapWeights(server_attack.ServerAttack):
     seed: int = 0
 
     level = server_attack.ThreatLevel.PARAMETERS
-    told = (
+    description = (
         "The server sent a first layer whose rows fire for few images (trap weights), and reconstructs these from them."
     )
 

@@ -80,7 +80,7 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Bag | str:
     if lengths.number > 1:
         return Bag(pairs.tokens, own_place.sum(1).clamp_min(1), note=note)
     length = lengths.longest
-    if lengths.told is None:  # the last position that is some token's own
+    if lengths.known is None:  # the last position that is some token's own
         places = own_place.any(0).nonzero().flatten()
         length = int(places[-1]) + 1 if len(places) else evidence.shape[1]
     ordered = pairs.tokens[evidence[:, :length].argmax(0)]
@@ -109,7 +109,7 @@ class BagReader:
     def _bag(self, observation: Observation, rows: word_evidence.WordRows) -> Bag:
         lengths, texts = Lengths.of(observation, self._model), observation.upload.num_examples
         spare = int(self._model.next_token)  # the last token of a language model has no row of its own
-        total = None if lengths.told is None else sum(lengths.told) + spare * texts
+        total = None if lengths.known is None else sum(lengths.known) + spare * texts
         alone = texts == 1 and self._positions(observation) is not None
         if total is None and alone:
             total = lengths.longest + (spare if self._where != "embeddings" else 0)
@@ -118,8 +118,8 @@ class BagReader:
         if self._where != "embeddings":
             found = word_evidence.words_of_head(rows, most)
             return self._counted(found, observation, rows, total)
-        noise = _told_noise(observation, self._name)
-        whole = most if lengths.told is not None else texts * observation.input_shape[0]  # positions may be dropped
+        noise = _stated_noise(observation, self._name)
+        whole = most if lengths.known is not None else texts * observation.input_shape[0]  # positions may be dropped
         model = (
             None
             if word_evidence.is_exact(rows, whole, noise)
@@ -128,7 +128,7 @@ class BagReader:
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
         rng = derive_generator(self._seed, "words", str(observation.id))
         found = word_evidence.found_words(
-            rows, odds=odds, most=most, texts=texts, expected=model, told_noise=noise, rng=rng
+            rows, odds=odds, most=most, texts=texts, expected=model, stated_noise=noise, rng=rng
         )
         return self._counted(found, observation, rows, total)
 
@@ -183,7 +183,7 @@ def _odds(observation: Observation, size: int, expected: int) -> Tensor:
     return -torch.expm1(expected * torch.log1p(-(counts / counts.sum()).clamp_max(1 - 1e-9)))
 
 
-def _told_noise(observation: Observation, name: str) -> float | None:
+def _stated_noise(observation: Observation, name: str) -> float | None:
     effects = [part.effect for part in observation.knowledge.defense or ()]
     there = [e.added for e in effects if isinstance(e, NoisedLayers) and name in e.noised(observation.upload.tensors)]
     parts = [e for e in effects + there if isinstance(e, Noise)]
@@ -251,10 +251,10 @@ def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
     number, words = observation.upload.num_examples, bag.all
     lengths = Lengths.of(observation, model)
     even = -(-len(words) // number)
-    told = [even] * number if lengths.told is None else [n + int(model.next_token) for n in lengths.told]
-    texts = torch.full((number, max(told)), -1, dtype=torch.long, device=words.device)
+    counts = [even] * number if lengths.known is None else [n + int(model.next_token) for n in lengths.known]
+    texts = torch.full((number, max(counts)), -1, dtype=torch.long, device=words.device)
     begin = 0
-    for row, length in enumerate(told):
+    for row, length in enumerate(counts):
         part = words[begin : begin + length]
         texts[row, : len(part)] = part
         begin += length

@@ -41,7 +41,7 @@ from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstr
 
 _AT_ONCE = 256
 _MOST_PREFIXES = 4096
-_TOLD_APART = 100.0
+_LEAST_RATIO = 100.0
 """Least ratio of the farthest to the nearest continuation's distance at which the farthest counts as wrong."""
 _ROUNDED = 1e-6  # distance from the span that is rounding in single precision
 
@@ -76,7 +76,7 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
         if longer.numel():
             parts = torch.split(longer, _AT_ONCE)
             apart = torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in parts])
-        if len(apart) and float(apart.max()) >= _TOLD_APART * max(float(apart.min()), _ROUNDED):
+        if len(apart) and float(apart.max()) >= _LEAST_RATIO * max(float(apart.min()), _ROUNDED):
             within = min(within, tolerance * float(apart.max()))  # as a share of the distance of wrong ones
         kept = apart < within
         nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
@@ -195,7 +195,7 @@ class Dager(grouping.GroupAttack):
         if not full:
             second = span_of(model, gradient, 1, queries=True)
             classified = -1 if model.causal else 0
-        assembly = Assembly(model, second, classified, candidates, any_length=lengths.told is None)
+        assembly = Assembly(model, second, classified, candidates, any_length=lengths.known is None)
 
         def enough(texts: Sequence[Tensor]) -> bool:
             return explanation.repeated(texts, rank) is not None
@@ -253,7 +253,7 @@ class Peeling:
         if not candidates.whole:
             return known
         return known + assemble(
-            Assembly(self.searched, self.second(left), None, candidates, any_length=lengths.told is None),
+            Assembly(self.searched, self.second(left), None, candidates, any_length=lengths.known is None),
             lengths=left.lengths.within(candidates.length),
             tolerance=self.tolerance,
             rng=self.rng,
@@ -321,7 +321,7 @@ class Peeling:
                 fitting = [
                     text[:length]
                     for text, held in zip(starts, guess.held, strict=True)
-                    if len(text) == length or (lengths.told is None and not bool(held[length:].any()))
+                    if len(text) == length or (lengths.known is None and not bool(held[length:].any()))
                 ]
                 found += few.descend(torch.stack(fitting)) if fitting else []
             sure = {tuple(text.tokens.tolist()): text for text in found if self._sure(text)}

@@ -209,10 +209,10 @@ def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) 
     If no text of a length is left, one is ``repeated`` or, without that, an empty list is returned.
     """
     left = sorted(texts, key=lambda text: text.residual)
-    if lengths.told is None:
+    if lengths.known is None:
         return left[: lengths.number]
     chosen: list[Assembled] = []
-    for length in lengths.told:
+    for length in lengths.known:
         fitting = next((text for text in [*left, *(chosen if repeated else ())] if len(text.tokens) == length), None)
         if fitting is None and not repeated:
             return []
@@ -273,7 +273,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
     members.sort(key=lambda group: int(positions[group].max()) if len(group) else 0)
     texts, held = [], []
     likeliest = shares.argmax(0)
-    for group, length in zip(members, lengths.told or [longest] * number, strict=True):
+    for group, length in zip(members, lengths.known or [longest] * number, strict=True):
         text = words[likeliest]
         text[positions[group]] = words[alone[group]]
         texts.append(text[:length])

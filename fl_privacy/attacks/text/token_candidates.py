@@ -112,12 +112,12 @@ def readable_model(model: nn.Module) -> TextModel:
 class Lengths:
     """Lengths of a batch's texts, as far as known.
 
-    ``number``: number of texts. ``told``: given numbers of tokens, the shortest first; ``None`` if unknown.
+    ``number``: number of texts. ``known``: given numbers of tokens, the shortest first; ``None`` if unknown.
     """
 
     number: int
     longest: int
-    told: tuple[int, ...] | None = None
+    known: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
@@ -128,7 +128,7 @@ class Lengths:
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())
-            return cls(number=number, longest=lengths[-1], told=tuple(lengths))
+            return cls(number=number, longest=lengths[-1], known=tuple(lengths))
         rows = None if model.position_weight is None else observation.update().get(model.position_weight)
         if rows is not None:
             seen = (rows[model.first_position :].abs().amax(1) > 0).nonzero().flatten()
@@ -137,23 +137,23 @@ class Lengths:
 
     @property
     def possible(self) -> list[int]:
-        return list(range(1, self.longest + 1)) if self.told is None else sorted(set(self.told))
+        return list(range(1, self.longest + 1)) if self.known is None else sorted(set(self.known))
 
     def reaching(self, position: int) -> int:
-        return self.number if self.told is None else sum(length > position for length in self.told)
+        return self.number if self.known is None else sum(length > position for length in self.known)
 
     def within(self, longest: int) -> Self:
-        return self if self.told is not None else replace(self, longest=min(self.longest, longest))
+        return self if self.known is not None else replace(self, longest=min(self.longest, longest))
 
     def hold(self, length: int) -> bool:
         return self.number > 0 and length in self.possible
 
     def without(self, length: int) -> Self:
-        if self.told is None:
+        if self.known is None:
             return replace(self, number=self.number - 1)
-        left = list(self.told)
+        left = list(self.known)
         left.remove(length)
-        return replace(self, number=self.number - 1, longest=left[-1] if left else 0, told=tuple(left))
+        return replace(self, number=self.number - 1, longest=left[-1] if left else 0, known=tuple(left))
 
 
 _AT_ONCE = 1 << 24  # elements of embeddings compared at a time
@@ -218,15 +218,15 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
         order = table[:, position].argsort()
         count = int((table[:, position] < tolerance).sum())
         if lengths.number == 1:
-            doubt |= count > 1 or (lengths.told is not None and count != reached)
+            doubt |= count > 1 or (lengths.known is not None and count != reached)
             count = min(count, 1)
-        if lengths.told is not None and reached:
+        if lengths.known is not None and reached:
             count = max(count, reached if count == 0 else 1)
         found.append(tokens[order[:count]])
         distances.append(table[order[:count], position])
         if count < len(tokens):
             nearest_other = min(nearest_other, float(table[order[count], position]))
-    if lengths.told is None and lengths.number > 1:
+    if lengths.known is None and lengths.number > 1:
         end = next((position for position, some in enumerate(found) if not len(some)), len(found))
         nearest_other = min([nearest_other, *[float(some[0]) for some in distances[end:] if len(some)]])
         found, distances = found[:end], distances[:end]

@@ -147,7 +147,7 @@ _NEVER = 1e-10  # least share of a vector in or outside of some directions
 _AT_ONCE = 1 << 24  # elements held at a time
 _SHORTLIST = 1024  # tokens whose positions are compared one by one
 _LIKE = 1e-2  # share of a token outside of the tokens before it above which that rest is compared
-_TOLD_APART = 0.01  # largest chance of a rest's share at which a token counts as present next to similar ones
+_MOST_CHANCE = 0.01  # largest chance of a rest's share at which a token counts as present next to similar ones
 FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 """Accepted mean number of false tokens: as a share of those found, and for each text."""
 
@@ -362,7 +362,7 @@ def _alike(
         usual, freedom = basis.usual[:, which, place][:, : len(share)]
         beside = 1 - torch.arange(len(share)) / len(basis.frame.own)
         left[: len(share)] += _seldom(share, usual, (freedom * beside).clamp_min(1.0)).cpu()
-    return int((candidates.length * _by_chance(left, torch.full((len(tokens),), len(used))) > _TOLD_APART).sum())
+    return int((candidates.length * _by_chance(left, torch.full((len(tokens),), len(used))) > _MOST_CHANCE).sum())
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:

@@ -284,25 +284,25 @@ def found_words(
     most: int,
     texts: int,
     expected: Expected | None,
-    told_noise: float | None,
+    stated_noise: float | None,
     rng: torch.Generator,
 ) -> FoundWords:
     """Find the words in the ``rows`` of a single victim.
 
     ``odds``: (V,) prior probability of each token. ``most``: largest number of tokens in the texts. ``expected``:
-    simulated rows of words; ``None`` if rows are exact. ``told_noise``: standard deviation of the noise on an element,
+    simulated rows of words; ``None`` if rows are exact. ``stated_noise``: standard deviation of an element's noise,
     if the defense is known; ``None`` to estimate it.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)
-    if expected is None or is_exact(rows, most, told_noise):
+    if expected is None or is_exact(rows, most, stated_noise):
         return _exactly(untouched, energy)
     width, typical = values.shape[1], float(energy.median())
     variance = typical / width / (1 - 2 / (9 * width)) ** 3
     if typical == 0:  # most were dropped; those kept are mostly noise
         variance = 0.0 if bool(untouched.all()) else float(energy[~untouched].median()) / width
-    if told_noise:
-        variance = min(variance, told_noise**2)
+    if stated_noise:
+        variance = min(variance, stated_noise**2)
     if variance == 0:
         return _exactly(untouched, energy)
     likeliest = _likeliest(values, expected, odds, variance)
@@ -340,10 +340,10 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
     return FoundWords(words[energy[words].argsort(descending=True, stable=True)], energy, True, 0.0)
 
 
-def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
+def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
     """Return ``True`` without known noise, if at most ``most`` of the first victim's rows, a minority, changed."""
     touched = int((~rows.untouched[0]).sum())
-    return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
+    return 2 * touched < rows.untouched.shape[1] and touched <= most and not stated_noise
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:

@@ -64,10 +64,10 @@ class Tree:
     @cached_property
     def digest(self) -> bytes:
         parts = (self.left, self.right, self.feature, self.threshold, self.default_left, self.value)
-        told = hashlib.sha256(bytes([self.group % 256]))
+        digest = hashlib.sha256(bytes([self.group % 256]))
         for part in parts:
-            told.update(np.ascontiguousarray(part).tobytes())
-        return told.digest()
+            digest.update(np.ascontiguousarray(part).tobytes())
+        return digest.digest()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,11 +106,11 @@ def read_model(data: bytes) -> Trees:
     if data[:1] != b"{":
         raise UserError("XGBoost's JSON or UBJSON is expected, but the model is neither; use Booster.save_raw.")
     try:
-        told = read_ubjson(data) if data[1:2] in b"iUIlL" and data[1:2] else json.loads(data)
+        content = read_ubjson(data) if data[1:2] in b"iUIlL" and data[1:2] else json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UserError(f"A model is expected to be JSON, but is damaged: {_plain(error)}; save it again.") from error
     try:
-        return _model(told)
+        return _model(content)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
         raise UserError(
             f"A model from Booster.save_raw is expected, but it {_plain(error)}; save it again, or leave it out."
@@ -122,8 +122,8 @@ def _plain(error: Exception) -> str:
     return " ".join(said.split())[:200]
 
 
-def _model(told: Mapping[str, Any]) -> Trees:
-    learner = told["learner"]
+def _model(content: Mapping[str, Any]) -> Trees:
+    learner = content["learner"]
     booster = learner["gradient_booster"]
     if booster["name"] != "gbtree":
         raise ValueError(f"is of booster {str(booster['name'])[:40]!r}, and only gbtree is read")
@@ -163,21 +163,21 @@ def _model(told: Mapping[str, Any]) -> Trees:
     )
 
 
-def _tree(told: Mapping[str, Any], features: int, group: int, round: int) -> Tree:
-    left, right = _array(told["left_children"], int), _array(told["right_children"], int)
+def _tree(content: Mapping[str, Any], features: int, group: int, round: int) -> Tree:
+    left, right = _array(content["left_children"], int), _array(content["right_children"], int)
     nodes = len(left)
     if not nodes:
         raise ValueError("has a tree without nodes")
     floats = {
-        key: _array(told[key], np.float32).astype(np.float64)
+        key: _array(content[key], np.float32).astype(np.float64)
         for key in ("split_conditions", "sum_hessian", "base_weights", "loss_changes")
     }
-    feature = _array(told["split_indices"], int)
-    default = _array(told["default_left"], int) > 0
+    feature = _array(content["split_indices"], int)
+    default = _array(content["default_left"], int) > 0
     parts = [right, feature, default, *floats.values()]
     if any(len(part) != nodes for part in parts):
         raise ValueError("has a tree whose arrays differ in length")
-    if any(_array(told.get("split_type", ()), int)):
+    if any(_array(content.get("split_type", ()), int)):
         raise ValueError("splits by categories, and only splits by thresholds are read")
     inner = left >= 0
     children = np.concatenate([left[inner], right[inner]])

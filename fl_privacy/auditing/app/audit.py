@@ -156,10 +156,10 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
         asked = dict(asked)
         found = read_app(app, asked.pop("chosen", None))
         say([Said.NAME, found.name.encode(errors="replace")])
-        told: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in asked.items()}
-        told |= {name: Path(told[name]) for name in ("out", "mirror") if told.get(name)}
-        request = AppAuditRequest(**told, sandboxed=True)
-        audit_app(found, request, lambda text: say([Said.TOLD, text.encode(errors="replace")]), show)
+        settings: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in asked.items()}
+        settings |= {name: Path(settings[name]) for name in ("out", "mirror") if settings.get(name)}
+        request = AppAuditRequest(**settings, sandboxed=True)
+        audit_app(found, request, lambda text: say([Said.TEXT, text.encode(errors="replace")]), show)
         say([Said.DONE, last])
     except (Exception, SystemExit) as error:  # noqa: BLE001  (third-party code can raise anything)
         said = str(error) if isinstance(error, UserError) else f"The app raised {in_one_line(error)}."
@@ -458,11 +458,11 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
 
 def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:
     for name in dict.fromkeys(name for name, _ in optimizers):
-        told = [(dict(settings), steps) for (one, settings), steps in optimizers.items() if one == name]
-        (first, _), (last, _), said = told[0], told[-1], list[str]()
+        same_kind = [(dict(settings), steps) for (one, settings), steps in optimizers.items() if one == name]
+        (first, _), (last, _), said = same_kind[0], same_kind[-1], list[str]()
         for key, value in first.items():
             after = last.get(key)
             if value not in (None, False, 0, 0.0) or after not in (None, False, 0, 0.0):
                 said.append(f"{key} {value}" if after == value else f"{key} {value} to {after}")
-        steps = sum(steps for _, steps in told)
+        steps = sum(steps for _, steps in same_kind)
         yield f"{name} ({', '.join(said)}), {steps} step{'s' * (steps != 1)} in a round"

@@ -214,15 +214,15 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """
     place = expanded(path).absolute()
     if not place.is_file() or place.suffix != ".fab":
-        told = dict(chosen or {})
-        if place.is_dir() and (told.get("server") is not None or not _names_app(place / "pyproject.toml")):
-            scripts = find_scripts(place, **told)
+        options = dict(chosen or {})
+        if place.is_dir() and (options.get("server") is not None or not _names_app(place / "pyproject.toml")):
+            scripts = find_scripts(place, **options)
             if scripts is not None:
                 asked = _asked_for(place, {})
                 found = App(
                     folder=place, name=place.name, server="", client="", config={}, scripts=scripts, dependencies=asked
                 )
-                return replace(found, tried=None) if told else found
+                return replace(found, tried=None) if options else found
             projects = [each for each in islice(place.rglob("pyproject.toml"), MOST_ENTRIES) if _names_app(each)]
             inner = sorted(each.parent for each in projects if "/." not in str(each.relative_to(place.parent)))
             if len(inner) > 1:
@@ -260,12 +260,12 @@ def _read(folder: Path, path: str | Path) -> App:
         if not project.stat().st_size <= LARGEST_PROJECT:
             most = LARGEST_PROJECT >> 10
             raise UserError(f"{project} is expected to have at most {most} KiB, but is larger; shorten it.")
-        told = tomllib.loads(project.read_text(encoding="utf-8"))
+        content = tomllib.loads(project.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:  # TOMLDecodeError, no UTF-8, or a number of 5,000 digits
         said = " ".join(str(error).split())[:200]
         raise UserError(f"{project} is expected to be TOML, but is not ({said}); correct it.") from error
-    flower = _table(_table(told, "tool"), "flwr")
-    components, about = _table(_table(flower, "app"), "components"), _table(told, "project")
+    flower = _table(_table(content, "tool"), "flwr")
+    components, about = _table(_table(flower, "app"), "components"), _table(content, "project")
     if not all(str(components.get(name, "")).partition(":")[0].strip(".") for name in ("serverapp", "clientapp")):
         raise UserError(
             f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], or to lie in a"
@@ -288,7 +288,7 @@ def _read(folder: Path, path: str | Path) -> App:
         client=client,
         misnamed="" if there == given else f"{misnamed} Here {server} and {client} ran: correct the names there.",
         config=config,
-        dependencies=_asked_for(folder, told),
+        dependencies=_asked_for(folder, content),
         python=str(about.get("requires-python", "")),
         nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
@@ -316,13 +316,13 @@ def is_importable(name: str) -> bool:
         return False
 
 
-def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a project's requirements in ``told`` (pyproject.toml, parsed here if empty), or in requirements.txt."""
+def _asked_for(folder: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a project's requirements in ``content`` (pyproject.toml, parsed here if empty), or in requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
-        told = told or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
-    if isinstance(named := _table(told, "project").get("dependencies"), list):
+        content = content or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
+    if isinstance(named := _table(content, "project").get("dependencies"), list):
         return tuple(map(str, named))
-    by_poetry = _table(_table(_table(told, "tool"), "poetry"), "dependencies")
+    by_poetry = _table(_table(_table(content, "tool"), "poetry"), "dependencies")
     if by_poetry:
         wanted = {name: each.get("version") if isinstance(each, Mapping) else each for name, each in by_poetry.items()}
         return tuple(f"{name}{_specifier(str(each))}" for name, each in wanted.items() if name != "python")
@@ -340,8 +340,8 @@ def _specifier(text: str) -> str:
     return text if re.match(r"[<>=!]|~=", text) else f"=={text}" if re.fullmatch(r"\d[\w.]*", text) else ""
 
 
-def _table(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = told.get(key)
+def _table(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = content.get(key)
     return found if isinstance(found, Mapping) else {}
 
 

@@ -79,10 +79,10 @@ def _config(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
     ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 0}
     for key, value in {"vocab_size": _ROOM, **ids}.items() if hasattr(made, "vocab_size") else ():
         setattr(made, key, value)
-    told = {key: value for key, value in kwargs.items() if not _OF_HUB.search(key)}
-    unused = {key: value for key, value in told.items() if not hasattr(made, key)}
-    for key in told.keys() - unused.keys():
-        setattr(made, key, told[key])
+    settings = {key: value for key, value in kwargs.items() if not _OF_HUB.search(key)}
+    unused = {key: value for key, value in settings.items() if not hasattr(made, key)}
+    for key in settings.keys() - unused.keys():
+        setattr(made, key, settings[key])
     return (made, unused) if kwargs.get("return_unused_kwargs") else made
 
 
@@ -104,7 +104,7 @@ def _tokenizer(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
     )
     made.decoder = parts.decoders.WordPiece()
     drawing.note(f"the tokenizer of {name}", "one of common words", pretrained=True)
-    told = {f"{key}_token": text for key, text in {**_SPECIAL, "bos": "[CLS]", "eos": "[SEP]"}.items()}
-    told |= {key: kwargs[key] for key in ("padding_side", "truncation_side") if key in kwargs}
+    settings = {f"{key}_token": text for key, text in {**_SPECIAL, "bos": "[CLS]", "eos": "[SEP]"}.items()}
+    settings |= {key: kwargs[key] for key in ("padding_side", "truncation_side") if key in kwargs}
     fast = importlib.import_module("transformers").PreTrainedTokenizerFast
-    return fast(tokenizer_object=made, model_max_length=kwargs.get("model_max_length", _LONGEST), **told)
+    return fast(tokenizer_object=made, model_max_length=kwargs.get("model_max_length", _LONGEST), **settings)

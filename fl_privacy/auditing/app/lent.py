@@ -112,17 +112,17 @@ def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: 
 
     ``objects`` collects these values by the start of their JSON, and ``asked`` a sentence on each.
     """
-    told = dict(values)
-    for key, value in told.items():
+    texts = dict(values)
+    for key, value in texts.items():
         if not isinstance(value, int | float | str | bytes):
             name = f"object {id(value)}"
             shown = attempt(lambda: json.dumps({name: value}, default=numbers_of, skipkeys=True))  # noqa: B023
-            told[key] = f'{{"{name}": {value!r:.{_MOST_NUMBERS}}' if isinstance(shown, Failure) else shown
-            objects[told[key].partition(":")[0]] = value
+            texts[key] = f'{{"{name}": {value!r:.{_MOST_NUMBERS}}' if isinstance(shown, Failure) else shown
+            objects[texts[key].partition(":")[0]] = value
             if len(objects) > _MOST_OBJECTS:
                 del objects[next(iter(objects))]
             asked += [said] if (said := f"objects in place of numbers and texts ({key})") not in asked else []
-    return original(told)
+    return original(texts)
 
 
 def _as_objects(objects: Mapping[str, Any], original: Any, record: Any) -> dict[str, Any]:

@@ -232,9 +232,9 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
 
 
 def _local_claim(node: ast.Call) -> str:
-    told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(constant, node.args), strict=False))
-    told |= {k.arg: constant(k.value) for k in node.keywords if k.arg}
-    clip, sensitivity, epsilon = (_finite(told.get(name)) for name in ("clipping_norm", "sensitivity", "epsilon"))
+    arguments = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(constant, node.args), strict=False))
+    arguments |= {k.arg: constant(k.value) for k in node.keywords if k.arg}
+    clip, sensitivity, epsilon = (_finite(arguments.get(name)) for name in ("clipping_norm", "sensitivity", "epsilon"))
     if clip is None or sensitivity is None or epsilon is None or sensitivity < 0:
         return ""
     said = f"LocalDpMod claims epsilon {epsilon:g} for each round alone"

@@ -333,12 +333,12 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
         own = [flag for flag in own if "iid" not in ast.unparse(asked[flag])]  # a way to divide data
         for flag in filter(None, asked):
-            name, told = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
-            choices = given if isinstance(given := constant(told.get("choices")), list | tuple) else ()
-            empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
-            needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
-            unset = not told.keys() & {"default", "nargs"}  # None, unless it is given
-            first = 1 if _FROM_ONE.search(str(constant(told.get("help")))) else _first_of_range(told.get("choices"))
+            name, stated = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
+            choices = given if isinstance(given := constant(stated.get("choices")), list | tuple) else ()
+            empty = constant(stated.get("default")) == 0 and bool(_ENDS.match(name))
+            needed = not flag.startswith("-") or constant(stated.get("required")) is True or empty
+            unset = not stated.keys() & {"default", "nargs"}  # None, unless it is given
+            first = 1 if _FROM_ONE.search(str(constant(stated.get("help")))) else _first_of_range(stated.get("choices"))
             value: str | None = None
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
@@ -346,12 +346,12 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 one = f"{{partition+{first}}}" if first else "{partition}"
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if choices else one
             elif needed:
-                kind, example = dotted(told.get("type", tree)), _EXAMPLE.search(str(constant(told.get("help"))))
+                kind, example = dotted(stated.get("type", tree)), _EXAMPLE.search(str(constant(stated.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
                 known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
-                counts = dotted(told.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
+                counts = dotted(stated.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
                 value = usual_for(name) if counts else None
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)

@@ -275,13 +275,13 @@ class Drawing:
 
     def _note_values(self, of: ast.AST, values: Iterable[object]) -> None:
         name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
-        if isinstance(name, str) and (told := [each for each in values if isinstance(each, str)]):
-            self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *told]))
+        if isinstance(name, str) and (strings := [each for each in values if isinstance(each, str)]):
+            self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
-        if told := self.values.get(name):
-            told = told if len(told) > 1 else [*told, "other"]
-            return [told[n] for n in labels(number, len(told))]
+        if strings := self.values.get(name):
+            strings = strings if len(strings) > 1 else [*strings, "other"]
+            return [strings[n] for n in labels(number, len(strings))]
         return labels(number, classes) if name in self._classed else column(name, number, classes, rng)
 
     def note(self, asked: str, drawn: str, *, pretrained: bool = False) -> None:
@@ -297,12 +297,12 @@ class Drawing:
     def in_words(self) -> str:
         if not self.asked:
             return ""
-        told = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
+        replaced = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
         kinds = {"clients' data": self.of_clients(), "pretrained parts": self._pretrained}
         what = " and ".join(kind for kind, found in kinds.items() if found)
         rest = "What the network, its training and its uploads let through is the app's; how real examples look is not"
         rest = "The app's own may leak more or less" if self._pretrained else rest
-        return f"The {what} were not here and were drawn: {told}. {rest}, so that counts and accuracy may differ."
+        return f"The {what} were not here and were drawn: {replaced}. {rest}, so that counts and accuracy may differ."
 
     def saved(self, path: object) -> Any:
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)

@@ -130,8 +130,8 @@ def _count(number: Any) -> int | None:
 def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
     config = given.get("config")
     if not isinstance(config, ServerConfig):  # a dictionary or an object of earlier versions of Flower
-        told = config if isinstance(config, dict) else getattr(config, "__dict__", {})
-        config = ServerConfig(num_rounds=_count(told.get("num_rounds")) or 1, round_timeout=told.get("round_timeout"))
+        plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})
+        config = ServerConfig(num_rounds=_count(plain.get("num_rounds")) or 1, round_timeout=plain.get("round_timeout"))
     names = ("strategy", "client_manager") if given.get("server") is None else ("server",)
     kept: dict[str, Any] = {name: given.get(name) for name in names}
     for held in (kept.get("strategy"), getattr(kept.get("server"), "strategy", None)):
@@ -268,7 +268,7 @@ class _Runner:
                     raise
         raise AssertionError("no place")
 
-    def _run(self, path: Path, words: Sequence[str], places: Sequence[str], told: tuple[int, int]) -> _Calls:
+    def _run(self, path: Path, words: Sequence[str], places: Sequence[str], numbers: tuple[int, int]) -> _Calls:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra ends scripts without their errors otherwise
         calls, name, (module, around) = _Calls(list), named(path, self.folder), _main_module(path)
         before, threads = set(sys.modules), set(threading.enumerate())
@@ -311,8 +311,8 @@ class _Runner:
             stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
                 stack.enter_context(replaced(signal, "signal", lambda original, number, handler: None))
-            stack.enter_context(replaced(builtins, "input", partial(_answered, *told, Counter())))
-            stack.enter_context(replaced(os, "getenv", partial(self._variable, *told)))
+            stack.enter_context(replaced(builtins, "input", partial(_answered, *numbers, Counter())))
+            stack.enter_context(replaced(os, "getenv", partial(self._variable, *numbers)))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
@@ -431,9 +431,9 @@ def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
     is restored when the block ends.
     """
 
-    def note(kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
+    def note(kind: str, names: Sequence[str], original: Any, *given: Any, **options: Any) -> None:
         ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
-        calls[kind].append({**dict(zip(names, ordered, strict=False)), **told})
+        calls[kind].append({**dict(zip(names, ordered, strict=False)), **options})
         raise _AtStart
 
     def at_once(original: Any, process: Any) -> None:

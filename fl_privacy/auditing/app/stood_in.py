@@ -330,19 +330,19 @@ class Hooks:
         name = next((each.__name__ for each in type(made).mro() if each.__name__ in stand_in.SETS), "MNIST")
         shape, given = stand_in.SETS[name], inspect.signature(original).bind(made, *args, **kwargs)
         given.apply_defaults()
-        told = {**given.arguments, **given.arguments.get("kwargs", {})}
+        arguments = {**given.arguments, **given.arguments.get("kwargs", {})}
         with suppress(RuntimeError, OSError):
             if "download" in given.arguments:
                 given.arguments["download"] = False
             given.arguments.get("kwargs", {}).pop("download", None)
             original(*given.args, **given.kwargs)
             return
-        train = bool(told.get("train", not str(told.get("split")).startswith(("test", "val"))))
-        kept = {key: told.get(key) for key in ("transform", "target_transform")}
-        importlib.import_module("torchvision.datasets").VisionDataset.__init__(made, told.get("root", "."), **kept)
+        train = bool(arguments.get("train", not str(arguments.get("split")).startswith(("test", "val"))))
+        kept = {key: arguments.get(key) for key in ("transform", "target_transform")}
+        importlib.import_module("torchvision.datasets").VisionDataset.__init__(made, arguments.get("root", "."), **kept)
         number = TRAIN if train else TEST
         drawn, targets = pictures(number, shape, self.drawing.rng(f"{name} {number}")), labels(number, shape.classes)
-        made.train, made.split = train, getattr(made, "split", told.get("split", "train"))
+        made.train, made.split = train, getattr(made, "split", arguments.get("split", "train"))
         made.classes = [f"class {n}" for n in range(shape.classes)]
         with suppress(AttributeError):  # a property of some
             made.class_to_idx = {each: n for n, each in enumerate(made.classes)}
@@ -367,7 +367,7 @@ class Hooks:
     def openml(self, number: object, *args: Any, **kwargs: Any) -> Any:
         drawn = self.sklearn("openml", None, "mnist_784" if str(number) == "554" else str(number))
 
-        def get_data(target: object = None, **told: Any) -> tuple[Any, ...]:
+        def get_data(target: object = None, **options: Any) -> tuple[Any, ...]:
             rows, given = drawn.data, drawn.target.astype(float)
             return (rows if target else np.column_stack([rows, given]), given if target else None, None, None)
 

@@ -103,7 +103,7 @@ class TappedGrid(LocalGrid):
 
     def evaluation(self) -> dict[str, float]:
         last = self._evaluated.get(max(self._evaluated, default=0), {})
-        sums = {key: (sum(v * n for v, n in told), sum(n for _, n in told)) for key, told in last.items()}
+        sums = {key: (sum(v * n for v, n in pairs), sum(n for _, n in pairs)) for key, pairs in last.items()}
         return {f"{key} (clients' evaluation)": total / n for key, (total, n) in sums.items() if n > 0}
 
     @property
@@ -242,8 +242,8 @@ class TappedGrid(LocalGrid):
             if str(message.metadata.message_type).startswith("train") and any(reply.content.array_records.values()):
                 self.problems["A reply left without the defense, since no training was seen"] += 1
             return reply, None
-        told, defense = _described(reply.content, UP, "", 1, 0), self._defense
-        uploaded = {**_flat(told), **_unpacked(told)}
+        replied, defense = _described(reply.content, UP, "", 1, 0), self._defense
+        uploaded = {**_flat(replied), **_unpacked(replied)}
         found = attempt(lambda: matched(uploaded, sent, seen.before, seen.values(), seen.gradients))
         if isinstance(found, Failure):
             return error_reply(message, found), None
@@ -270,10 +270,10 @@ class TappedGrid(LocalGrid):
         self.replies[down.kind] += 1
         sent, uploaded, after = _flat(down), _flat(up), seen.values()
         if down.kind.partition(".")[0] == "evaluate":
-            told = {key: float(v) for (_, key), v in up.values.items() if isinstance(v, int | float)}
-            weights = [told.pop(key) for key in ("num-examples", "num_examples") if key in told]
-            for key in (key for key, v in told.items() if math.isfinite(v) and key != "code"):  # an earlier status
-                self._evaluated[down.round][key].append((told[key], (weights or [1.0])[0]))
+            figures = {key: float(v) for (_, key), v in up.values.items() if isinstance(v, int | float)}
+            weights = [figures.pop(key) for key in ("num-examples", "num_examples") if key in figures]
+            for key in (key for key, v in figures.items() if math.isfinite(v) and key != "code"):  # an earlier status
+                self._evaluated[down.round][key].append((figures[key], (weights or [1.0])[0]))
         pairs, inner = Matched(), Arrays()
         if seen.modules and seen.steps:
             inner = _unpacked(up)
@@ -310,12 +310,12 @@ class TappedGrid(LocalGrid):
     def _fits(self, message: Message, reply: Message, fits: list[Fitted]) -> Sequence[Leak]:
         if reply.has_error():
             return ()
-        sent, told = (_described(one.content, way, "", 1, 0) for one, way in ((message, DOWN), (reply, UP)))
-        values = {f"{record}/{key}": value for (record, key), value in told.values.items()}
+        sent, replied = (_described(one.content, way, "", 1, 0) for one, way in ((message, DOWN), (reply, UP)))
+        values = {f"{record}/{key}": value for (record, key), value in replied.values.items()}
         found = attempt(
             lambda: [
-                *self.fitted.note(message.metadata.dst_node_id, _flat(sent), _flat(told), fits),
-                *(leak for fit in fits[-1:] for leak in leaks_of_nodes(fit, _flat(told), values)),
+                *self.fitted.note(message.metadata.dst_node_id, _flat(sent), _flat(replied), fits),
+                *(leak for fit in fits[-1:] for leak in leaks_of_nodes(fit, _flat(replied), values)),
             ]
         )
         if isinstance(found, Failure):
@@ -352,8 +352,8 @@ class TappedGrid(LocalGrid):
         reply, known = self._defended(message, reply, answer.sent, seen, context)
         if reply.has_error():
             return Failure(last_line_of(reply))
-        told = _described(reply.content, UP, "again", 1, 0)
-        up = {**_flat(told), **_unpacked(told)}
+        replied = _described(reply.content, UP, "again", 1, 0)
+        up = {**_flat(replied), **_unpacked(replied)}
         found = attempt(lambda: known or matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         return found if isinstance(found, Failure) else WatchedReply(reply=up, watched=seen, matched=found)
 

@@ -139,6 +139,6 @@ def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: Tr
 def _replies(what: str, course: Course) -> str:
     said = f"{what} {course.replies} replies left"
     if course.errors:
-        told = "; ".join(f"{n} times: {e}" for e, n in course.errors.most_common(3))
-        said += f" and {course.errors.total()} were errors ({told})"
+        errors = "; ".join(f"{n} times: {e}" for e, n in course.errors.most_common(3))
+        said += f" and {course.errors.total()} were errors ({errors})"
     return f"{said}.{f' The server ended with an error: {course.ended}.' if course.ended else ''}"

@@ -89,9 +89,9 @@ def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int
         fits = table.ndim == 2 and columns.shape[1] <= table.shape[1] <= MOST_FEATURES
         if not fits or len(array) not in counts | {len(table)}:
             continue
-        told = [column for column in map(_values, columns.T) if _bits(column, ordered=False) >= 2 * ENOUGH]
+        columns_hit = [column for column in map(_values, columns.T) if _bits(column, ordered=False) >= 2 * ENOUGH]
         known = {_values(column).tobytes() for column in table.T}
-        if 2 * len(told) >= columns.shape[1] and all(column.tobytes() in known for column in told):
+        if 2 * len(columns_hit) >= columns.shape[1] and all(column.tobytes() in known for column in columns_hit):
             return columns.shape[1], table.shape[1]
     return None
 
@@ -107,12 +107,12 @@ def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray 
         if table.ndim != 2 or not table.size:
             continue
         for name, lines in (("example", table[:sought]), ("column", table.T[:sought])):
-            told = [line for line in lines if _bits(line) >= 2 * ENOUGH]
-            if found := max(sum(one in content for one in _written(told, kind)) for kind in "dfe"):
+            telling = [line for line in lines if _bits(line) >= 2 * ENOUGH]
+            if found := max(sum(one in content for one in _written(telling, kind)) for kind in "dfe"):
                 return f"{found} {name}{'s' * (found != 1)} of the client at least, value by value"
-    told = [labels] if labels is not None and labels.dtype.kind in "iu" and _bits(labels) >= 2 * ENOUGH else []
-    held = any(one in content for kind in "qiB" for one in _written(told, kind))
-    return f"the class of each of the client's {len(told[0])} examples, as it is" if held else None
+    telling = [labels] if labels is not None and labels.dtype.kind in "iu" and _bits(labels) >= 2 * ENOUGH else []
+    held = any(one in content for kind in "qiB" for one in _written(telling, kind))
+    return f"the class of each of the client's {len(telling[0])} examples, as it is" if held else None
 
 
 def array_in(content: bytes) -> np.ndarray | None:
@@ -140,8 +140,8 @@ def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str |
     if array.dtype.kind not in "fiu" or array.size < 2:
         return None
     fitting = [table for table in tables if table.ndim == 2 and len(table) > 1 and table.shape[1] == array.size]
-    told = array.astype(np.float64).reshape(-1)
-    if not fitting or not np.isfinite(told).all() or _bits(told) < ENOUGH:
+    flat = array.astype(np.float64).reshape(-1)
+    if not fitting or not np.isfinite(flat).all() or _bits(flat) < ENOUGH:
         return None
     for table in fitting:
         size = max(abs(float(table.min())), abs(float(table.max()))) + 1e-30
@@ -149,7 +149,7 @@ def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str |
             continue
         for name, figure in _figures(table):
             wide = max(size, float(np.abs(figure).max()))
-            if np.abs(figure - told).max() <= 1e-6 * wide and np.allclose(figure, told, rtol=1e-4, atol=1e-7 * wide):
+            if np.abs(figure - flat).max() <= 1e-6 * wide and np.allclose(figure, flat, rtol=1e-4, atol=1e-7 * wide):
                 return name
     return None
 
@@ -183,8 +183,8 @@ def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool 
         return len(hits)
     plain = [row for row in different if len(np.unique(row)) > 1 and np.count_nonzero(row) > 1]
     many = natural and len(plain) >= LEAST_ROWS and len(hits) >= LEAST_SHARE * len(rows)
-    told = sum(max(0.0, _bits(row, ramps=True) - math.log2(len(codes))) for row in plain) if many else 0.0
-    return len(hits) if told >= ENOUGH else 0
+    bits = sum(max(0.0, _bits(row, ramps=True) - math.log2(len(codes))) for row in plain) if many else 0.0
+    return len(hits) if bits >= ENOUGH else 0
 
 
 def _values(column: np.ndarray) -> np.ndarray:
@@ -232,10 +232,10 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
     """Count rows at the beginning that equal rows of ``known`` up to scale and offset; 0 if that may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
-    told = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
-    if not told:
+    telling = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
+    if not telling:
         return 0
-    asked, nearest = np.stack(told), np.full(len(told), -1.0, np.float32)
+    asked, nearest = np.stack(telling), np.full(len(telling), -1.0, np.float32)
     for chunk in _chunks(known):
         if len(whole := _standardized(chunk)):
             nearest = np.maximum(nearest, (asked @ whole.T).max(1))
@@ -292,11 +292,11 @@ def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[s
             groups[re.sub(r"\d+", "#", key)].append(key)
             groups[""].append(key)
     for like, keys in sorted(groups.items(), key=lambda pair: -len(pair[1])):
-        told = np.array([float(values[key]) for key in keys])
-        told = np.sort(told[told != 0])
-        if len(told) != len(there) or (not like and len(told) < 3):  # two counts may be equal by chance
+        numbers = np.array([float(values[key]) for key in keys])
+        numbers = np.sort(numbers[numbers != 0])
+        if len(numbers) != len(there) or (not like and len(numbers) < 3):  # two counts may be equal by chance
             continue
-        if np.array_equal(told, there) or (like and np.allclose(told, there / len(labels), 1e-5)):
+        if np.array_equal(numbers, there) or (like and np.allclose(numbers, there / len(labels), 1e-5)):
             shown = tuple(keys[:MOST_KEYS])
             return shown if len(keys) <= MOST_KEYS else (*shown, "...")
     return ()

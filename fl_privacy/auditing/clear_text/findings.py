@@ -88,8 +88,8 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
     for (record, key), value in sent.values.items():
         found += _of_value(value, f"{record}/{key}", key, loaded)
     for record in dict.fromkeys(record for record, _ in sent.values):  # as in ``class_0`` and ``class_1``
-        told = {k: v for (one, k), v in sent.values.items() if one == record and not _EXAMPLE_COUNTS.search(k)}
-        if loaded.labels is not None and (keys := entries_of_classes(told, loaded.labels)):
+        entries = {k: v for (one, k), v in sent.values.items() if one == record and not _EXAMPLE_COUNTS.search(k)}
+        if loaded.labels is not None and (keys := entries_of_classes(entries, loaded.labels)):
             found.append(leak_of("classes", f"{record}/{', '.join(keys)}"))
     return found
 
@@ -107,8 +107,8 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
         yield from _of_bytes(array.tobytes(), where, loaded)
     elif (column := _equal_column(array, loaded, counts)) is not None:
         yield leak_of("column", where, column, array.size)
-    elif unknown and (told := features_in(array, loaded.rows, counts)) is not None:
-        what = f"the values of {told[0]} of {told[1]} features of the client's {len(array)} examples"
+    elif unknown and (features := features_in(array, loaded.rows, counts)) is not None:
+        what = f"the values of {features[0]} of {features[1]} features of the client's {len(array)} examples"
         yield leak_of("rows", where, what)
     elif _is_class_count(array, loaded):
         yield leak_of("classes", where)
@@ -143,8 +143,8 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
     elif isinstance(value, list):
         for text in value[:MOST_TEXTS]:
             yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where, loaded)
-    elif (told := _statistic(value, key, loaded)) is not None:
-        yield leak_of("statistic", where, *told)
+    elif (statistic := _statistic(value, key, loaded)) is not None:
+        yield leak_of("statistic", where, *statistic)
     elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
         what, seen = f"the client says that it has {value:g} example{'s' * (value != 1)}", loaded.examples
         why = "An update of a single example is the worst case: the whole upload is about one person."

@@ -59,15 +59,15 @@ def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mappin
             what = f"{trees}, with thresholds and how many examples are in each node"
             found.append(leak_of("nodes", key, what))
     for key, array in arrays.items():
-        for name, what in _TOLD.items() if array.dtype.kind in "fiu" else ():
-            sought = [told for nodes in fit.nodes if len(np.unique(told := nodes[name])) >= LEAST_DISTINCT]
+        for name, what in _NODE_VALUES.items() if array.dtype.kind in "fiu" else ():
+            sought = [column for nodes in fit.nodes if len(np.unique(column := nodes[name])) >= LEAST_DISTINCT]
             given = array.reshape(-1).astype(np.float64)
-            if any(len(given) == len(told) and np.allclose(given, told, rtol=1e-6, atol=0.0) for told in sought):
+            if any(len(given) == len(column) and np.allclose(given, column, rtol=1e-6, atol=0.0) for column in sought):
                 found.append(leak_of("nodes", key, what))
     return found
 
 
-_TOLD = {
+_NODE_VALUES = {
     "threshold": "thresholds of a decision tree",
     "n_node_samples": "how many of the client's examples are in each node of a decision tree",
 }

@@ -46,15 +46,15 @@ def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimi
 
     If PyTorch has no equal one, its class is named like ``RMSprop of Keras``.
     """
-    told, kind = optimizer.get_config(), type(optimizer).__name__
+    settings, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
     options = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "gradient_accumulation_steps")
-    changed = any(told.get(name) for name in (*options, "loss_scale_factor"))
+    changed = any(settings.get(name) for name in (*options, "loss_scale_factor"))
     if kind == "SGD" and not changed:
-        return torch.optim.SGD(parameters, lr=lr, momentum=told["momentum"], nesterov=told["nesterov"])
+        return torch.optim.SGD(parameters, lr=lr, momentum=settings["momentum"], nesterov=settings["nesterov"])
     if kind == "Adam" and not changed:
-        betas = (float(told["beta_1"]), float(told["beta_2"]))
-        return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=told["epsilon"], amsgrad=told["amsgrad"])
+        betas = (float(settings["beta_1"]), float(settings["beta_2"]))
+        return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=settings["epsilon"], amsgrad=settings["amsgrad"])
     unlike: Any = type(kind + " of Keras", (torch.optim.Optimizer,), {})
     return unlike(parameters, {"lr": lr})
 
@@ -142,8 +142,8 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
         raise UserError("one image size is expected, but the app's Keras network takes images of any size; set it")
     weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
     if kind in ("Conv2D", "DepthwiseConv2D") and layer.padding == "same" and max(layer.strides) > 1:  # more behind
-        told = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
-        above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in told)
+        sides = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
+        above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in sides)
         yield nn.ZeroPad2d((beside // 2, beside - beside // 2, above // 2, above - above // 2)), {}
     if kind == "BatchNormalization":
         names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}

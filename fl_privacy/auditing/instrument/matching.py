@@ -263,7 +263,7 @@ def averaged(modules: Sequence[nn.Module], names: Mapping[int, str]) -> set[str]
 def _memory(
     old: np.ndarray, new: np.ndarray, where: str, counts: Sequence[int], labels: np.ndarray | None
 ) -> Leak | None:
-    told: list[tuple[bool, bool, int, int]] = []
+    candidates: list[tuple[bool, bool, int, int]] = []
     for axis in dict.fromkeys((0, old.ndim - 1)):
         rows, anew = (np.moveaxis(each, axis, 0).reshape(each.shape[axis], -1) for each in (old, new))
         apart = np.linalg.norm(anew - rows, axis=1)
@@ -276,10 +276,10 @@ def _memory(
             return leak_of("labels", where, number)
         unit = width > 1 and bool((np.abs(np.linalg.norm(anew[changed], axis=1) - 1) < UNIT).all())
         if width > 1 or number in counts:
-            told.append((unit, any(number % count == 0 for count in counts), number, width))
-    if not told:
+            candidates.append((unit, any(number % count == 0 for count in counts), number, width))
+    if not candidates:
         return None
-    *signs, number, width = max(told)
+    *signs, number, width = max(candidates)
     sure = any(signs)
     what = f"{number} numbers" if width == 1 else f"{number} vectors of {width} numbers"
     return Leak(

@@ -338,9 +338,9 @@ class TrainingWatch:
         self._stepped_by.add(id(optimizer))
         if not seen.optimizers and 0 < seen.added < seen.backwards:  # more than were recorded
             seen.program, seen.added = None, seen.backwards
-        told = tuple((key, _plain(group[key])) for key in SETTINGS if key in group)
-        told += (("groups", len(optimizer.param_groups)),) if len(optimizer.param_groups) > 1 else ()
-        seen.optimizers[type(optimizer).__name__, told] += 1
+        settings = tuple((key, _plain(group[key])) for key in SETTINGS if key in group)
+        settings += (("groups", len(optimizer.param_groups)),) if len(optimizer.param_groups) > 1 else ()
+        seen.optimizers[type(optimizer).__name__, settings] += 1
         seen.trained.add(frozenset(id(each) for own in optimizer.param_groups for each in own["params"]))
         self._stepped(optimizer, args, kwargs)
 

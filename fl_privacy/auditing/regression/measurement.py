@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import fits, one_of, whole
-from fl_privacy.data.app_data import find_normalization, fingerprint, samples, told_normalization
+from fl_privacy.data.app_data import declared_normalization, find_normalization, fingerprint, samples
 from fl_privacy.defenses import ClientState, Defense, none
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception.infer_plan import recognize_training
@@ -190,7 +190,7 @@ def measure_training(
     if made is None:
         raise UserError("attack is expected to name an attack, but got none; try auto.")
     examples = _examples(data, images, batch_size)
-    network, scale = _made(model, seed), told_normalization(data) or find_normalization(examples)
+    network, scale = _made(model, seed), declared_normalization(data) or find_normalization(examples)
     pixels = [image if scale is None else scale.undo(image) for image, _ in examples]
     observed = normalized(network, scale) if scale is not None else network
     guard = none() if defense is None else _expect_on_upload(defense)
@@ -205,7 +205,7 @@ def measure_training(
         truths.append(truth)
     rate = statistics.median(o.plan.lr for o in observations)  # one for all, so that they are attacked together
     observations = [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
-    knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
+    knowing = [[o.given(defense=guard.parts) for o in observations]] if guard.parts else []
     judge = partial(evaluate_all, truths=truths, others=_others(data, truths, scale, seed))
     values, outcomes = _worst([judge(made(seen, seed=seed)) for seen in (observations, *knowing)], metric)
     return measured(

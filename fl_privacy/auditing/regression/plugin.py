@@ -45,8 +45,8 @@ def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
     update = bool(config.getoption("--fl-privacy-update"))
     if not update and not config.getoption("--fl-privacy"):
         pytest.skip("measures leakage: run pytest --fl-privacy")
-    told = config.getoption("--fl-privacy-baseline")
-    path = Path(told) if told else config.rootpath / BASELINE
+    named = config.getoption("--fl-privacy-baseline")
+    path = Path(named) if named else config.rootpath / BASELINE
     return LeakageCheck(test=request.node.nodeid, path=path, update=update, said=config.stash[_SAID])
 
 
@@ -57,11 +57,11 @@ class LeakageCheck:
         self.test, self.path, self.update, self.said = test, path, update, said
         self._measured = 0
 
-    def training(self, **told: Any) -> None:
+    def training(self, **settings: Any) -> None:
         """Check uploads of the app's own training function; arguments are those of ``measure_training``."""
         from fl_privacy.auditing.regression import measure_training  # noqa: PLC0415
 
-        self._check(lambda: measure_training(**told))
+        self._check(lambda: measure_training(**settings))
 
     def run(self, folder: str | Path, *, metric: str = "psnr") -> None:
         """Check the result of a run, an attack or an audit of a Flower app in ``folder``."""

@@ -60,7 +60,7 @@ class CaptureWriter:
             "sent": self._store_once(sent, _of_state(sent)),
             "upload": self._store(update),
             "knowledge": self._store_once(knowledge, known),
-            "defense": None if (told := knowledge.defense) is None else to_plain(told),
+            "defense": None if (defense := knowledge.defense) is None else to_plain(defense),
             "same_data": knowledge.same_data,
             "features_at": knowledge.features_at,
             "colluder": knowledge.colluder,

@@ -279,8 +279,8 @@ class _Reader:
             self.file.refuse(f"has format {raw.get('format')!r} where {FORMAT} is expected")
         if raw.get("id") != str(self.id):
             self.file.refuse(f"is of the observation {raw.get('id')!r}")
-        told = json.dumps([raw.get(key) for key in ("defense", "same_data", "colluder", "features_at")])
-        sent, known = self.file.digest(raw, "sent"), (self.file.digest(raw, "knowledge"), told)
+        given = json.dumps([raw.get(key) for key in ("defense", "same_data", "colluder", "features_at")])
+        sent, known = self.file.digest(raw, "sent"), (self.file.digest(raw, "knowledge"), given)
         if raw.get("colluder") is not None:
             self.model = self.inside
         knowledge = shared.get(shared.knowledge, known, lambda: self._knowledge(raw))

@@ -25,7 +25,7 @@ MOST_COUNTED = 1_000_000
 _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
-def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
+def recognize_training(observation: Observation, given: Collection[str] = ()) -> tuple[Observation, list[str]]:
     """Infer the local plan from an upload; return the corrected observation and a sentence on each finding.
 
     Uploaded weights, unlike changes, are close to the values that the server sent. A batch norm that changes far more
@@ -33,16 +33,16 @@ def recognize_training(observation: Observation, told: Collection[str] = ()) -> 
     number of steps. The learning rate follows from the output layer's bias, whose gradient is the output minus the
     label.
 
-    ``told``: names of the plan's fields that the user gave. If the upload contradicts one, a sentence says so, and the
+    ``given``: names of the plan's fields that the user gave. If the upload contradicts one, a sentence says so, and the
     inferred value is used, except for the learning rate.
     """
     said: list[str] = []
-    plan = _shares(observation, observation.plan, told, said)
+    plan = _shares(observation, observation.plan, given, said)
     observation, kept = without_kept_norms(replace(observation, plan=plan))
     said += kept
     observation = replace(observation, plan=_batch_norm(observation, said))
-    observation = replace(observation, plan=_steps(observation, told, said))
-    return replace(observation, plan=_learning_rate(observation, told, said)), said
+    observation = replace(observation, plan=_steps(observation, given, said))
+    return replace(observation, plan=_learning_rate(observation, given, said)), said
 
 
 def describe_model(model: nn.Module) -> list[str]:
@@ -66,7 +66,7 @@ def share_of_sent(observation: Observation) -> float:
     return sum(float(t @ s) for t, s in pairs) / length if length else 0.0
 
 
-def _shares(observation: Observation, plan: LocalPlan, told: Collection[str], said: list[str]) -> LocalPlan:
+def _shares(observation: Observation, plan: LocalPlan, given: Collection[str], said: list[str]) -> LocalPlan:
     if not any(float(t.abs().max()) > 0 for t in observation.sent.parameters.values() if t.numel()):
         return plan
     weights = share_of_sent(observation) > 0.5
@@ -81,7 +81,7 @@ def _shares(observation: Observation, plan: LocalPlan, told: Collection[str], sa
             " clients upload gradients, set plan=dict(shares='gradient'))."
         )
         return replace(plan, shares="delta")
-    if weights and "shares" not in told:
+    if weights and "shares" not in given:
         said.append("Uploads are the values sent plus a step: weights, whose change holds the gradient.")
     return plan
 
@@ -110,7 +110,7 @@ def _batch_norm(observation: Observation, said: list[str]) -> LocalPlan:
     return replace(plan, batch_norm=mode, probe_batch_norm=mode, buffers="shared")
 
 
-def _steps(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
+def _steps(observation: Observation, given: Collection[str], said: list[str]) -> LocalPlan:
     plan, number = observation.plan, observation.upload.num_examples
     taken = min([int(change.max()) for change in _moved(observation, _COUNTER).values() if change.numel()], default=0)
     if plan.shares == "gradient" or taken < 1:
@@ -123,23 +123,23 @@ def _steps(observation: Observation, told: Collection[str], said: list[str]) -> 
         said.append(f"Clients took {taken} local steps on {number} examples, which an attack has to replay.")
     if taken == expected:
         return plan
-    if {"epochs", "steps", "batch_size"} & set(told):
+    if {"epochs", "steps", "batch_size"} & set(given):
         said.append(f"The plan says {expected} local steps on {number} examples, but batch norm counted {taken}.")
-    if "batch_size" in told:
+    if "batch_size" in given:
         passes, rest = divmod(taken, math.ceil(number / min(plan.batch_size or number, number)))
         return replace(plan, epochs=None, steps=taken) if rest else replace(plan, epochs=passes, steps=None)
-    passes = (plan.epochs or 1) if "epochs" in told else 1
+    passes = (plan.epochs or 1) if "epochs" in given else 1
     size = math.ceil(number * passes / taken)
     if math.ceil(number / size) * passes == taken:
         return replace(plan, epochs=passes, steps=None, batch_size=size)
     return replace(plan, epochs=None, steps=taken)
 
 
-def _learning_rate(observation: Observation, told: Collection[str], said: list[str]) -> LocalPlan:
+def _learning_rate(observation: Observation, given: Collection[str], said: list[str]) -> LocalPlan:
     plan, found = observation.plan, estimated_lr(observation)
     if plan.shares == "gradient" or found is None:
         return plan
-    if "lr" not in told:
+    if "lr" not in given:
         said.append(f"The learning rate was not given; the output layer's bias implies about {found:.1g}.")
         return replace(plan, lr=found)
     if not found / _OFF <= plan.lr <= found * _OFF:

@@ -86,9 +86,9 @@ class SimulatedSideInformation:
 
     def __call__(self, observation: Observation, *, states: States) -> Observation:
         model, values = self._stand_in(observation.model, observation.sent, states)
-        told = replace(observation, model=model).told(private=values, colluder=self.colluder)
+        informed = replace(observation, model=model).given(private=values, colluder=self.colluder)
         if not self.knows_features:
-            return told
+            return informed
         id, sent = observation.id, observation.sent
         victim, state = self.clients[id.client], states(id.client)
         scratch = ClientState(dict(state.tensors))
@@ -103,7 +103,7 @@ class SimulatedSideInformation:
             held = self._after_training(id.client, observation, states)
             front = self._after_training(self.colluder, observation, states)
         features = self._features(victim, Front(architecture, at), held, replay.transformed, observation.plan)
-        return told.told(features=features, features_at=at if self.features_at else None, front=front)
+        return informed.given(features=features, features_at=at if self.features_at else None, front=front)
 
     def _after_training(self, client: int, observation: Observation, states: States) -> ModelState:
         key, sent = (client, observation.id.round), observation.sent

@@ -166,9 +166,9 @@ class Brought:
         found = list[tuple[bytes, bytes]]()
         for text in fab.verifications.values():
             with suppress(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError):
-                told = json.loads(text)
-                signed = create_message_to_sign(hashlib.sha256(fab.content).digest(), told["signed_at"])
-                found.append((signed, decode_base64url(told["signature"])))
+                content = json.loads(text)
+                signed = create_message_to_sign(hashlib.sha256(fab.content).digest(), content["signed_at"])
+                found.append((signed, decode_base64url(content["signature"])))
         return cls(fab.content, tuple(found[:MOST_SIGNATURES]))
 
 

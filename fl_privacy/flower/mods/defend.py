@@ -145,8 +145,8 @@ class DefendedClient(NumPyClient):
             sent, {n: records.to_tensor(np.asarray(a)) for n, a in zip(sent, trained, strict=True)}, config
         )
         private = promises_privacy(self.guard.defense)
-        told = {k: v for k, v in metrics.items() if k != NAMES and (not private or k in self.metrics)}
-        return reply, num_examples, told
+        allowed = {k: v for k, v in metrics.items() if k != NAMES and (not private or k in self.metrics)}
+        return reply, num_examples, allowed
 
     def _guarded(self, sent: Tensors, replied: Tensors, config: Config) -> Arrays:
         kept = self.memory.state if isinstance(self.memory, Context) else self.memory
@@ -358,7 +358,7 @@ class _Defending:
         if self.metrics is not None:
             withhold(content, self.metrics)
         audit_protocol.introduce(content, context)
-        audit_protocol.tell_defense(content, self.guard.defense.parts)
+        audit_protocol.state_defense(content, self.guard.defense.parts)
         return content
 
     def _guarded(self, sent: Tensors, replied: Tensors, message: Message, context: Context) -> list[np.ndarray]:

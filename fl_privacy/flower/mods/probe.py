@@ -110,8 +110,8 @@ def _answer(
     images = [as_image(example) for example in batch]
     plain = images if examples.normalization is None else [examples.normalization.undo(image) for image in images]
     marks = [fingerprint(image) for image in plain]
-    told = audit_protocol.ProbedImages(fingerprints=marks, normalization=examples.normalization)
-    audit_protocol.tell_images(reply, told)
+    probed = audit_protocol.ProbedImages(fingerprints=marks, normalization=examples.normalization)
+    audit_protocol.state_images(reply, probed)
     audit_protocol.introduce(reply, context)
     return reply
 

@@ -103,8 +103,8 @@ class ImageGenerator(nn.Module):
         if self.classes is not None:
             if labels is None:
                 raise UserError("A generator with classes is expected to get labels, but got none; give labels.")
-            told = self.classes(labels) if labels.dim() == 1 else labels.to(latents.dtype) @ self.classes.weight
-            latents = torch.cat([latents, told], 1)
+            embedded = self.classes(labels) if labels.dim() == 1 else labels.to(latents.dtype) @ self.classes.weight
+            latents = torch.cat([latents, embedded], 1)
         return cast(Tensor, self.layers[0](latents[:, :, None, None]))
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:

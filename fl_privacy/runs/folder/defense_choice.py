@@ -23,7 +23,7 @@ HEADLINE: Mapping[str, str] = {
 
 LOW_LEAKS = frozenset({"error"})  # measures whose low values mean that more was inferred
 
-TOLD: Mapping[str, str] = {
+CAN_INFER: Mapping[str, str] = {
     "membership": "who took part",
     "source": "which client holds an example",
     "attribute": "attributes of the examples",
@@ -42,8 +42,8 @@ def number_of_measures(findings: Sequence[Finding]) -> int:
     return sum(len(finding.measures) for finding in findings)
 
 
-def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the questions (keys of ``TOLD``) answered above chance, corrected for the number of measures."""
+def answered_above_chance(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Return the questions (keys of ``CAN_INFER``) answered above chance, corrected for the number of measures."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
@@ -94,7 +94,7 @@ class Candidate:
     over_control: float | None = None
 
     @property
-    def tells(self) -> list[str]:
+    def open_questions(self) -> list[str]:
         """Return the questions (membership, attribute) whose upper bound is too high, or that were not measured."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
@@ -118,7 +118,7 @@ class Candidate:
         return Extent(
             read=(self.read + self.unknown) / number if number else 1.0,
             exact=self.exact / number if number else 1.0,
-            told=len(self.tells),
+            inferred=len(self.open_questions),
             exposed=self.exposed / self.images if self.images else 0.0,
             upper=self.upper,
             mean=self.psnr,
@@ -128,7 +128,7 @@ class Candidate:
         """Return ``True`` if everything was measured, nothing leaked, and no image reaches ``psnr_below`` dB."""
         return (
             self.images > 0
-            and not (self.undefended or self.read or self.unknown or self.exposed or self.tells)
+            and not (self.undefended or self.read or self.unknown or self.exposed or self.open_questions)
             and (psnr_below is None or max(self.largest, self.upper) < psnr_below)
         )
 
@@ -175,7 +175,7 @@ def candidate_of(
         failures=max(reading.counts.failures for reading in found),
         by=most.among(found),
         judged_by=name_of_main,
-        inferred={about: (told[1] if (told := strongest(findings, about)) else None) for about in asked},
+        inferred={about: (most_of[1] if (most_of := strongest(findings, about)) else None) for about in asked},
         undefended=undefended,
         over_control=least_over_control(found),
     )

@@ -38,7 +38,7 @@ class Extent:
 
     read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0
-    told: int = 0  # number of other questions, such as who took part, that were answered better than by chance
+    inferred: int = 0  # number of other questions, such as who took part, that were answered better than by chance
     exposed: float = 0.0  # share recognizable as a defense's substitute for the original
     upper: float = -math.inf  # upper end of the 95 % interval of the main metric's mean; infinite if there is none
     mean: float = -math.inf
@@ -47,19 +47,19 @@ class Extent:
 WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what was not attacked or not finished
 
 
-def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
+def extent_of(found: Sequence[LeakageResult], *, inferred: int = 0, unknown_is_read: bool = True) -> Extent:
     """Return the worst value of each field of :class:`Extent` over ``found``.
 
     By default, unscored examples count as reconstructed, and missing results as :data:`WORST`.
     """
     if not found:
-        return WORST if unknown_is_read else Extent(told=told)
+        return WORST if unknown_is_read else Extent(inferred=inferred)
     statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]
     exposed = most_exposed(found)
     return Extent(
         read=max(_share(r.counts.read + r.counts.unjudged * unknown_is_read, r, unknown_is_read) for r in found),
         exact=max(_share(r.counts.exact, r, unknown_is_read) for r in found),
-        told=told,
+        inferred=inferred,
         exposed=exposed.recognizable / exposed.n if exposed else 0.0,
         upper=max((s.ci95[1] if s.ci95 else math.inf for s in statistics), default=math.inf),
         mean=max((s.mean for s in statistics), default=math.inf),
@@ -234,8 +234,8 @@ def _priors(
 
 
 def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
-    told = {str(record.get("uploads")) for record in records if record["kind"] == "attack"}
-    recorded = [source for source in AttackedUploads if source in told]
+    stated = {str(record.get("uploads")) for record in records if record["kind"] == "attack"}
+    recorded = [source for source in AttackedUploads if source in stated]
     if len(recorded) == 1:
         return recorded[0]
     if REHEARSED in threats:

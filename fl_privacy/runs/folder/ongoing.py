@@ -102,7 +102,7 @@ class Teller:
 
     def __init__(self, folder: Path) -> None:
         self._path, self._pictures, self._texts = (folder / name for name in (PROGRESS, PICTURES, TEXTS))
-        self._told = self._pictured = 0.0
+        self._written = self._pictured = 0.0
 
     def telling(
         self, what: str | Callable[[], str], progress: Callable[[int, int], None]
@@ -112,8 +112,8 @@ class Teller:
         def tell(done: int, total: int) -> None:
             progress(done, total)
             now = time.monotonic()
-            if now - self._told >= TELL_EVERY:
-                self._told = now
+            if now - self._written >= TELL_EVERY:
+                self._written = now
                 share = min(1.0, done / max(total, 1))
                 content = {"what": what() if callable(what) else what, "share": share, "seconds": now - started}
                 with suppress(OSError):  # progress must not stop the work
@@ -154,8 +154,8 @@ def read_guesses(folder: Path) -> list[Pixels]:
     if not (folder / PICTURES).is_file():
         return []
     with suppress(SafetensorError, OSError, ValueError), safe_open(folder / PICTURES, framework="np") as file:
-        told = [(name, file.get_slice(name)) for name in sorted(file.keys())[:PICTURED]]
-        shapes = [(name, of.get_shape()) for name, of in told if of.get_dtype() == "U8"]
+        slices = [(name, file.get_slice(name)) for name in sorted(file.keys())[:PICTURED]]
+        shapes = [(name, of.get_shape()) for name, of in slices if of.get_dtype() == "U8"]
         sound = [name for name, shape in shapes if len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES]
         return [file.get_tensor(name) for name in sound]
     return []

@@ -106,9 +106,9 @@ def write_pairs(folder: Path, round: int, scores: Sequence[VictimScore], attacke
     if len(replaced) == len(scores):
         tensors["transformed"] = np.concatenate(replaced)
     ids = [[str(score.id), image.image] for score in scores for image in score.images]
-    told = {"round": round, "attacker": attacker, "ids": ids}
+    header = {"round": round, "attacker": attacker, "ids": ids}
     # one entry, since the order of several varies: equal runs write equal bytes
-    content = save(tensors, metadata={"told": json.dumps(told)})
+    content = save(tensors, metadata={"told": json.dumps(header)})
     write_private(new_file(folder, f"round-{round:04d}", attacker, ".safetensors"), content)
 
 
@@ -119,11 +119,11 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
     def read(path: Path) -> None:
         _expect_at_most(MOST_BYTES, path)
         with safe_open(path, framework="np") as file:
-            told = json.loads(file.metadata()["told"])
+            header = json.loads(file.metadata()["told"])
             originals, guesses, found = (file.get_tensor(n) for n in ("originals", "reconstructions", "found"))
             transformed = file.get_tensor("transformed") if "transformed" in file.keys() else None  # noqa: SIM118
             known = file.get_tensor("known") if "known" in file.keys() else np.ones_like(found)  # noqa: SIM118
-        ids, attacker = told["ids"], told["attacker"]
+        ids, attacker = header["ids"], header["attacker"]
         if not isinstance(ids, list) or not isinstance(attacker, str):
             raise ValueError("its names are none")
         if not len(originals) == len(guesses) == len(found) == len(ids):
@@ -274,9 +274,9 @@ def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attack
     images = [film for film in films if not isinstance(film, TextFilm)]
     contents: dict[str, bytes | str] = {}
     if images:
-        told = {"attacker": attacker, "films": [film.facts() for film in images]}
+        header = {"attacker": attacker, "films": [film.facts() for film in images]}
         tensors = {f"film-{k:02d}": np.stack(film.frames) for k, film in enumerate(images)}
-        contents["safetensors"] = save(tensors, metadata={"told": json.dumps(told)})
+        contents["safetensors"] = save(tensors, metadata={"told": json.dumps(header)})
     if texts:
         contents["json"] = json.dumps({"attacker": attacker, "films": texts}, ensure_ascii=False)
     written = []
@@ -300,14 +300,14 @@ def read_films(folder: Path) -> tuple[Mapping[Attacker, Sequence[Film]], list[st
 def _read_films(path: Path) -> tuple[Attacker, list[Film]]:
     is_text = path.suffix == ".json"
     if is_text:
-        told = read_small(path, _MOST_BYTES_OF_FILM)
-        shots = [row["frames"] for row in told["films"]]
+        header = read_small(path, _MOST_BYTES_OF_FILM)
+        shots = [row["frames"] for row in header["films"]]
     else:
         _expect_at_most(MOST_BYTES, path)
         with safe_open(path, framework="np") as file:
-            told = json.loads((file.metadata() or {})["told"])
+            header = json.loads((file.metadata() or {})["told"])
             shots = [file.get_tensor(f"film-{k:02d}") for k in range(len(file.keys()))]
-    kind, films, rows = TextFilm if is_text else Film, list[Film](), told["films"]
+    kind, films, rows = TextFilm if is_text else Film, list[Film](), header["films"]
     if not isinstance(rows, list) or len(rows) != len(shots):
         raise ValueError("it does not say whose films it holds")
     for row, frames in zip(rows, shots, strict=True):
@@ -323,4 +323,4 @@ def _read_films(path: Path) -> tuple[Attacker, list[Film]]:
         if len(at) != len(film.frames) or len(at) > FRAMES_AT_MOST or min(at, default=0) < 0:
             raise ValueError("it does not say when each frame was")
         films.append(film)
-    return Attacker(told["attacker"]), films
+    return Attacker(header["attacker"]), films

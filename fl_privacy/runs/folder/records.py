@@ -286,34 +286,34 @@ _hints_of = cache(get_type_hints)
 Part = Callable[[object, str], object]  # builds a field from its value and place; raises ``ValueError``
 
 
-def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
+def made(kind: type[T], plain: object, where: str, **parts: Part) -> T:
     """Build the dataclass ``kind`` from JSON; ``parts`` build fields by name. ``ValueError`` for wrong content."""
-    if not isinstance(told, dict):
-        raise ValueError(f"{where} is {beginning(told)}")
+    if not isinstance(plain, dict):
+        raise ValueError(f"{where} is {beginning(plain)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     needed = {name for name, field in known.items() if field.default is field.default_factory is MISSING}
-    if wrong := sorted(needed - told.keys()) or sorted(told.keys() - known):
+    if wrong := sorted(needed - plain.keys()) or sorted(plain.keys() - known):
         raise ValueError(f"{where} should {'have' if wrong[0] in needed else 'not have'} {wrong[0]}")
     hints = _hints_of(kind)  # type: ignore[arg-type]
     values = {
-        name: parts.get(name, partial(_of_type, hints[name]))(value, f"{where}.{name}") for name, value in told.items()
+        name: parts.get(name, partial(_of_type, hints[name]))(value, f"{where}.{name}") for name, value in plain.items()
     }
     return kind(**values)
 
 
-def _of_type(hint: Any, told: object, where: str) -> object:
+def _of_type(hint: Any, plain: object, where: str) -> object:
     if isinstance(kind := next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None), type):
-        return None if told is None and NoneType in get_args(hint) else made(kind, told, where)
-    if not fits(told, hint):
-        raise ValueError(f"{where} is {beginning(told)}, not {in_words(hint)}")
-    return tuple(told) if isinstance(told, list) else told
+        return None if plain is None and NoneType in get_args(hint) else made(kind, plain, where)
+    if not fits(plain, hint):
+        raise ValueError(f"{where} is {beginning(plain)}, not {in_words(hint)}")
+    return tuple(plain) if isinstance(plain, list) else plain
 
 
-def each(make: Callable[[Any, str], T], told: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
-    """Return ``make(entry, place)`` for each entry of the list ``told``; ``ValueError`` for fewer than ``at_least``."""
-    if not isinstance(told, list) or len(told) < at_least:
-        raise ValueError(f"{where} is {beginning(told)}, not a list of at least {at_least}")
-    return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(told))
+def each(make: Callable[[Any, str], T], plain: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
+    """Return ``make(entry, place)`` of each entry of the list ``plain``; ``ValueError`` below ``at_least`` entries."""
+    if not isinstance(plain, list) or len(plain) < at_least:
+        raise ValueError(f"{where} is {beginning(plain)}, not a list of at least {at_least}")
+    return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(plain))
 
 
 def beginning(value: object) -> str:

@@ -298,9 +298,9 @@ def _batch_sizes(overrides: Sequence[str], key: str) -> tuple[int, ...]:
 
 def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
     """Return the latest date and the versions of fl-privacy in ``environments`` as text; empty if none has them."""
-    told = [environment for environment in environments if environment]
-    days = [str(environment["date"]).partition("T")[0] for environment in told if "date" in environment]
-    packages = [environment.get("packages", {}) for environment in told]
+    stated = [environment for environment in environments if environment]
+    days = [str(environment["date"]).partition("T")[0] for environment in stated if "date" in environment]
+    packages = [environment.get("packages", {}) for environment in stated]
     versions = sorted({str(package["fl-privacy"]) for package in packages if "fl-privacy" in package})
     return ", ".join([*([max(days)] if days else []), *(f"fl-privacy {version}" for version in versions)])
 
@@ -364,19 +364,19 @@ def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
         ) from error
 
 
-def _defense(told: object, where: str) -> MeasuredDefense:
+def _defense(plain: object, where: str) -> MeasuredDefense:
     unknown = partial(_figure, missing=math.nan)
     threats = partial(_named, _candidate, THREATS)
-    found = made(MeasuredDefense, told, where, by_threat=threats, seconds=unknown, upload_bytes=unknown)
+    found = made(MeasuredDefense, plain, where, by_threat=threats, seconds=unknown, upload_bytes=unknown)
     if not 0 <= found.accuracy <= 1 or not found.by_threat:
         raise ValueError(f"{where} has no accuracy between 0 and 1, or nothing that was read")
     return found
 
 
-def _candidate(told: object, where: str) -> Candidate:
+def _candidate(plain: object, where: str) -> Candidate:
     figures = dict.fromkeys(("psnr", "upper", "largest"), partial(_figure, missing=math.inf))
     measures = partial(_named, lambda one, of: None if one is None else made(Measure, one, of), tuple(About))
-    found = made(Candidate, told, where, inferred=measures, **figures)
+    found = made(Candidate, plain, where, inferred=measures, **figures)
     least = min(found.exact, found.identified, found.groups, found.failures, found.unjudged)
     counts = found.exact + found.identified <= found.read <= found.images and found.images > 0 and least >= 0
     highest = min(found.upper, found.largest)
@@ -387,18 +387,18 @@ def _candidate(told: object, where: str) -> Candidate:
     return found
 
 
-def _named(make: Callable[[object, str], T], names: Collection[str], told: object, where: str) -> dict[str, T]:
-    if not isinstance(told, dict) or not set(told) <= set(names):
-        raise ValueError(f"{where} is {beginning(told)}, not a mapping of some of {', '.join(names)}")
-    return {name: make(entry, f"{where}.{name}") for name, entry in told.items()}
+def _named(make: Callable[[object, str], T], names: Collection[str], plain: object, where: str) -> dict[str, T]:
+    if not isinstance(plain, dict) or not set(plain) <= set(names):
+        raise ValueError(f"{where} is {beginning(plain)}, not a mapping of some of {', '.join(names)}")
+    return {name: make(entry, f"{where}.{name}") for name, entry in plain.items()}
 
 
-def _figure(told: object, where: str, *, missing: float) -> float:
-    if told is None:
+def _figure(plain: object, where: str, *, missing: float) -> float:
+    if plain is None:
         return missing
-    if not isinstance(told, int | float) or not fits(told, float):
-        raise ValueError(f"{where} is {beginning(told)}, not {in_words(float | None)}")
-    return told
+    if not isinstance(plain, int | float) or not fits(plain, float):
+        raise ValueError(f"{where} is {beginning(plain)}, not {in_words(float | None)}")
+    return plain
 
 
 def _finite(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Finding, identification_bound
 from fl_privacy.measure.rule import above_chance
-from fl_privacy.runs.folder.defense_choice import disproves, told_apart
+from fl_privacy.runs.folder.defense_choice import answered_above_chance, disproves
 from fl_privacy.runs.folder.leakage import (
     AttackedUploads,
     AttackFacts,
@@ -45,7 +45,7 @@ class Ground(StrEnum):
     """The reason for a verdict."""
 
     READ = "read"  # examples were reconstructed above chance. Red.
-    TOLD = "told"  # another question was answered better than by chance. Red.
+    INFERRED = "told"  # another question was answered better than by chance. Red.
     REHEARSED = "rehearsed"  # examples were reconstructed, but only from undefended uploads that the server made itself
     BOUNDED = "bounded"  # differential privacy bounds every attacker. Green.
     UNREAD = "unread"  # nothing was reconstructed by the attacks tried
@@ -53,7 +53,7 @@ class Ground(StrEnum):
     NO_TRUTH = "no truth"  # originals of most examples are not known
     FAILED = "failed"  # attacks failed on all examples
     OLDER = "older"  # scores are of a version without controls
-    UNTOLD = "untold"  # only other questions were asked, and none was answered better than by chance
+    NOT_INFERRED = "untold"  # only other questions were asked, and none was answered better than by chance
     NOTHING = "nothing"  # nothing was attacked
 
 
@@ -80,7 +80,7 @@ class Verdict:
     most: LeakageResult | None = None  # result that leaks most; ``None`` if nothing could be scored
     by_round: Mapping[int, LeakageResult] = field(default_factory=dict)  # result that leaks most in each attacked round
     readings: tuple[LeakageResult, ...] = ()
-    told: tuple[str, ...] = ()  # other questions answered better than by chance
+    inferred: tuple[str, ...] = ()  # other questions answered better than by chance
     asked: tuple[Finding, ...] = ()  # findings on other questions, if they have figures
     bound: Bound | None = None
     exposed: Recognized | None = None  # count of a defense's substitutes reconstructed; ``None`` if 0
@@ -96,7 +96,7 @@ class Verdict:
             "tone": self.tone,
             "ground": self.ground,
             "most": most and {"attacker": most.attacker, "round": most.round, **most.counts.as_plain()},
-            "told": list(self.told),
+            "told": list(self.inferred),
             "bound": self.bound and asdict(self.bound),
             "attack": self.facts.attack,
             "budget": self.facts.budget,
@@ -115,14 +115,14 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
     """Decide the verdict on ``summary``; a false privacy claim bounds nothing. ``loader``: name of the data loader."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
-    told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
+    inferred, bound = answered_above_chance(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
     counts = [reading.counts for reading in found]
     cases = (
         (tone_of(found, facts.source) == LEAK, Ground.READ),
-        (told, Ground.TOLD),
+        (inferred, Ground.INFERRED),
         (is_read(found), Ground.REHEARSED),
-        (not found and asked, Ground.UNTOLD),
+        (not found and asked, Ground.NOT_INFERRED),
         (not found, Ground.NOTHING),
         (any(c.older for c in counts), Ground.OLDER),
         (all(c.failures == c.images for c in counts), Ground.FAILED),
@@ -140,7 +140,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
         most=leaks_most(found),
         by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
         readings=found,
-        told=told,
+        inferred=inferred,
         asked=asked,
         bound=bound,
         exposed=most_exposed(found),
@@ -149,7 +149,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
 
 
 CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}  # ``True`` for an inference above chance -> its tone
-_TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
+_TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.INFERRED: LEAK, Ground.BOUNDED: BOUNDED}
 
 
 def tone_of(found: Sequence[LeakageResult], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:

@@ -58,8 +58,8 @@ def run_limited(command: Sequence[str], *, memory: int, core: int, environment: 
         too_large = peak > memory
         if group is not None:
             files = (group / "memory.oom_control", group / "memory.events")
-            told = next((file.read_text() for file in files if file.exists()), "")
-            too_large = int(dict(line.split() for line in told.splitlines()).get("oom_kill", 0)) > 0
+            counts = next((file.read_text() for file in files if file.exists()), "")
+            too_large = int(dict(line.split() for line in counts.splitlines()).get("oom_kill", 0)) > 0
         out.seek(0)
         complaint.seek(0)
         by = "its parent" if group is None else "a memory cgroup"
@@ -112,10 +112,10 @@ def _cgroup(memory: int) -> Iterator[Path | None]:
 
 
 def _own_bytes(pid: int) -> int:
-    told = dict[str, int]()
+    status = dict[str, int]()
     with suppress(OSError):  # gone
-        told = figures(Path(f"/proc/{pid}/status").read_bytes())
-    return 1024 * (told.get("RssAnon") or told.get("VmRSS", 0))  # resident memory without an anonymous part
+        status = figures(Path(f"/proc/{pid}/status").read_bytes())
+    return 1024 * (status.get("RssAnon") or status.get("VmRSS", 0))  # resident memory without an anonymous part
 
 
 ENOUGH_SECONDS = 20.0

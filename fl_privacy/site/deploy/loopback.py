@@ -172,14 +172,14 @@ class LoopbackFederation:
             process.wait()
 
     def variables(self) -> dict[str, str]:
-        told = {
+        own = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "FLWR_HOME": str(self.folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PYTHONDONTWRITEBYTECODE": "",  # otherwise each process compiles its imports
         }
-        return {**os.environ, **told, **self.environment}
+        return {**os.environ, **own, **self.environment}
 
 
 @contextmanager

@@ -88,8 +88,8 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
             make_private_folder(node / "data", node / "data")
             if not (node / "site.yaml").exists():
                 write_private(node / "site.yaml", own)
-    told = {key: value for key, value in asdict(deployment).items() if key != "folder"}
-    write_whole(folder / "deployment.json", json.dumps(told, indent=1) + "\n")
+    content = {key: value for key, value in asdict(deployment).items() if key != "folder"}
+    write_whole(folder / "deployment.json", json.dumps(content, indent=1) + "\n")
     return folder / "README.md"
 
 

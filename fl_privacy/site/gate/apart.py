@@ -113,8 +113,8 @@ class Apart:
         ``RefusedError`` if the process has ended, or does not report by ``deadline``.
         """
         self.send([json.dumps({**asked, "wishes": asdict(self.wishes)}).encode()], deadline)
-        (told,) = self.receive(LARGEST_WORD, deadline)
-        return Isolation(**json.loads(told))
+        (answer,) = self.receive(LARGEST_WORD, deadline)
+        return Isolation(**json.loads(answer))
 
     @property
     def is_quiet(self) -> bool:

@@ -89,11 +89,11 @@ def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
 
     Paths are relative to ``folder``.
     """
-    told = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
+    section = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
     if ledger is None:
         raise UserError("runs is expected with a budget, whose ledger names each bundle, but got none; add budget.")
-    keys = {name: _key(name, key) for name, key in mapping("runs.keys", told.get("keys")).items()}
-    allow = [dict(mapping("runs.allow", one)) for one in listed("runs.allow", told.get("allow", ()))]
+    keys = {name: _key(name, key) for name, key in mapping("runs.keys", section.get("keys")).items()}
+    allow = [dict(mapping("runs.allow", one)) for one in listed("runs.allow", section.get("allow", ()))]
     for one in allow:
         is_known = set(one) in ({"fab"}, {"key"}, {"app", "version"})
         if not is_known or not all(isinstance(value, str) for value in one.values()):
@@ -109,14 +109,14 @@ def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
             checks.one_of("runs.allow.key", one["key"], keys)
     choices = {"approve": tuple(APPROVE), "install": ("never", "from-index"), "versions": ("stated", "any")}
     for name, values in choices.items():
-        checks.one_of(f"runs.{name}", told.get(name, values[0]), values)
-    wait = checks.number("runs.wait_seconds", told.get("wait_seconds", 3000.0), above=0, at_most=1e6, example=3000)
+        checks.one_of(f"runs.{name}", section.get(name, values[0]), values)
+    wait = checks.number("runs.wait_seconds", section.get("wait_seconds", 3000.0), above=0, at_most=1e6, example=3000)
     return Runs(
         allow=tuple(allow),
         keys=keys,
         wait_seconds=wait,
-        folder=place_of("runs.folder", told["folder"], folder) if "folder" in told else ledger.parent / "runs",
-        **{name: told[name] for name in choices if name in told},
+        folder=place_of("runs.folder", section["folder"], folder) if "folder" in section else ledger.parent / "runs",
+        **{name: section[name] for name in choices if name in section},
     )
 
 
@@ -161,8 +161,8 @@ def read_bundle(content: bytes) -> Bundle:
         places = [tuple(part for part in each if part not in {"", ".", ".."}) for each in parts]
         if len(set(places)) < len(places):  # a review, Flower and the app's process could each take another one
             raise ValueError("two of its files unpack to one place")
-        told = tomllib.loads(text.decode())
-        project, app = told["project"], told["tool"]["flwr"]["app"]
+        parsed = tomllib.loads(text.decode())
+        project, app = parsed["project"], parsed["tool"]["flwr"]["app"]
         name, version = f"{app['publisher']}/{project['name']}", project["version"]
         client, packages = app["components"]["clientapp"], project.get("dependencies", [])
         python = project.get("requires-python", "")
@@ -313,8 +313,8 @@ class Approvals:
             return named
         if runs.approve == "never" or (runs.approve == "each run" and runs.allow and not named):
             raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list, runs.allow; add it")
-        told = json.dumps([run, bundle.digest, config], sort_keys=True, default=str)
-        token = hashlib.sha256(told.encode()).hexdigest()
+        question = json.dumps([run, bundle.digest, config], sort_keys=True, default=str)
+        token = hashlib.sha256(question.encode()).hexdigest()
         if decision.get("token") == token:
             if decision.get("says") == "yes":
                 self.forget(run)  # it may have been held while the site decided
@@ -361,8 +361,8 @@ class Approvals:
         make_missing_private(self.runs.folder)
         if says != REVOKED:
             self.decision(run)  # somebody may have revoked it meanwhile
-        told = {"token": token, "says": says, "who": who, "when": time.time()}
-        write_private(self.place(run, "decision"), json.dumps(told))
+        decision = {"token": token, "says": says, "who": who, "when": time.time()}
+        write_private(self.place(run, "decision"), json.dumps(decision))
         self.forget(run)
 
     def forget(self, run: str) -> None:

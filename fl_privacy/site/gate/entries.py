@@ -100,11 +100,11 @@ class Entry:
 
     @property
     def line(self) -> bytes:
-        told = {name: value for name, value in vars(self).items() if value or name not in _OF_BUNDLES}
+        written = {name: value for name, value in vars(self).items() if value or name not in _OF_BUNDLES}
         if self.clock is None:
             for name in ("clock", "boot", "up"):
-                del told[name]
-        return json.dumps(told, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+                del written[name]
+        return json.dumps(written, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
 
     @classmethod
     def read(cls, line: bytes) -> "Entry":

@@ -239,6 +239,6 @@ def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:
 @lru_cache(maxsize=4096)
 def _header(dtype: str, shape: tuple[int, ...], fortran: bool) -> bytes:
     buffer = BytesIO()
-    told = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": fortran, "shape": shape}
-    np.lib.format.write_array_header_1_0(buffer, told)
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": fortran, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, header)
     return buffer.getvalue()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 class Said:
     """Kinds of a sandbox's messages; the first part of each message is one of them."""
 
-    NAME, TOLD, PAGE, DONE, FAILED = b"name", b"told", b"page", b"done", b"failed"
+    NAME, TEXT, PAGE, DONE, FAILED = b"name", b"told", b"page", b"done", b"failed"
 
 
 def framed(parts: Sequence[bytes]) -> list[bytes]:

@@ -246,11 +246,11 @@ def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
         target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113
             continue
-        told = f"lowerdir={_escaped(real)}:{_escaped(empty)},userxattr"
+        options = f"lowerdir={_escaped(real)}:{_escaped(empty)},userxattr"
         try:
             if real == "/" or any(place != target for place in _mounts_within(target)):
                 raise OSError(errno.EINVAL, "others are in it")
-            kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
+            kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
         except OSError:
             yield bare
 
@@ -263,11 +263,11 @@ def _layer(place: str, root: str, space: Path, held: Isolation) -> None:
         _bind(place, root, source=str(above))
         return
     Path(root + place).mkdir(parents=True, exist_ok=True)
-    told = f"lowerdir={_escaped(source)},upperdir={_escaped(str(above))},workdir={_escaped(str(work))},userxattr"
+    options = f"lowerdir={_escaped(source)},upperdir={_escaped(str(above))},workdir={_escaped(str(work))},userxattr"
     try:
         if any(each != source for each in _mounts_within(source)):  # an overlay would not show them
             raise OSError(errno.EINVAL, "others are mounted in it")
-        kernel.mount("overlay", root + place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
+        kernel.mount("overlay", root + place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     except OSError as error:
         held.missing.append(f"writing to {place} ({error})")
         _bind(place, root, locks=_LOCKED)
@@ -323,13 +323,13 @@ def _bind(place: str, root: str, *, source: str = "", locks: int = 0) -> None:
 
 
 def _mounts_within(target: str) -> dict[str, int]:
-    told = {b"nosuid": kernel.MS_NOSUID, b"nodev": kernel.MS_NODEV, b"noexec": kernel.MS_NOEXEC}
+    flags = {b"nosuid": kernel.MS_NOSUID, b"nodev": kernel.MS_NODEV, b"noexec": kernel.MS_NOEXEC}
     found = {}
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         words = line.split()
         place = os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), words[4]))
         if place == target or place.startswith(f"{target}/"):
-            found[place] = sum(told.get(option, 0) for option in words[5].split(b","))
+            found[place] = sum(flags.get(option, 0) for option in words[5].split(b","))
     return found
 
 

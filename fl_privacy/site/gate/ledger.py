@@ -71,8 +71,8 @@ class Ledger:
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
-            told = {"kind": kind, "outcome": outcome, "run": run[:64], "app": app[:200], "policy": policy}
-            entry = self._next(account, **told, fab=fab, approved_by=approved_by[:64], rho=rho)
+            parts = {"kind": kind, "outcome": outcome, "run": run[:64], "app": app[:200], "policy": policy}
+            entry = self._next(account, **parts, fab=fab, approved_by=approved_by[:64], rho=rho)
             if limits is not None:
                 limits.expect_room(account, rho, kind, entry.when)
             return self._write(descriptor, account, entry)
@@ -88,8 +88,8 @@ class Ledger:
             if (asked := account.open.get(number)) is None:
                 raise LedgerError(f"{self.path} is expected to have entry {number} open, but it is not; settle once.")
             left = left if len(left) <= LONGEST_LEFT else f"{left[:LONGEST_LEFT]} and more"
-            told = {**vars(asked), "outcome": outcome, "rho": rho, "left": left}
-            return self._write(descriptor, account, self._next(account, **told))
+            parts = {**vars(asked), "outcome": outcome, "rho": rho, "left": left}
+            return self._write(descriptor, account, self._next(account, **parts))
 
     def mend(self, rho: float | None) -> bool:
         """Replace an incomplete last line by an entry that spends ``rho``; return ``False`` if there is none.
@@ -103,8 +103,8 @@ class Ledger:
                 return False
             account = self._read(descriptor, size - torn)
             os.ftruncate(descriptor, size - torn)
-            told = {"kind": "mended", "outcome": "sent", "run": "", "app": "", "policy": ""}
-            self._write(descriptor, account, self._next(account, **told, rho=rho))
+            parts = {"kind": "mended", "outcome": "sent", "run": "", "app": "", "policy": ""}
+            self._write(descriptor, account, self._next(account, **parts, rho=rho))
             return True
 
     def entries(self) -> list[Entry]:
@@ -116,7 +116,7 @@ class Ledger:
                 found[entry.number - 1 :] = [entry, *found[entry.number :]]
         return found
 
-    def _next(self, account: Account, **told: Any) -> Entry:
+    def _next(self, account: Account, **parts: Any) -> Entry:
         """Return the next entry, dated by the ledger's own time: that of the last line plus the time passed since.
 
         Setting the clock forward frees no daily rounds. Setting it back locks them for at most a day.
@@ -135,7 +135,7 @@ class Ledger:
         if self._time >= account.when + DAY:
             self._time = max(self._time, moment.clock)
         about = {"clock": moment.clock, "boot": moment.boot, "up": moment.up, "before": account.digest}
-        return Entry(**{"number": account.entries + 1, **told, **about, "when": self._time})
+        return Entry(**{"number": account.entries + 1, **parts, **about, "when": self._time})
 
     def _write(self, descriptor: int, account: Account, entry: Entry) -> Account:
         line = entry.line

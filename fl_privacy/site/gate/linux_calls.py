@@ -76,8 +76,8 @@ def unshare(flags: int) -> None:
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
     """Call ``mount(2)``; ``OSError`` if it fails."""
-    told = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
-    _checked(_LIBC.mount(*told, ctypes.c_ulong(flags), os.fsencode(options) or None), f"mount {target}")
+    texts = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    _checked(_LIBC.mount(*texts, ctypes.c_ulong(flags), os.fsencode(options) or None), f"mount {target}")
 
 
 def enter_root(folder: str) -> None:
@@ -114,9 +114,9 @@ def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> Non
     ``abi``: the kernel's Landlock version, see :func:`landlock_abi`. ``OSError`` if it fails.
     """
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
-    told = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+    attributes = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
-    rules = _checked(_LIBC.syscall(LANDLOCK_CREATE, told, ctypes.c_size_t(size), 0), "landlock_create_ruleset")
+    rules = _checked(_LIBC.syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0), "landlock_create_ruleset")
     try:
         for rights, places in ((READ, reads), (handled, writes)):
             for place in places:

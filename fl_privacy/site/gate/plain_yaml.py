@@ -59,10 +59,10 @@ def mapping(where: str, given: object) -> Mapping[str, Any]:
 
 def table(where: str, given: object, *known: str) -> Mapping[str, Any]:
     """Return ``given`` if it is a mapping with keys among ``known``, else raise ``UserError``."""
-    told = mapping(where, given)
-    if odd := [key for key in told if key not in known]:
+    section = mapping(where, given)
+    if odd := [key for key in section if key not in known]:
         raise UserError(f"{where} is expected to have keys among {', '.join(known)}, but got {odd[0]!r}; use those.")
-    return told
+    return section
 
 
 def listed(where: str, given: object) -> Sequence[Any]:

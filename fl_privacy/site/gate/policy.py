@@ -200,18 +200,18 @@ def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
     """Return the policy in ``content``, with paths relative to ``folder``; ``UserError`` for file ``name`` if wrong."""
     from fl_privacy.site.gate.plain_yaml import loaded  # noqa: PLC0415
 
-    told = loaded(content, name)
+    parsed = loaded(content, name)
     try:
-        return _policy(told, folder, hashlib.sha256(content).hexdigest()[:16])
+        return _policy(parsed, folder, hashlib.sha256(content).hexdigest()[:16])
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
 
 
 def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
     parts = ("version", "receives", "sends", "protect", "budget", "rounds_per_day", "app", "runs")
-    told = table("The policy", given, *parts)
-    checks.one_of("version", told.get("version"), (VERSION,))
-    sends = dict(mapping("sends", told.get("sends")))
+    top = table("The policy", given, *parts)
+    checks.one_of("version", top.get("version"), (VERSION,))
+    sends = dict(mapping("sends", top.get("sends")))
     unnamed, refusals = sends.pop("unnamed", "refuse"), sends.pop("refusals", "reason")
     every = sends.pop("every_seconds", 0.0)
     checks.one_of("sends.unnamed", unnamed, ("refuse", "drop"))
@@ -220,19 +220,19 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
     replies = {kind: _reply(kind, reply) for kind, reply in sends.items()}
     if twice := [kind for kind in replies if plain_kind(kind) != kind and plain_kind(kind) in replies]:
         raise UserError(f"sends is expected to name {plain_kind(twice[0])} once, but names {twice[0]}, too; drop one.")
-    rounds = told.get("rounds_per_day")
-    budget = None if told.get("budget") is None else _budget(told["budget"], folder)
+    rounds = top.get("rounds_per_day")
+    budget = None if top.get("budget") is None else _budget(top["budget"], folder)
     policy = SitePolicy(
-        receives=_receives(told.get("receives")),
+        receives=_receives(top.get("receives")),
         sends={plain_kind(kind): reply for kind, reply in replies.items() if reply is not None},
         drops=unnamed == "drop",
         bare=refusals == "bare",
         every_seconds=every,
-        protect=None if told.get("protect") is None else _protect(told["protect"]),
+        protect=None if top.get("protect") is None else _protect(top["protect"]),
         budget=budget,
         rounds_per_day=None if rounds is None else checks.whole("rounds_per_day", rounds, at_least=1, example=50),
-        app=_app(told.get("app"), folder, brought=told.get("runs") is not None),
-        runs=None if told.get("runs") is None else read_runs(told["runs"], folder, budget.ledger if budget else None),
+        app=_app(top.get("app"), folder, brought=top.get("runs") is not None),
+        runs=None if top.get("runs") is None else read_runs(top["runs"], folder, budget.ledger if budget else None),
         digest=digest,
     )
     if (policy.rounds_per_day is not None or policy.noising) and policy.budget is None:
@@ -261,9 +261,9 @@ def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
 
 
 def _receives(given: object) -> Receives:
-    told = table("receives", given, "records", "run_config", "guard", "max_mib")
-    records = table("receives.records", told.get("records"), "arrays", "config")
-    guard, most, run_config = told.get("guard", True), told.get("max_mib", 1024), told.get("run_config", ())
+    section = table("receives", given, "records", "run_config", "guard", "max_mib")
+    records = table("receives.records", section.get("records"), "arrays", "config")
+    guard, most, run_config = section.get("guard", True), section.get("max_mib", 1024), section.get("run_config", ())
     checks.one_of("receives.guard", guard, (True, False))
     checks.whole("receives.max_mib", most, at_least=1, at_most=65_536, example=1024)
     return Receives(
@@ -283,10 +283,10 @@ def _reply(kind: str, given: object) -> Reply | None:
         raise UserError(
             f"sends is expected to name train, evaluate, query or query.ACTION, but got {kind!r}; rename it."
         )
-    told, where = table(f"sends.{kind}", given, "arrays", "metrics", "config"), f"sends.{kind}.arrays"
+    section, where = table(f"sends.{kind}", given, "arrays", "metrics", "config"), f"sends.{kind}.arrays"
     arrays: Arrays | None = None
-    if told.get("arrays") not in (None, False):
-        stated = table(where, told["arrays"], "like", "finite", "dtype", "counters", "record", "lists")
+    if section.get("arrays") not in (None, False):
+        stated = table(where, section["arrays"], "like", "finite", "dtype", "counters", "record", "lists")
         held = mapping(f"{where}.lists", stated.get("lists"))
         keys = names(f"{where}.lists", [*held])
         shapes = {key: checks.shape(f"{where}.lists.{key}", held[key], example="try 1000") for key in keys}
@@ -305,8 +305,8 @@ def _reply(kind: str, given: object) -> Reply | None:
         if not isinstance(record, str | None):
             raise UserError(f"{where}.record is expected to be a name, but got {record!r:.80}; try arrays.")
         arrays = Arrays(dtypes=dtypes, counters=counters, record=record, lists=lists)
-    named = [name for name in ("metrics", "config") if told.get(name) not in (None, False)]
-    values = {n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in named}
+    named = [name for name in ("metrics", "config") if section.get(name) not in (None, False)]
+    values = {n: _values(f"sends.{kind}.{n}", section[n], (n,), Rule()) for n in named}
     if "metrics" in values and any(rule.most_bytes is not None for rule in values["metrics"].rules.values()):
         raise UserError(
             f"sends.{kind}.metrics is expected to be numbers, but got most_bytes; write most_bytes under config."
@@ -317,68 +317,68 @@ def _reply(kind: str, given: object) -> Reply | None:
 
 
 def _protect(given: object) -> Protect:
-    told = mapping("protect", given)
-    if "defense" in told:
-        if not isinstance(told["defense"], str):
-            raise UserError(f"protect.defense is expected to be a name, but got {told['defense']!r}; try pruning.")
-        options = {str(key): value for key, value in told.items() if key != "defense"}
-        return Protect(defense=told["defense"], options=options)
-    told = table("protect", given, "clip_norm", "noise")
-    noise = table("protect.noise", told.get("noise"), "mechanism", "noise_multiplier", "unit")
+    part = mapping("protect", given)
+    if "defense" in part:
+        if not isinstance(part["defense"], str):
+            raise UserError(f"protect.defense is expected to be a name, but got {part['defense']!r}; try pruning.")
+        options = {str(key): value for key, value in part.items() if key != "defense"}
+        return Protect(defense=part["defense"], options=options)
+    part = table("protect", given, "clip_norm", "noise")
+    noise = table("protect.noise", part.get("noise"), "mechanism", "noise_multiplier", "unit")
     checks.one_of("protect.noise.mechanism", noise.get("mechanism", "gaussian"), ("gaussian",))
     checks.one_of("protect.noise.unit", unit := noise.get("unit", "client"), FACTORS)
-    for name, given_there, key in (("protect", told, "clip_norm"), ("protect.noise", noise, "noise_multiplier")):
+    for name, given_there, key in (("protect", part, "clip_norm"), ("protect.noise", noise, "noise_multiplier")):
         if key not in given_there:
             raise UserError(f"{name}.{key} is expected, but is missing; try 1.0.")
-    return Protect(noising=Noising(clip_norm=told["clip_norm"], noise_multiplier=noise["noise_multiplier"]), unit=unit)
+    return Protect(noising=Noising(clip_norm=part["clip_norm"], noise_multiplier=noise["noise_multiplier"]), unit=unit)
 
 
 def _budget(given: object, folder: Path) -> Budget:
-    told = table("budget", given, "epsilon", "delta", "per", "ledger", "anchor")
-    checks.one_of("budget.per", told.get("per", "data"), ("data",))
-    if "ledger" not in told:
+    section = table("budget", given, "epsilon", "delta", "per", "ledger", "anchor")
+    checks.one_of("budget.per", section.get("per", "data"), ("data",))
+    if "ledger" not in section:
         raise UserError("budget.ledger is expected to name a file, but is missing; try ledger: ledger.")
-    ledger = place_of("budget.ledger", told["ledger"], folder)
-    if "anchor" in told:
-        anchor = place_of("budget.anchor", told["anchor"], folder)
+    ledger = place_of("budget.ledger", section["ledger"], folder)
+    if "anchor" in section:
+        anchor = place_of("budget.anchor", section["anchor"], folder)
     else:  # in the user's state folder, which no backup restores together with the ledger
         import platformdirs  # noqa: PLC0415
 
         name = hashlib.sha256(str(ledger).encode()).hexdigest()[:16]
         anchor = Path(platformdirs.user_state_dir("fl_privacy")) / "anchors" / name
     Ledger(ledger, anchor)  # checks that they are two places
-    if (epsilon := told.get("epsilon")) is not None:
+    if (epsilon := section.get("epsilon")) is not None:
         checks.number("budget.epsilon", epsilon, above=0, at_most=1e6, example=8)
-    delta = checks.number("budget.delta", told.get("delta", 1e-5), above=0, below=1, example=1e-5)
+    delta = checks.number("budget.delta", section.get("delta", 1e-5), above=0, below=1, example=1e-5)
     return Budget(epsilon=epsilon, delta=delta, ledger=ledger, anchor=anchor)
 
 
 def _app(given: object, folder: Path, *, brought: bool) -> AppLimits:
     limits = ("memory_mib", "processes", "seconds", "isolation", "network")
-    told = table("app", given, "reads", "writes", "environment", *limits)
-    checks.one_of("app.network", told.get("network", "none"), ("none",))
+    section = table("app", given, "reads", "writes", "environment", *limits)
+    checks.one_of("app.network", section.get("network", "none"), ("none",))
     isolations = ("required", "none") if brought else ("required", "where_possible", "none")
-    checks.one_of("app.isolation", isolation := told.get("isolation", "required"), isolations)
-    memory, processes = told.get("memory_mib", 8192), told.get("processes", 128)
+    checks.one_of("app.isolation", isolation := section.get("isolation", "required"), isolations)
+    memory, processes = section.get("memory_mib", 8192), section.get("processes", 128)
     checks.whole("app.memory_mib", memory, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)
     checks.whole("app.processes", processes, at_least=1, at_most=100_000, example=128)
     return AppLimits(
-        reads=tuple(place_of("app.reads", one, folder) for one in listed("app.reads", told.get("reads", ()))),
-        writes=tuple(place_of("app.writes", one, folder) for one in listed("app.writes", told.get("writes", ()))),
-        environment=names("app.environment", told.get("environment", ())),
+        reads=tuple(place_of("app.reads", one, folder) for one in listed("app.reads", section.get("reads", ()))),
+        writes=tuple(place_of("app.writes", one, folder) for one in listed("app.writes", section.get("writes", ()))),
+        environment=names("app.environment", section.get("environment", ())),
         most_bytes=memory * MIB,
         most_processes=processes,
-        seconds=checks.number("app.seconds", told.get("seconds", 3600.0), above=0, at_most=1e6, example=3600),
+        seconds=checks.number("app.seconds", section.get("seconds", 3600.0), above=0, at_most=1e6, example=3600),
         required=isolation == "required",
     )
 
 
 def _values(where: str, given: object, records: tuple[str, ...], rule: Rule, *, star: bool = False) -> Values:
-    told = table(where, None if given is False else given, "records", "allow")
-    named = names(f"{where}.records", told["records"]) if "records" in told else records
+    section = table(where, None if given is False else given, "records", "allow")
+    named = names(f"{where}.records", section["records"]) if "records" in section else records
     if not named:
         raise UserError(f"{where}.records is expected to list names, but lists none; leave it out.")
-    allowed = told.get("allow", ())
+    allowed = section.get("allow", ())
     if not isinstance(allowed, Mapping):
         allowed = dict.fromkeys(names(f"{where}.allow", allowed, star=True))
     names(f"{where}.allow", [*map(str, allowed)], star=star)

@@ -99,12 +99,12 @@ class Rule:
     def read(cls, where: str, given: object, usual: "Rule | None" = None) -> "Rule":
         if given is None or given is True:
             return usual or cls()
-        told = dict(table(where, given, *(field.name for field in fields(cls))))
-        if "one_of" in told:
-            listed = told["one_of"]
-            told["one_of"] = tuple(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
+        section = dict(table(where, given, *(field.name for field in fields(cls))))
+        if "one_of" in section:
+            listed = section["one_of"]
+            section["one_of"] = tuple(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
         try:
-            return cls(**told)
+            return cls(**section)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
 

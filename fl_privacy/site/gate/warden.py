@@ -77,19 +77,19 @@ def _beyond(room: Room, scratch: str) -> int:
     for number in numbers:
         with suppress(OSError):
             processes.append((number, figures(Path(f"/proc/{number}/status").read_bytes())))
-    threads = sum(told.get("Threads", 1) for _, told in processes)
+    threads = sum(status.get("Threads", 1) for _, status in processes)
     if threads > room.most_tasks:
         return PROCESSES
     files = os.statvfs(scratch)
     rest = (files.f_blocks - files.f_bfree) * files.f_frsize + (files.f_files - files.f_ffree) * _KIB
     sockets = Path(f"/proc/{_INIT}/net/sockstat").read_bytes().split()  # of the app's network, which is its own
     rest += int(sockets[2]) * SOCKET + threads * THREAD
-    for _, told in processes:
-        rest += told.get("VmPTE", 0) * _KIB + told.get("FDSize", 0) * DESCRIPTOR
-    own = sum(_own(told) for _, told in processes)
+    for _, status in processes:
+        rest += status.get("VmPTE", 0) * _KIB + status.get("FDSize", 0) * DESCRIPTOR
+    own = sum(_own(status) for _, status in processes)
     if rest + own <= room.most_bytes:
         return 0
-    exact = sum(_share(number, _own(told)) for number, told in processes)  # forks share much of their own memory
+    exact = sum(_share(number, _own(status)) for number, status in processes)  # forks share much of their own memory
     return MEMORY if rest + exact > room.most_bytes else 0
 
 
@@ -98,15 +98,15 @@ def figures(text: bytes) -> dict[str, int]:
     return {name.decode(): int(value) for name, value in re.findall(rb"^(\w+):[ \t]*(\d+)", text, re.MULTILINE)}
 
 
-def _own(told: Mapping[str, int]) -> int:
-    return (told.get("RssAnon", 0) + told.get("VmSwap", 0) + told.get("HugetlbPages", 0)) * _KIB
+def _own(status: Mapping[str, int]) -> int:
+    return (status.get("RssAnon", 0) + status.get("VmSwap", 0) + status.get("HugetlbPages", 0)) * _KIB
 
 
 def _share(number: str, otherwise: int) -> int:
     try:
-        told = figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
-        huge = told.get("Private_Hugetlb", 0) + told.get("Shared_Hugetlb", 0)
-        return (told["Pss_Anon"] + told.get("SwapPss", 0) + huge) * _KIB
+        sizes = figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
+        huge = sizes.get("Private_Hugetlb", 0) + sizes.get("Shared_Hugetlb", 0)
+        return (sizes["Pss_Anon"] + sizes.get("SwapPss", 0) + huge) * _KIB
     except ProcessLookupError:
         return 0
     except (OSError, KeyError):

@@ -59,7 +59,7 @@ def test_the_original_is_found_where_transformations_can_be_undone(policies):
     defense = ats(policies=policies)
     truth, seen = victims(defense)
     plain = ATTACK(seen, seed=0)
-    adaptive = ATTACK([o.told(defense=defense.parts) for o in seen], seed=0)
+    adaptive = ATTACK([o.given(defense=defense.parts) for o in seen], seed=0)
     assert mean_error(adaptive, truth) < 0.02 * mean_error(plain, truth)
     number = len(outcomes(policies))
     assert f"each of the {number} transformations" in " ".join(adaptive[0].countermeasures)
@@ -69,7 +69,7 @@ def test_the_original_is_found_where_transformations_can_be_undone(policies):
 def test_it_works_beside_other_defenses():
     defense = compose(ats(policies="0"), dp_noise(scale=0.0))
     truth, seen = victims(defense)
-    adaptive = ATTACK([o.told(defense=defense.parts) for o in seen], seed=0)
+    adaptive = ATTACK([o.given(defense=defense.parts) for o in seen], seed=0)
     assert mean_error(adaptive, truth) < 0.02
 
 
@@ -113,7 +113,7 @@ def test_attempts_at_one_image_try_all_and_those_at_a_batch_draw():
 def test_no_policy_known_is_no_measure():
     _, seen = victims(ats(policies="0"), count=1)
     (found,) = replace(ATTACK, iterations=2)(
-        [seen[0].told(defense=(Part("ats", effect=Transformed(policies=None)),))], seed=0
+        [seen[0].given(defense=(Part("ats", effect=Transformed(policies=None)),))], seed=0
     )
     assert not found.countermeasures
 
@@ -133,7 +133,7 @@ def prepared(attack, observations):
 
 def test_attempts_through_transformations_are_bounded_and_each_gets_one():
     _, seen = victims(ats(policies="3-43-15"), count=1)
-    told = [seen[0].told(defense=(Part("ats", effect=Transformed(policies=("3-43-15",))),))]  # eight outcomes
+    told = [seen[0].given(defense=(Part("ats", effect=Transformed(policies=("3-43-15",))),))]  # eight outcomes
     many = (Part("ats", effect=Transformed(policies=tuple(f"{a}-43-15" for a in range(50)))),)
 
     assert prepared(replace(ATTACK, restarts=4), told).restarts == 32
@@ -141,7 +141,7 @@ def test_attempts_through_transformations_are_bounded_and_each_gets_one():
     assert capped.restarts == 128
     assert "Each transformation gets 16 of the 100 attempts asked for." in capped.countermeasures
     number = len(outcomes(many[0].effect.policies))
-    assert prepared(replace(ATTACK, restarts=100), [seen[0].told(defense=many)]).restarts == number > 128
+    assert prepared(replace(ATTACK, restarts=100), [seen[0].given(defense=many)]).restarts == number > 128
 
 
 def test_attempts_that_look_at_each_other_go_through_the_same_transformation():
@@ -149,7 +149,7 @@ def test_attempts_that_look_at_each_other_go_through_the_same_transformation():
     found = prepared(
         replace(ATTACK, restarts=3, priors=(GroupConsistency(),)),
         [
-            seen[0].told(
+            seen[0].given(
                 defense=(
                     Part(
                         "ats",
@@ -171,7 +171,7 @@ def test_attempts_that_look_at_each_other_go_through_the_same_transformation():
 
 def test_it_says_that_it_can_not_be_compiled():
     _, seen = victims(ats(policies="0"), count=1)
-    told = seen[0].told(defense=(Part("ats", effect=Transformed(policies=("0",))),))
+    told = seen[0].given(defense=(Part("ats", effect=Transformed(policies=("0",))),))
     with pytest.warns(UserWarning, match="goes on without being compiled: its guesses go through transformations"):
         replace(ATTACK, compile="on", iterations=2)([told], seed=0)
 
@@ -186,7 +186,7 @@ def test_priors_look_at_the_original_and_batch_statistics_at_what_the_model_sees
     _, seen = victims(ats(policies="0"), count=1)
     net = nn.Sequential(nn.BatchNorm2d(3), seen[0].model.float()).eval().double()
     batch = Batch(originals(1), torch.tensor([0]))
-    (told,) = [observe(net, batch, told=True).told(defense=(Part("ats", effect=Transformed(policies=("0",))),))]
+    (told,) = [observe(net, batch, told=True).given(defense=(Part("ats", effect=Transformed(policies=("0",))),))]
     replace(ATTACK, iterations=1, priors=(watching,))([told], seed=0)
     for images, (statistics,) in guesses:
         assert torch.allclose(statistics.mean, 1 - images.mean((1, 3, 4)))

@@ -193,7 +193,7 @@ def test_the_updates_of_a_victim_get_one_reconstruction():
 
 def test_who_is_not_told_the_defense_does_not_join_rounds():
     seen = victims(pruning(rate=0.5), count=COUNT, rounds=2)
-    named = [o.told(same_data=o.id.source) for o in seen]
+    named = [o.given(same_data=o.id.source) for o in seen]
     attack = replace(BY_VALUE, iterations=2)
     for one, other in zip(attack(seen, seed=0), attack(named, seed=0), strict=True):
         assert torch.equal(one.batch.inputs, other.batch.inputs) and not other.countermeasures
@@ -265,7 +265,7 @@ def test_where_no_defense_is_known_nothing_changes(caplog):
     (plain, _), (told, _) = attack(seen, seed=0), attack(informed(seen, Defense()), seed=0)
     assert torch.equal(plain.batch.inputs, told.batch.inputs) and not told.countermeasures
     with caplog.at_level(logging.INFO):
-        unknown = attack([o.told(defense=(Part("mine", {"strength": 3}),)) for o in seen], seed=0)
+        unknown = attack([o.given(defense=(Part("mine", {"strength": 3}),)) for o in seen], seed=0)
     assert [record.message for record in caplog.records] == [
         "No countermeasure is known against mine, which is attacked as if unknown."
     ]
@@ -276,10 +276,10 @@ def test_where_no_defense_is_known_nothing_changes(caplog):
 def test_an_attacker_that_is_told_only_the_name_estimates_the_rest():
     defense = dp_noise(scale=1e-5, clip_norm=0.5)
     seen = victims(defense, count=COUNT)
-    vague = [o.told(defense=(Part("dp_noise", effect=Gaussian(std=None, clip=Clipped(norm=None))),)) for o in seen]
+    vague = [o.given(defense=(Part("dp_noise", effect=Gaussian(std=None, clip=Clipped(norm=None))),)) for o in seen]
     assert mean_error(BY_VALUE, vague) < 0.5 * mean_error(BY_VALUE, seen)
     rounded = victims(quantization(bits=3, rounding="nearest"), count=COUNT)
-    vague = [o.told(defense=(Part("quantization", effect=Quantized(bits=None, rounding="nearest")),)) for o in rounded]
+    vague = [o.given(defense=(Part("quantization", effect=Quantized(bits=None, rounding="nearest")),)) for o in rounded]
     exact = informed(rounded, quantization(bits=3, rounding="nearest"))
     assert mean_error(BY_VALUE, vague) == pytest.approx(mean_error(BY_VALUE, exact), rel=0.1)
 

@@ -40,7 +40,7 @@ def slow_search(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def mixed(number: int) -> list[Observation]:
     """Make updates of eight images that cannot be separated when the search finds nothing."""
-    return [seen.told(defense=()) for seen in images_behind(mlp(widths=(32, 32)), 8, number)[0]]
+    return [seen.given(defense=()) for seen in images_behind(mlp(widths=(32, 32)), 8, number)[0]]
 
 
 def without(part: str, seen: Observation) -> Observation:

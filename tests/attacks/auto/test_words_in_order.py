@@ -16,7 +16,7 @@ from tests.attacks.text.test_dager import decoder, observed, texts
 def test_a_start_has_the_words_that_are_known_and_draws_the_others() -> None:
     table = torch.randn(30, 8)
     source = WordEmbeddings(table=table, first=lambda blank: torch.zeros(blank.shape), reading="nearest")
-    seen = observed(decoder, texts([4])).told(previous=torch.tensor([[7, 9]]))
+    seen = observed(decoder, texts([4])).given(previous=torch.tensor([[7, 9]]))
     blank = VictimContext(
         shape=(1, 4, 8), generator=torch.Generator(), space=Space(), observation=seen, labels=torch.tensor([0])
     )

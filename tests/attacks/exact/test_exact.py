@@ -58,7 +58,7 @@ def test_a_first_layer_that_clients_keep_is_said():
     public = {name: value for name, value in seen.sent.parameters.items() if name not in kept}
     upload = replace(seen.upload, tensors={n: t for n, t in seen.upload.tensors.items() if n not in kept})
     kept_back = replace(seen, sent=replace(seen.sent, parameters=public), upload=upload)
-    (found,) = ExactInversion()([kept_back.told(private=seen.sent)], seed=0)
+    (found,) = ExactInversion()([kept_back.given(private=seen.sent)], seed=0)
     assert found.batch is None and "was withheld" in found.failure
 
 

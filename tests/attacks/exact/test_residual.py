@@ -143,17 +143,17 @@ def test_a_head_is_completed_if_some_slopes_are_zeroed_and_one_tensor_is_not_cut
     untouched = next(name for name in whole if name not in names)
     filtered[untouched] = whole[untouched].clone().index_fill_(0, torch.tensor([0]), 9 * gamma)
     cut = replace(seen, upload=replace(seen.upload, tensors=filtered))
-    found = complete_head(cut.told(defense=(Part("cut", effect=Truncated(bound=gamma)),)), head).upload.tensors
+    found = complete_head(cut.given(defense=(Part("cut", effect=Truncated(bound=gamma)),)), head).upload.tensors
     for name in names:
         assert (found[name] - whole[name]).norm() < 1e-4 * whole[name].norm()
 
 
 def test_a_head_without_a_slope_or_behind_weight_decay_is_left_as_it_is():
     seen, head, _ = with_head()
-    known = seen.told(defense=(Part("cut", effect=Truncated(bound=1e-6)),))
+    known = seen.given(defense=(Part("cut", effect=Truncated(bound=1e-6)),))
     assert complete_head(known, head) is known
     decayed = replace(
-        seen.told(defense=(Part("cut", effect=Truncated(bound=0.3)),)), plan=replace(EVAL, weight_decay=0.1)
+        seen.given(defense=(Part("cut", effect=Truncated(bound=0.3)),)), plan=replace(EVAL, weight_decay=0.1)
     )
     assert complete_head(decayed, head) is decayed
 

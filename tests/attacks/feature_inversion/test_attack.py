@@ -40,7 +40,7 @@ def split(observation: Observation, *, stand_in: nn.Module) -> Observation:
         observation,
         sent=ModelState(public(dict(observation.sent.parameters))),
         upload=replace(observation.upload, tensors=public(dict(observation.upload.tensors))),
-    ).told(private=ModelState(own), colluder=1)
+    ).given(private=ModelState(own), colluder=1)
 
 
 def features(model: nn.Module, batch: Batch) -> Tensor:
@@ -54,7 +54,7 @@ def victims(count: int, *, stand_in: nn.Module | None = None, known: bool = True
     for k in range(count):
         batch = examples(1, seed=k + 1)
         seen = split(observe(model, batch, id=VictimId(0, 0, k)), stand_in=stand_in or model)
-        observed.append(seen.told(features=features(model, batch)) if known else seen)
+        observed.append(seen.given(features=features(model, batch)) if known else seen)
         images.append(batch.inputs)
     return observed, torch.cat(images)
 
@@ -177,7 +177,7 @@ def test_behind_a_linear_front_the_lemma_gives_the_features_exactly() -> None:
     own = ModelState({n: p for n, p in observed.sent.parameters.items() if n in private})
     public = {n: p for n, p in observed.sent.parameters.items() if n not in private}
     uploaded = {n: g for n, g in observed.upload.tensors.items() if n not in private}
-    observed = replace(observed, sent=ModelState(public), upload=replace(observed.upload, tensors=uploaded)).told(
+    observed = replace(observed, sent=ModelState(public), upload=replace(observed.upload, tensors=uploaded)).given(
         private=own
     )
     recovery = Recovery(matching=GradientInversion(iterations=1))
@@ -217,7 +217,7 @@ def test_an_attacker_that_knows_of_the_split_finds_front_and_image_together() ->
     with torch.no_grad():
         near[0].weight += 0.1 * torch.randn(near[0].weight.shape, generator=generator).double()
     observed, _ = victims(2, stand_in=near)
-    informed = [o.told(defense=(Part("split_fed", effect=PrivateLayers()),)) for o in observed]
+    informed = [o.given(defense=(Part("split_fed", effect=PrivateLayers()),)) for o in observed]
     attack = model_inversion(**FAST, anchor=1e-4)
 
     plain, joint = attack(observed, seed=0), attack(informed, seed=0)
@@ -234,7 +234,7 @@ def test_who_is_told_nothing_says_so() -> None:
     bare = replace(observed[0], knowledge=replace(observed[0].knowledge, private=None))
     (without,) = model_inversion(**FAST)([bare], seed=0)
     assert "0.weight is missing; give a stand-in for it" in without.failure
-    wrong = observed[0].told(features=torch.zeros(1, *SHAPE))
+    wrong = observed[0].given(features=torch.zeros(1, *SHAPE))
     assert "are expected, but got" in model_inversion(**FAST)([wrong], seed=0)[0].failure
 
 

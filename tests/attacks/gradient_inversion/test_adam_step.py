@@ -80,7 +80,7 @@ def test_an_l2_penalty_is_taken_off() -> None:
 def test_other_updates_stay_as_they_are(change: str) -> None:
     observation, _ = after_adam(steps=2 if change == "steps" else 1)
     if change == "defense":
-        observation = observation.told(defense=("anything",))
+        observation = observation.given(defense=("anything",))
     assert without_adam(observation) is observation
 
 

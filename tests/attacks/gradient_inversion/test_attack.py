@@ -121,9 +121,9 @@ def test_a_broken_victim_says_why_and_harms_nobody() -> None:
         "at least 1 example": replace(sound, upload=replace(sound.upload, num_examples=0)),
         "but the model fails": replace(sound, input_shape=(3, 8, 8)),
         "Outputs (": replace(sound, num_classes=CLASSES + 1),
-        "class indices": sound.told(labels=torch.zeros(2, dtype=torch.long)),
-        "add up to 1": sound.told(labels=torch.full((1, CLASSES), 0.5)),
-        "but reach": sound.told(labels=torch.tensor([CLASSES])),
+        "class indices": sound.given(labels=torch.zeros(2, dtype=torch.long)),
+        "add up to 1": sound.given(labels=torch.full((1, CLASSES), 0.5)),
+        "but reach": sound.given(labels=torch.tensor([CLASSES])),
         "cover the model": replace(sound, sent=ModelState({})),
     }
     attack = idlg(iterations=2, dtype="float64")
@@ -216,7 +216,7 @@ def test_known_labels_may_be_mixed() -> None:
     mixed = Batch(second, torch.tensor([[0.6, 0.0, 0.4, 0.0, 0.0]], dtype=torch.float64))
     victim = observe(smooth_net(), mixed, told=True)
     attack = idlg(iterations=60, restarts=3, labels="known", dtype="float64")
-    found = attack([*plain, victim, victim.told(labels=torch.tensor([0]))], seed=0)
+    found = attack([*plain, victim, victim.given(labels=torch.tensor([0]))], seed=0)
     assert error(found[1].batch, mixed) < 1e-4 < error(found[2].batch, mixed)
     assert found[1].label_source == "known" and found[1].batch.labels.tolist() == [0]
     assert error(found[0].batch, examples(1)) < 1e-4
@@ -225,4 +225,4 @@ def test_known_labels_may_be_mixed() -> None:
 def test_known_labels_are_demanded_only_where_asked() -> None:
     victim = observations(smooth_net(), 1)[0]
     assert victim.knowledge == Knowledge() or victim.knowledge.labels is None
-    assert "observation.told(labels=labels)" in str(idlg(labels="known")([victim], seed=0)[0].failure)
+    assert "observation.given(labels=labels)" in str(idlg(labels="known")([victim], seed=0)[0].failure)

@@ -67,7 +67,7 @@ def prepared(observations: list[Observation], objective=Cosine()) -> Prepared:  
 
 
 def weights(observations: list[Observation], objective=Cosine()) -> torch.Tensor:  # noqa: B008
-    ready = prepared([one.told(defense=NOISE) for one in observations], objective)
+    ready = prepared([one.given(defense=NOISE) for one in observations], objective)
     return ready.problem(ready.victims, [0] * len(ready.victims)).constraints.smoothness
 
 
@@ -86,7 +86,7 @@ def test_where_nothing_tells_the_noise_it_is_not_told():
     convolutional = nn.Sequential(nn.Conv2d(1, 10, 3), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     found = seen(digit(), ratio=0.1, model=convolutional, told=True)
     assert noise_over_gradient(found) is None
-    ready = prepared([found.told(defense=NOISE)])
+    ready = prepared([found.given(defense=NOISE)])
     assert float(ready.problem(ready.victims, [0]).constraints.smoothness) > 0
     assert ready.problem(ready.victims, [0]).constraints.likeliest is None
     assert noise_over_gradient(seen(digit(), plan=LocalPlan(shares="delta", optimizer="adam"))) is None
@@ -141,7 +141,7 @@ def test_a_victim_is_smoothed_by_its_own_noise():
     ids=lambda effect: type(effect).__name__,
 )
 def test_what_is_like_noise_is_smoothed_away(effect):
-    told = noisy(seen(digit()), 0.3).told(defense=(Part("defense", effect=effect),))
+    told = noisy(seen(digit()), 0.3).given(defense=(Part("defense", effect=effect),))
     assert {weight for _, _, weight in entries(told, 3, lambda attack: attack)} == {0.0}
     ready = prepared([told])
     assert float(ready.problem(ready.victims, [0]).constraints.likeliest) > 0
@@ -168,14 +168,14 @@ FAINT = (Part("noise", effect=Noise(std=1e-9, clip=None)),)
 )
 def test_what_hides_values_in_bounds_is_not_taken_for_noise(effect, noise, share):
     found = kept(noisy(seen(digit()), 0.3), share)
-    told = found.told(defense=(Part("defense", effect=effect), *noise))
+    told = found.given(defense=(Part("defense", effect=effect), *noise))
     assert 0.0 not in {weight for _, _, weight in entries(told, 3, lambda attack: attack)}
     ready = prepared([told])
     assert ready.problem(ready.victims, [0]).constraints.likeliest is None
 
 
 def test_one_bit_at_random_is_noise_and_not_everything():
-    told = noisy(seen(digit()), 0.3).told(defense=(Part("defense", effect=Quantized(bits=1)),))
+    told = noisy(seen(digit()), 0.3).given(defense=(Part("defense", effect=Quantized(bits=1)),))
     assert {weight for _, _, weight in entries(told, 3, lambda attack: attack)} == {0.0}
 
 
@@ -184,7 +184,7 @@ def test_one_bit_at_random_is_noise_and_not_everything():
 )
 def test_what_hides_less_than_the_noise_changes_nothing(effect):
     parts = (Part("defense", effect=effect), *NOISE)
-    for told in (noisy(seen(digit()), 2.0).told(defense=each) for each in (parts, parts[::-1])):
+    for told in (noisy(seen(digit()), 2.0).given(defense=each) for each in (parts, parts[::-1])):
         assert {weight for _, _, weight in entries(told, 3, lambda attack: attack)} == {0.0}
         ready = prepared([told])
         assert float(ready.problem(ready.victims, [0]).constraints.likeliest) > 0
@@ -192,7 +192,7 @@ def test_what_hides_less_than_the_noise_changes_nothing(effect):
 
 def test_noise_beside_a_private_loss_is_countered_as_before():
     loss = PrivateLoss(alpha1=1.0, alpha2=0.1, bits=8)
-    told = noisy(seen(digit()), 0.3).told(defense=(Part("spn", effect=loss), *NOISE))
+    told = noisy(seen(digit()), 0.3).given(defense=(Part("spn", effect=loss), *NOISE))
     (read,) = AutoAttack(evaluations=50)([told], seed=0)
     assert read.failure is None and len(read.countermeasures) == 2
 
@@ -203,7 +203,7 @@ def test_noise_behind_layers_that_are_silent_in_the_rehearsal_fails_no_attack():
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
     nn.init.constant_(first.bias, -100.0)
     nn.init.zeros_(first.weight)
-    told = noisy(seen(digit(), model=model), 0.3).told(defense=NOISE)
+    told = noisy(seen(digit(), model=model), 0.3).given(defense=NOISE)
     assert weights([told]).isfinite().all()
     (read,) = AutoAttack(evaluations=50)([told], seed=0)
     assert read.failure is None
@@ -231,7 +231,7 @@ def test_noisy_updates_are_read_by_whoever_smooths_as_much_as_the_noise_calls_fo
     )
     assert error(read.batch, truth) < share * min(error(rough.batch, truth), error(blurred.batch, truth))
     assert any("noise" in sentence for sentence in read.countermeasures)
-    (told,) = inverting_gradients(iterations=iterations)([found.told(defense=NOISE)], seed=0)
+    (told,) = inverting_gradients(iterations=iterations)([found.given(defense=NOISE)], seed=0)
     assert error(told.batch, truth) < share * error(rough.batch, truth)
 
 

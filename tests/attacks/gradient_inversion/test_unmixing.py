@@ -22,7 +22,7 @@ QUICK = AutoAttack(evaluations=80)
 def test_ten_mixtures_show_the_image_that_one_hides(k):
     seen, truth = uploads("defense=instahide", f"defense.k={k}", victims=4, rounds=10)
     found = QUICK(seen, seed=0)
-    together, each = found[-4:], QUICK([o.told(defense=()) for o in seen[-4:]], seed=0)
+    together, each = found[-4:], QUICK([o.given(defense=()) for o in seen[-4:]], seed=0)
     guesses = torch.cat([one.batch.inputs for one in together])
     own, control = psnr(guesses, truth), psnr(guesses.roll(1, 0), truth)
     assert own.mean() > 16 and control.mean() < 11.5
@@ -40,8 +40,8 @@ def test_ten_mixtures_show_the_image_that_one_hides(k):
 def test_who_knows_no_public_images_or_not_the_defense_keeps_mixtures():
     seen, _ = uploads("defense=instahide", "defense.k=2", victims=1)
     short = replace(inverting_gradients(), iterations=2)
-    plain = seen[0].told(defense=None)
-    alone = seen[0].told(public_images=None, public_labels=None)
+    plain = seen[0].given(defense=None)
+    alone = seen[0].given(public_images=None, public_labels=None)
     for observation in (plain, alone):
         (found,) = short([observation], seed=0)
         assert found.member != "unmixed"

@@ -74,7 +74,7 @@ def test_a_victim_does_not_depend_on_others():
 def test_updates_behind_noise_of_different_sizes_are_not_joined():
     seen, truth = uploads("defense=dp_noise", "defense.clip_norm=1", "defense.scale=0.03", victims=1, rounds=3)
     loud = Part("noise", effect=Gaussian(std=3.0, clip=Clipped(norm=1.0)))
-    seen = [seen[0].told(defense=(loud,)), *seen[1:]]
+    seen = [seen[0].given(defense=(loud,)), *seen[1:]]
 
     def likelihood(observations):
         (group,) = Groups(observations, progress=no_progress)

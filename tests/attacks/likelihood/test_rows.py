@@ -28,7 +28,7 @@ def behind(defense: Defense, size: int, seed: int) -> tuple[Observation, TableEx
     for on_upload in defense.upload:
         tensors = on_upload(tensors, ClientState(), rng)
     observation = replace(observation, upload=replace(observation.upload, tensors=tensors))
-    known = observation.told(defense=defense.parts, public_images=public.inputs, public_labels=public.labels)
+    known = observation.given(defense=defense.parts, public_images=public.inputs, public_labels=public.labels)
     return known, rows
 
 

@@ -49,7 +49,7 @@ def behind_noise(number: int, scale: float, optimizer: str, classes: int = 2) ->
     )
     public = TEXTS[torch.arange(len(TEXTS)) != number]
     labels = torch.zeros(len(public), dtype=torch.long)
-    return observation.told(defense=defense.parts, public_images=public, public_labels=labels), text[0]
+    return observation.given(defense=defense.parts, public_images=public, public_labels=labels), text[0]
 
 
 def of_batch(numbers: list[int]) -> tuple[Observation, torch.Tensor]:
@@ -63,7 +63,7 @@ def of_batch(numbers: list[int]) -> tuple[Observation, torch.Tensor]:
     tensors = on_upload(update, ClientState(), torch.Generator().manual_seed(0))
     public = TEXTS[[k for k in range(len(TEXTS)) if k not in numbers]]
     seen = replace(seen, upload=Upload(tensors=tensors, num_examples=len(numbers)))
-    return seen.told(public_images=public, public_labels=torch.zeros(len(public), dtype=torch.long)), text
+    return seen.given(public_images=public, public_labels=torch.zeros(len(public), dtype=torch.long)), text
 
 
 @pytest.mark.long
@@ -133,7 +133,7 @@ def test_auto_searches_behind_noise() -> None:
 
 def test_no_descent_is_tried_on_a_drowned_update(monkeypatch: pytest.MonkeyPatch) -> None:
     drowned, clear = (behind_noise(2, scale, "adamw")[0] for scale in (0.02, 0.002))
-    assert is_drowned(drowned) and not is_drowned(clear) and not is_drowned(clear.told(defense=()))
+    assert is_drowned(drowned) and not is_drowned(clear) and not is_drowned(clear.given(defense=()))
     monkeypatch.setattr(TextMembers, "_descend", Mock(side_effect=AssertionError))
     (found,) = TextMembers(evaluations=100)([drowned], seed=0, progress=no_progress)
     assert found.member == MEMBER and found.batch is not None
@@ -157,7 +157,7 @@ def test_a_text_without_its_output_layer_is_searched_behind_noise() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adamw", marks=pytest.mark.long)])
 def test_a_text_without_its_output_layer_is_attacked_without_a_defense(optimizer: str) -> None:
-    seen = without_the_head(2, 1e-9, optimizer).told(defense=None)
+    seen = without_the_head(2, 1e-9, optimizer).given(defense=None)
     (found,) = TextMembers(evaluations=20)([seen], seed=0, progress=no_progress)
     assert found.failure is None and found.batch is not None
     assert sorted(found.batch.inputs[0].tolist()) == sorted(TEXTS[2].tolist())
@@ -173,7 +173,7 @@ def test_descents_follow_a_search_that_fails_on_a_drowned_update(monkeypatch: py
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_noise_of_a_text_is_evident_and_weight_decay_is_none(optimizer: str) -> None:
-    noisy, clear = (behind_noise(2, scale, optimizer)[0].told(defense=None) for scale in (0.02, 1e-9))
+    noisy, clear = (behind_noise(2, scale, optimizer)[0].given(defense=None) for scale in (0.02, 1e-9))
     decayed = {name: value - 1e-3 * clear.sent.parameters[name] for name, value in clear.upload.tensors.items()}
     others = [clear, replace(clear, upload=replace(clear.upload, tensors=decayed))]
     found, *none = undo_evident_defenses([noisy, *others])
@@ -184,7 +184,7 @@ def test_noise_of_a_text_is_evident_and_weight_decay_is_none(optimizer: str) -> 
 
 def test_full_steps_of_a_decay_are_no_noise() -> None:
     """Adam's step by a decay's gradient is as long as any other, in the direction of the word's sign."""
-    clear = behind_noise(2, 1e-9, "adam")[0].told(defense=None)
+    clear = behind_noise(2, 1e-9, "adam")[0].given(defense=None)
     tensors = {
         name: torch.where(value.abs() < 1e-6, -0.01 * clear.sent.parameters[name].sign(), value)
         for name, value in clear.upload.tensors.items()
@@ -214,21 +214,21 @@ def test_a_search_ends_with_its_time_and_refuses_what_it_cannot_compare() -> Non
     two = replace(seen, upload=replace(seen.upload, num_examples=2))
     assert "behind Adam's step" in (why_not_searched(two) or "")
     assert "Up to 4 texts" in (why_not_searched(replace(seen, upload=replace(seen.upload, num_examples=9))) or "")
-    assert "defense" in (why_not_searched(seen.told(defense=())) or "")
+    assert "defense" in (why_not_searched(seen.given(defense=())) or "")
     decayed = replace(seen, plan=replace(seen.plan, optimizer="adam", weight_decay=0.1))
     assert "before" in (why_not_searched(decayed) or "")
     early = [dp_sgd(noise_multiplier=1.0), dp_noise(scale=0.01, at="gradient"), dp_noise(at="gradient", layers=[1])]
-    assert all("before" in (why_not_searched(seen.told(defense=each.parts)) or "") for each in early)
+    assert all("before" in (why_not_searched(seen.given(defense=each.parts)) or "") for each in early)
     gradient = replace(seen, plan=replace(seen.plan, optimizer="sgd"))
-    assert why_not_searched(gradient.told(defense=early[0].parts)) is None
+    assert why_not_searched(gradient.given(defense=early[0].parts)) is None
 
 
 def test_a_text_is_searched_without_public_ones_and_from_an_earlier_guess() -> None:
     seen, text = behind_noise(0, 0.001, "sgd")
-    alone = seen.told(public_images=None, public_labels=None)
+    alone = seen.given(public_images=None, public_labels=None)
     (found,) = LikeliestText(evaluations=240)([alone], seed=0)
     assert found.batch is not None and found.history[-1] < found.history[0]
-    (known,) = LikeliestText(evaluations=12)([alone.told(previous=text[None])], seed=0)
+    (known,) = LikeliestText(evaluations=12)([alone.given(previous=text[None])], seed=0)
     assert known.batch is not None and torch.equal(known.batch.inputs[0], text)
 
 

@@ -113,7 +113,7 @@ def test_group_consistency_draws_attempts_together() -> None:
 
 @pytest.mark.parametrize("name", STARTS)
 def test_starts(name: str) -> None:
-    victim = observations(smooth_net(), 1)[0].told(public_images=torch.rand(5, *SHAPE), public_labels=torch.arange(5))
+    victim = observations(smooth_net(), 1)[0].given(public_images=torch.rand(5, *SHAPE), public_labels=torch.arange(5))
     assert idlg(iterations=1, start=name, dtype="float64")([victim], seed=0)[0].batch is not None
 
 
@@ -130,7 +130,7 @@ def test_an_image_of_the_attackers_own_as_start() -> None:
 
 def test_the_mean_of_the_class_as_start() -> None:
     victim, public, classes = observations(smooth_net(), 1)[0], torch.rand(4, *SHAPE), torch.tensor([0, 2, 2, 4])
-    told = victim.told(public_images=public, public_labels=classes)
+    told = victim.given(public_images=public, public_labels=classes)
     start = STARTS["class_mean"]
     blank = VictimContext(
         observation=told, labels=torch.tensor([2, 4, 3]), shape=(3, *SHAPE), generator=torch.Generator(), space=Space()
@@ -144,7 +144,7 @@ def test_the_mean_of_the_class_as_start() -> None:
 def test_an_earlier_guess_as_start() -> None:
     victim, previous = observations(smooth_net(), 1)[0], torch.rand(1, *SHAPE)
     attack = inverting_gradients(iterations=1, lr=1e-9, dtype="float64", start="previous")
-    found = attack([victim.told(previous=previous)], seed=0)[0]
+    found = attack([victim.given(previous=previous)], seed=0)[0]
     assert found.batch is not None
     torch.testing.assert_close(found.batch.inputs, previous, check_dtype=False)
     unknown, normal = attack([victim], seed=0)[0], replace(attack, start=STARTS["normal"])([victim], seed=0)[0]

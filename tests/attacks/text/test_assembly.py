@@ -14,7 +14,7 @@ TRUTH = torch.tensor([1, 1, 1, 0])
 
 def of_length(length: int) -> Lengths:
     """One text, told."""
-    return Lengths(number=1, longest=length, told=(length,))
+    return Lengths(number=1, longest=length, known=(length,))
 
 
 def never(texts: object) -> bool:

@@ -68,7 +68,7 @@ def test_words_are_read_where_rows_of_positions_were_dropped() -> None:
     positions = seen.upload.tensors[name].clone()
     positions[-(len(positions) - 3) :] = 0
     upload = replace(seen.upload, tensors={**seen.upload.tensors, name: positions})
-    (found,) = BagOfWords()([replace(seen, upload=upload).told(lengths=None)], seed=0)
+    (found,) = BagOfWords()([replace(seen, upload=upload).given(lengths=None)], seed=0)
     assert found.words is not None and found.words_exact
     assert set(found.words.tolist()) == set(tokens[0].tolist())
 
@@ -180,7 +180,7 @@ def expected() -> Expected:
 def found_in(values: Tensor, odds: Tensor, rng: torch.Generator, texts: int = 1) -> Tensor:
     rows = WordRows(values[None], torch.zeros(1, len(values), dtype=torch.bool), "embeddings")
     return found_words(
-        rows, odds=odds, most=40, texts=texts, expected=expected(), told_noise=None, rng=rng
+        rows, odds=odds, most=40, texts=texts, expected=expected(), stated_noise=None, rng=rng
     ).tokens  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_labels_of_a_language_model_are_not_inferred() -> None:
     tokens = texts([6])
     told = observed(language_model, tokens)
     labels = torch.cat([tokens[:, 1:], tokens.new_full((1, 1), -100)], 1)
-    (found,) = tag(iterations=3, compile="off")([told.told(labels=labels)], seed=0)
+    (found,) = tag(iterations=3, compile="off")([told.given(labels=labels)], seed=0)
     assert found.batch is not None and found.batch.inputs.shape == (1, 6)
 
 

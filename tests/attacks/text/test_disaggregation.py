@@ -34,7 +34,7 @@ def texts(lengths: list[int], *, repeated: int = 0) -> torch.Tensor:
 
 
 def told(lengths: list[int]) -> Lengths:
-    return Lengths(number=len(lengths), longest=max(lengths), told=tuple(sorted(lengths)))
+    return Lengths(number=len(lengths), longest=max(lengths), known=tuple(sorted(lengths)))
 
 
 def gradient_of(observation: Observation) -> dict[str, torch.Tensor]:
@@ -113,7 +113,7 @@ def test_only_a_text_of_the_batch_is_taken_off() -> None:
     for Told.text, taken in ((wrong, []), (tokens[0], [tokens[0].tolist()])):
         left = peeling.peel(gradient_of(observation), told([8, 7, 6]))
         assert [text.tolist() for text in left.texts] == taken
-        assert left.lengths.told == (6, 7, 8)[: 3 - len(taken)]
+        assert left.lengths.known == (6, 7, 8)[: 3 - len(taken)]
 
 
 class ToldTooMany(Peeling):

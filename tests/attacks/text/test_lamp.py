@@ -51,7 +51,7 @@ def test_likely_texts_surprise_less() -> None:
 
 
 def told(observations: list[Observation], seed: int = 5) -> list[Observation]:
-    return [one.told(public_images=texts([LONGEST] * 20, seed=seed)) for one in observations]
+    return [one.given(public_images=texts([LONGEST] * 20, seed=seed)) for one in observations]
 
 
 @pytest.mark.long

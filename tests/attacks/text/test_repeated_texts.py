@@ -56,7 +56,7 @@ def test_the_longest_text_shows_in_the_gradient_of_positions() -> None:
     seen = observed(encoder, texts([7, 5]), told=False)
     assert Lengths.of(seen, encoder()).longest == 7
     assert Lengths.of(without_rows(seen), encoder()).longest == LONGEST
-    assert Lengths.of(observed(language_model, texts([7, 5])), language_model()).told == (4, 6)
+    assert Lengths.of(observed(language_model, texts([7, 5])), language_model()).known == (4, 6)
 
 
 def test_a_stray_candidate_behind_the_longest_text_leaves_the_others() -> None:
@@ -65,7 +65,7 @@ def test_a_stray_candidate_behind_the_longest_text_leaves_the_others() -> None:
     span = cast(Span, SimpleNamespace(width=1, distance=lambda states: table))
 
     def found(told: tuple[int, ...] | None) -> Candidates:
-        lengths = Lengths(number=2, longest=4, told=told)
+        lengths = Lengths(number=2, longest=4, known=told)
         return find_candidates(encoder(), span, tokens=torch.tensor([7, 8]), lengths=lengths, tolerance=0.05)
 
     assert found(None).whole and found(None).length == 2
