@@ -13,15 +13,15 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 90_096,
+    "lines of the package": 90_047,
     "files": 412,
     "private helpers of at most 6 lines, called once": 60,
     "public class names with two homes": 1,
     "argument lines without their noun, in percent": 0,
-    "words in docstrings": 93_402,
-    "words of our own in docstrings": 7,
+    "words in docstrings": 92_449,
+    "words of our own in docstrings": 1,
     "words of our own in docs and README": 0,
-    "words in the guide": 24_080,
+    "words in the guide": 24_077,
 }
 """Lower a ceiling as soon as the figure is below it; raise none."""
 

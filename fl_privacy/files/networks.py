@@ -41,12 +41,12 @@ def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[P
     """Decorate ``load`` to cache its result until the file, its first argument, changes; ``OSError`` if missing."""
 
     @lru_cache(maxsize=8)
-    def kept(changed: int, file: Path, *more: Hashable) -> T:
-        return load(file, *more)  # type: ignore[call-arg, arg-type]
+    def kept(changed: int, file: Path, *more: Hashable, **named: Hashable) -> T:
+        return load(file, *more, **named)  # type: ignore[arg-type]
 
     @wraps(load)
     def loaded(file: Path, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return kept(file.stat().st_mtime_ns, file, *args)
+        return kept(file.stat().st_mtime_ns, file, *args, **kwargs)  # type: ignore[arg-type]
 
     return loaded
 

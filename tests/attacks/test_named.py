@@ -4,12 +4,14 @@ import builtins
 from typing import Any
 
 import pytest
+import torch
 
 from fl_privacy.attacks import reconstruct
 from fl_privacy.attacks.named import attack_named, attack_names
 from fl_privacy.errors import UserError
 from fl_privacy.runs.build import build_attack
 from fl_privacy.runs.config import compose_run, options
+from fl_privacy.types import Observation
 from tests.attacks.victims import observations, smooth_net
 
 
@@ -43,3 +45,15 @@ def test_without_pyyaml_what_has_settings_says_so(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UserError, match="ats_adam_l2 is expected to find the package PyYAML"):
         attack_named("ats_adam_l2")
     assert attack_named("dlg")
+
+
+@pytest.mark.parametrize("seed", [34, 68, 71, 330])
+def test_targets_that_no_loss_could_have_are_not_tried(seed: int) -> None:
+    """The gradient of cross entropy, solved for targets of binary cross entropy, gives some outside of [0, 1]."""
+    torch.manual_seed(seed)
+    net, image = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 3)), torch.eye(3).view(1, 1, 3, 3)
+    loss = torch.nn.functional.cross_entropy(net(image), torch.tensor([1]))
+    gradients = torch.autograd.grad(loss, list(net.parameters()))
+    (found,) = reconstruct([Observation.of_gradients(net, gradients, input_shape=(1, 3, 3))], "analytic")
+    assert found.batch is not None
+    torch.testing.assert_close(found.batch.inputs, image, atol=1e-3, rtol=0)

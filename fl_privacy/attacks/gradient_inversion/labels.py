@@ -73,8 +73,9 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
     if loss.targets != "classes":
         change = head.slopes(loss, zeros + 1) - base
         rows = (slopes - base) / torch.where(change.abs() > 0, change, 1)
-        near = loss.targets == "bits" and bool(((rows - rows.round()).abs() < _WHOLE).all())
-        return rows.round() if near else rows
+        if loss.targets != "bits":
+            return rows
+        return (rows.round() if bool(((rows - rows.round()).abs() < _WHOLE).all()) else rows).clamp(0, 1)
     changes = [head.slopes(loss, row.repeat(size, 1)) - base for row in torch.eye(number).to(zeros)]
     system = torch.cat([torch.stack(changes, 2), slopes.new_ones(size, 1, number)], 1).double().cpu()
     right = torch.cat([slopes - base, slopes.new_ones(size, 1)], 1).double().cpu()
