@@ -1,6 +1,7 @@
 """The package keeps its shape: files of one idea, short functions, few parameters."""
 
 import ast
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -152,3 +153,14 @@ def test_faults_are_found(misshapen: Path) -> None:
     assert found.functions == {"fl_privacy/tall.py:high"}
     assert found.parameters == {"fl_privacy/wide.py:broad"}
     assert found.asks == {"fl_privacy/asks.py": [1, 2, 3, 4, 5]}
+
+
+def test_no_constant_of_a_module_has_two_values() -> None:
+    twice = set()
+    for path in (ROOT / "fl_privacy").rglob("*.py"):
+        targets = [
+            each for node in ast.parse(path.read_text()).body if isinstance(node, ast.Assign) for each in node.targets
+        ]
+        names = Counter(name.id for each in targets for name in ast.walk(each) if isinstance(name, ast.Name))
+        twice |= {(path.name, name) for name, number in names.items() if number > 1 and name.isupper()}
+    assert not twice

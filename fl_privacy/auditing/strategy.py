@@ -156,7 +156,7 @@ def audit(
 
 @dataclass(eq=False)
 class AuditedStrategy(StrategyAround):
-    """A strategy under audit, made by ``audit``; after the training, ``failure`` is the reason for a missing page."""
+    """A strategy under audit, made by ``audit``; ``failure``: why there is no page after the training."""
 
     model: AuditedModel
     report: AuditReport

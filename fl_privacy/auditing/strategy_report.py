@@ -323,7 +323,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on the DP claims of the strategy, tested by draws, and of clients' replies.
+    """Return verdicts on the strategy's DP claims, tested on draws of its noise, and on those in clients' replies.
 
     ``rounds``: number of rounds that a claim covers.
     """

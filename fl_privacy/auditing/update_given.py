@@ -54,7 +54,7 @@ def network_of(place: str) -> nn.Module:
             return _with_layers(torch.export.unflatten(torch.export.load(path)))
         spec = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
         if spec is None or spec.loader is None:
-            raise UserError(f"--model is expected to name a file of Python, but {path} is none; write FILE.py:NAME.")
+            raise UserError(f"--model is expected to name a Python file, but {path} is not one; write FILE.py:NAME.")
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where a dataclass looks for its own
         sys.path.insert(0, here := str(path.parent.absolute()))
         try:

@@ -102,7 +102,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Return an update under the network's names, with notes; ``UserError`` if it does not fit or changes nothing."""
+    """Build the update from ``before`` to ``after`` under the network's names; ``UserError`` if unfit or zero."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}

@@ -250,7 +250,7 @@ def load_with_attribute(
 
     ``name``: see ``load_data``, also for other arguments. ``task``: coarse classes, each a list of the data set's
     classes, which become attributes. ``attribute_column``: column of the attributes, instead of ``task``. ``UserError``
-    if there is no such data set or column, or ``task`` does not contain each class once.
+    if both or neither are given, there is no such data set or column, or ``task`` does not contain each class once.
     """
     if (task is None) == (attribute_column is None):
         raise UserError(

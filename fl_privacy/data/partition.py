@@ -32,7 +32,7 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class Iid:
-    """Every client gets an equal random share of the examples, within one."""
+    """Every client gets an equal random share of the examples; numbers differ by at most one."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients)

@@ -228,7 +228,7 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
             )
     for frame in frames[1:]:
         if lacking := sorted(set(columns) - set(frame.columns)):
-            raise UserError(f"Column {lacking[0]} is expected in all splits of table {name}, but one lacks it; add it.")
+            raise UserError(f"Column {lacking[0]} is expected in both splits of table {name}; add it to the other.")
 
 
 def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:

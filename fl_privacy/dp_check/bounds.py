@@ -278,7 +278,7 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Return (m // 2,) numbers of right guesses about the n highest and the n lowest scores, for n = 1, 2, ..."""
+    """Count right guesses for n = 1, ..., m // 2: in for the n highest of all m scores, out for the n lowest."""
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf

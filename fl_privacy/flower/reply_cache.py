@@ -195,7 +195,7 @@ class Answers:
 
     @property
     def forgets(self) -> bool:
-        """Return ``True`` if the node is simulated: by its environment, in this process, or in Ray."""
+        """Return ``True`` on nodes simulated in this process, in Ray or by the environment: no file keeps answers."""
         return isinstance(self.context, memory.SimulatedContext) or memory.is_simulation() or in_actor()
 
     def _form(self, kind: str) -> RecordDict | None:

@@ -63,9 +63,10 @@ class NodeRules:
 
 @dataclass(eq=False)
 class Nodes(NodeRules):
-    """Mapping from each of ``clients`` to its node; a new node is asked for its partition, since node ids are random.
+    """Mapping from each of ``clients`` (partition numbers) to its node, whose id is random.
 
-    A partition belongs to the first node that claims it, until that node leaves.
+    A new node is asked for its partition, which belongs to the first node that claims it: until that node leaves, or
+    with ``bound`` for ever.
     """
 
     clients: Sequence[int]

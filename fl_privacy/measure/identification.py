@@ -235,7 +235,7 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return how many standard deviations the best of ``guesses`` is ahead of the nearest candidate by chance."""
+    """Return by how many standard deviations a lead is reduced, since the best of several guesses leads by chance."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 

@@ -189,8 +189,9 @@ class BlockNetwork(ImageNetwork):
 class AlexNet(BlockNetwork):
     """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
 
-    ``width`` is the first convolution's number of channels; the others have 3, 6, 4 and 4 times as many. FDL-PP has
-    ``hidden=None``, a single linear layer 4096 -> K. Images from 8x8 fit.
+    ``width`` is the first convolution's number of channels; the others have 3, 6, 4 and 4 times as many. With
+    ``hidden=None``, as in FDL-PP (Gu et al. 2021), a single linear layer 4096 -> K follows. Images have at least 8x8
+    pixels; 4096 is for 32x32.
     """
 
     blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))

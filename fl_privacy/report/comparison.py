@@ -28,7 +28,7 @@ from fl_privacy.runs.folder.verdict import BOUNDED, LEAK
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunRow:
-    """One run in the comparison's table; ``pmm`` is in percent of the undefended accuracy."""
+    """One run in the comparison's table; ``pmm``: accuracy in percent of the undefended run's, if known."""
 
     letter: str
     run: Run

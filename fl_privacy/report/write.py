@@ -50,7 +50,8 @@ def write_report(
     Args:
         out: other path of the page; its folder is created.
         psnr_below: dB that no image may reach behind a recommended defense.
-        cap: ``True`` to compare strengths of defenses by SPN's PPC curves and CAP, also in ``<page>_cap.json``.
+        cap: ``True`` adds SPN's curves of accuracy over leakage by strength (PPC) and their mean (CAP), also in
+            ``<page>_cap.json``.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")

@@ -74,7 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` with models that normalize as their client stated, or as ``own`` if it stated nothing."""
+    """Return ``observations`` with models that normalize as ``stated`` (``None``: not at all), else as ``own``."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}

@@ -97,7 +97,7 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Write the page of a finished run anew, and return its folder; ``None`` if unfinished or to ``overwrite``."""
+        """Return a finished run's folder after writing its page again; ``None`` if unfinished or to ``overwrite``."""
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())

@@ -191,7 +191,7 @@ class Schema:
         return self.encode(self.cells(inputs)).to(inputs)
 
     def drawn(self, number: int, rng: torch.Generator) -> Tensor:
-        """Draw ``number`` random encoded rows (N, F): categories by their shares, numbers from N(0, 1)."""
+        """Draw ``number`` random encoded rows (N, F): categories by their shares, numbers from N(0, 1), clamped."""
         cells = torch.empty(number, len(self.columns), dtype=torch.float64)
         for place, column in enumerate(self.columns):
             if column.is_number:

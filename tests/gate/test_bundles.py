@@ -363,7 +363,7 @@ def test_the_number_of_runs_that_wait_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="others do"):
         admitted(one, bundle, run="99")
     one.forget("3")
-    with pytest.raises(RefusedError, match="configuration and packages of"):
+    with pytest.raises(RefusedError, match="bytes of settings; keep at most"):
         admitted(one, bundle, run="99", note="x" * (1 << 17))
     with pytest.raises(UserError, match="number of a run"):
         one.place("../7", "fab")

@@ -265,6 +265,7 @@ def test_a_tree_that_goes_round_is_refused() -> None:
 
 
 def test_a_tree_is_as_deep_as_trees_are() -> None:
+    assert DEEPEST == 256, "of splits, which is no limit of containers within each other"
     assert len(read_model(chain(DEEPEST)).trees[0].leaves) == DEEPEST + 1
     with pytest.raises(UserError, match="levels"):
         read_model(chain(DEEPEST + 1))

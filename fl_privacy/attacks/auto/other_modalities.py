@@ -110,9 +110,9 @@ class TextMembers(_Members):
         seed: int,
         progress: Progress,
     ) -> None:
-        """Replace results in ``best``, at the indices ``among``, if a descent fits the update better.
+        """Replace results in ``best``, at the indices ``among``, by a bag of words or a descent that fits better.
 
-        ``bags``: results of the bag of words. ``limit``: time limit of the exact solutions. ``share``: part of the
+        ``bags``: results of the bag of words. ``limit``: time limit of the exact attack. ``share``: part of the
         evaluations to spend here.
         """
         asked, apart = [], dict[int, float]()

@@ -174,9 +174,9 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Return the images in ``read`` as a reconstruction, with inferred labels and certainty.
+    """Return the images in ``read`` as a reconstruction with its certainty, by the gradient of ``reproduction``.
 
-    ``ordered``: ``True`` if known labels are in the order of the images.
+    Labels are inferred, unless they are known, ``ordered``, and ``read`` is not unique. ``ordered``: ``True`` if known labels are in the order of the images.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"

@@ -112,9 +112,9 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Infer sorted labels (B,) from ``evidence`` (K,), the direction of the sum of gradients by the logits.
+    """Infer sorted labels (B,) from ``evidence`` (K,), the summed gradient with respect to the logits.
 
-    Each class's gradient is measured on noise images. Lengths do not count, since class weights change them.
+    Each class's gradient is measured on noise images. Only directions count, since class weights change lengths.
     """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()

@@ -20,10 +20,10 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Public examples and uploads from which an attacker who knows the defense learns.
+    """Uploads of public examples under the defense, from which an attacker who knows it learns their attributes.
 
-    ``attributes``: (N,) of the examples, other than the class. ``uploads``: (sent values, number) -> uploads of one
-    example each.
+    ``attributes``: (N,) classes of the attribute, one per example. ``uploads``: (model's values, n) -> uploads of the
+    first n examples, one each.
     """
 
     attributes: Tensor

@@ -124,7 +124,7 @@ class MembershipMethod(ABC):
         return torch.tensor([self._columns[observation.id.client] for observation in read.observations])
 
     def scores(self) -> Tensor:
-        """Return the mean evidence (C, N), higher for members; NaN for clients never observed."""
+        """Return the mean evidence (C, K) on C candidates in K clients' uploads; NaN if none was finite."""
         return torch.where(self._rounds > 0, self._total / self._rounds.clamp(min=1), torch.nan)
 
     @abstractmethod
@@ -210,7 +210,7 @@ class ShadowModels(MembershipMethod):
 
 
 def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tensor:
-    """Return the log likelihood ratio (C, K) of a client having trained on an example or not.
+    """Return log likelihood ratios (C, K): whether each of K clients trained on each of C examples, against not.
 
     ``observed``: margins (C, K) under clients' models. ``margins``: (S, C) under shadow models, if finite. ``inside``:
     (S, C) ``True`` if the shadow model was trained on the example.

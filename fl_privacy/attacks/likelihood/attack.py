@@ -66,7 +66,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Function from guessed images and labels to undefended uploads; ``norm`` first clips each example's gradient."""
+    """Function from guessed images and labels to undefended uploads; ``norm`` clips gradients of several."""
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign

@@ -218,7 +218,7 @@ def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:
     return found.astype(dtype)
 
 
-DEEPEST = 40  # levels of containers; XGBoost's models have eight
+MOST_NESTED = 40  # levels of containers; XGBoost's models have eight
 
 MOST_VALUES = 2_000_000
 """Largest number of values outside of numeric arrays; XGBoost writes some dozens a tree."""
@@ -267,8 +267,8 @@ class _Reader:
 
     def value(self, kind: str, depth: int) -> Any:
         self.values += 1
-        if depth > DEEPEST or self.values > MOST_VALUES:
-            raise ValueError(f"more than {DEEPEST} levels or {MOST_VALUES} values")
+        if depth > MOST_NESTED or self.values > MOST_VALUES:
+            raise ValueError(f"more than {MOST_NESTED} levels or {MOST_VALUES} values")
         if kind in _NUMBERS:
             return self.number(kind)
         if kind in _CONSTANTS:

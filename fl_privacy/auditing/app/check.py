@@ -181,7 +181,7 @@ def check_app(app: App) -> Check:
 
 
 def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
-    """Return the first loaded files of ``app``, and modules that pyproject.toml names but that do not exist."""
+    """Return the files of the server and client apps, and modules that pyproject.toml names but that are missing."""
     if app.scripts is not None:
         return [app.scripts.server, *app.scripts.clients], []
     found, absent = [], []

@@ -360,9 +360,9 @@ class ReplayModel(nn.Module):
 
 
 def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """List the numbers of constants that have an entry for each example and enter modules, without ``variables``.
+    """List the ids of constants with an entry for each example that are passed to modules, without ``variables``.
 
-    With ``whole``, those that enter other functions, such as the loss, are listed, too.
+    With ``whole``, also of those that are passed to other functions, such as the loss.
     """
     constants = program.constants
     taken = [number for call in program.calls if call.part >= 0 for number in call.taken]

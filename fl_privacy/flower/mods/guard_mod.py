@@ -23,13 +23,13 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
     """Build a mod that refuses crafted models, for ``ClientApp(mods=[guard_mod(...), ...])``, in front of the others.
 
     The reply is then an error of one line. In front of ``secaggplus_mod`` the mod also refuses a threshold that two
-    disjoint groups of clients reach, and a request for both kinds of a client's key shares. The last model is in
-    ``context.state``. ``model``: architecture agreed on; arrays that do not fit it are refused. ``guard``: settings of
-    the checks.
+    disjoint groups of clients reach, and a request for both kinds of a client's key shares. The last accepted model
+    is kept in ``context.state``, to compare the next one with it. ``model``: architecture agreed on; arrays that do not
+    fit it are refused. ``guard``: settings of the checks.
 
     ``examples``: function that returns at least two of the node's examples; ``None`` checks the weights alone. Outside
-    of a simulation they pass through one model for each kind of message and round, and the result stays in the node's
-    log, since no noise covers it.
+    of simulations, only the first model of each kind of message and round is tried on them, and the reason of a refusal
+    goes to the node's log, not to the server, since no noise covers it.
     """
     return _Guarding(model, examples, (guard or ModelGuard()).agreeing_on(model))
 

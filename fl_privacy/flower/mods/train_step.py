@@ -77,7 +77,8 @@ def private_loader(
 ) -> Iterator[Any]:
     """Yield the batches of ``loader``, changed by a defense that acts on data alone (ATS, InstaHide).
 
-    Each call draws new random numbers: put ``answer_once_mod`` in front of the app. Batches are pairs (images, labels)
+    Each call draws new random numbers, unless ``seed`` is an integer: put ``answer_once_mod`` in front of the app, or
+    a repeated message shows the same batch under other noise. Batches are pairs (images, labels)
     or mappings with both; mixed labels are probabilities (B, K). ``UserError`` if the defense also acts on anything
     else.
     """

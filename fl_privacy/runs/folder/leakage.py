@@ -50,7 +50,8 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 def extent_of(found: Sequence[LeakageResult], *, inferred: int = 0, unknown_is_read: bool = True) -> Extent:
     """Return the worst value of each field of :class:`Extent` over ``found``.
 
-    By default, unscored examples count as reconstructed, and missing results as :data:`WORST`.
+    ``inferred`` becomes its field. By default, unscored examples count as reconstructed, and an empty ``found`` gives
+    :data:`WORST`.
     """
     if not found:
         return WORST if unknown_is_read else Extent(inferred=inferred)

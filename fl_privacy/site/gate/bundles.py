@@ -331,7 +331,7 @@ class Approvals:
         more = {"config": config, "signers": signers, "unmet": unmet, "since": time.time()}
         text = json.dumps({**about, **more}, default=str)
         if len(text) > LARGEST_DECISION:
-            raise RefusedError("size", f"run {run} has configuration and packages of {len(text)} bytes; shorten them")
+            raise RefusedError("size", f"run {run} has {len(text)} bytes of settings; keep at most {LARGEST_DECISION}")
         self.forget(run)
         write_private(self.place(run, f"{bundle.digest}.fab"), bundle.content)
         write_private(self.place(run, "json"), text)

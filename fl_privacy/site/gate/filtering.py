@@ -226,7 +226,7 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
                 return values.reshape(shape, order="F" if fortran else "C")
     except (ValueError, OverflowError) as error:  # negative, or more dimensions than NumPy or its header has
         raise RefusedError("shape", f"{where} claims the shape {shape!r:.400}: {error}; serialize it anew") from error
-    raise RefusedError("bytes", f"{where} claims {array.dtype} {shape!r:.400}; its bytes are something else: send that")
+    raise RefusedError("bytes", f"{where} claims {array.dtype} {shape!r:.400}, but holds other bytes; use numpy.save")
 
 
 def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:
