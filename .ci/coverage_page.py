@@ -1,6 +1,7 @@
 """Write the page of how much of each folder the tests run, from the JSON of coverage.py."""
 
 import json
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -21,8 +22,9 @@ def main(measured: Path, page: Path) -> None:
         f" | {_share(found['covered_branches'], found['num_branches'])} |"
         for folder, found in sorted(folders.items(), key=lambda item: (item[0] != "all", item[0]))
     ]
+    head = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True).stdout
     page.write_text(
-        "# Coverage\n\nWhat `make test` runs of the package, counted by `make coverage`.\n\n"
+        f"# Coverage\n\nWhat `make test` runs of the package at `{head.strip()}`, counted by `make coverage`.\n\n"
         "| folder | statements | lines | branches |\n|---|---|---|---|\n" + "\n".join(rows) + "\n",
         encoding="utf-8",
     )

@@ -176,7 +176,7 @@ def model_as_sent(observation: Observation) -> nn.Module:
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
     """Return the images in ``read`` as a reconstruction with its certainty, by the gradient of ``reproduction``.
 
-    Labels are inferred, unless they are known, ``ordered``, and ``read`` is not unique. ``ordered``: ``True`` if known labels are in the order of the images.
+    Labels are inferred, unless they are known, ``ordered`` (in the order of the images), and ``read`` is not unique.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
