@@ -13,12 +13,12 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 90_053,
+    "lines of the package": 90_076,
     "files": 412,
     "private helpers of at most 6 lines, called once": 60,
     "public class names with two homes": 1,
     "argument lines without their noun, in percent": 0,
-    "words in docstrings": 92_560,
+    "words in docstrings": 92_571,
     "words of our own in docstrings": 1,
     "words of our own in docs and README": 0,
     "words in the guide": 24_077,

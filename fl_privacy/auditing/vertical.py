@@ -21,8 +21,8 @@ from fl_privacy.measure.roc import Estimate
 LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "nll_loss", "mse_loss")
 """PyTorch's functional losses, which its modules call."""
 
-LEAST_EXAMPLES, MOST_CLASSES, MOST_KEPT, MOST_VALUES, SHUFFLES = 20, 20, 20, 1 << 22, 20
-"""Numbers of examples and classes, of kept arrays of a client and values of one, and of shuffles of the control."""
+LEAST_EXAMPLES, MOST_CLASSES, MOST_NODES, MOST_KEPT, MOST_VALUES, SHUFFLES = 20, 20, 8, 20, 1 << 20, 20
+"""Numbers of examples and classes, of nodes, kept arrays of each and values of one, and of shuffles of the control."""
 
 
 class SplitTraining:
@@ -54,17 +54,26 @@ class SplitTraining:
             self._labels = labels
         return loss(*args, **kwargs)
 
-    def note(self, node: int, down: Mapping[str, np.ndarray], up: Mapping[str, np.ndarray]) -> None:
-        """Keep those arrays, sent to (``down``) or by (``up``) a node, that have a vector for each labeled example."""
+    def note(
+        self, node: int, down: Mapping[str, np.ndarray], up: Mapping[str, np.ndarray], *, own_loss: bool = False
+    ) -> None:
+        """Keep those arrays, sent to (``down``) or by (``up``) a node, that have a vector for each labeled example.
+
+        ``own_loss``: ``True`` if the client differentiated a loss, so that it has labels of its own.
+        """
+        self._clients_have_labels |= own_loss
         for kept, arrays in ((self.received, down), (self.sent, up)):
-            for array in arrays.values():
+            for array in arrays.values() if node in kept or len(kept) < MOST_NODES else ():
                 fits = array.dtype.kind == "f" and array.ndim > 1 and len(array) == len(self._labels)
-                if fits and array.size <= MOST_VALUES and np.isfinite(array).all():
-                    kept[node].append(array.reshape(len(array), -1).astype(np.float64))
+                if fits and 0 < array.size <= MOST_VALUES and np.isfinite(array).all():
+                    kept[node].append(array.reshape(len(array), -1).astype(np.float32))
 
     def answers(self) -> Iterator[Answer]:
-        """Yield an answer on the labels that a client can infer from what it receives; none if clients have labels."""
-        if self._clients_have_labels or not self.received:
+        """Yield an answer on the labels that a client can infer from what it receives for the vectors that it sent.
+
+        There is none if clients have labels of their own, or sent no vectors.
+        """
+        if self._clients_have_labels or not (self.received and self.sent):
             return
         labels, number, classes = self._labels, len(self._labels), int(self._labels.max()) + 1
         tried = [_right(vectors, labels) for vectors in self.received.values()]

@@ -66,7 +66,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """Jobs of a defense at one strength; ``early``: trainings of the first rounds only, for attacks on early models."""
+    """Jobs of a defense at one strength."""
 
     point: GridPoint
     trainings: Mapping[str, Job]
@@ -182,6 +182,11 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
         return {**named, **own, **further}
 
     def planned(command: Command, config: RunSettings, early: int | None = None) -> Job:
+        if early is not None and early > config.federation.rounds:
+            raise UserError(
+                f"early is expected to be a round of each training, but is {early} of {config.federation.rounds};"
+                " lower it."
+            )
         job = Job(command, config, RunLocation(command, calibrated(config)).path, early)
         lacks_early = is_finished(job.folder) and not job.finished
         return replace(job, config=config.changed({"overwrite": True})) if lacks_early else job

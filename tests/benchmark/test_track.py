@@ -100,6 +100,11 @@ def test_cells_are_uploads_by_states_by_servers(tmp_path: Path) -> None:
     assert track.sha256 == load_track(write_track(tmp_path, other_words)).sha256 and other_words != TINY
 
 
+def test_an_early_state_is_one_that_the_training_reaches(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="early is expected to be a round of each training, but is 3 of 2"):
+        plan_study(load_track(write_track(tmp_path, TINY.replace("early: 1", "early: 3")), [f"out={tmp_path}"]))
+
+
 def test_one_training_is_for_both_states_of_its_model(tmp_path: Path) -> None:
     text = TINY.replace("uploads:", "  FedAvg: [federation=fedavg, federation.rounds=1]\nuploads:")
     plan = plan_study(load_track(write_track(tmp_path, text), [f"out={tmp_path}"]))

@@ -1,5 +1,6 @@
 """What `audit --check` says of an app without running it, and that an audit stops where packages are missing."""
 
+import importlib
 import json
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from flwr.clientapp import ClientApp
 
-from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.bundle import modules_in, read_app
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
@@ -173,6 +174,41 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     (clinic / "src" / "server_app.py").rename(clinic / "src" / "clinic" / "server_app.py")
     (clinic / "src" / "client_app.py").rename(clinic / "src" / "clinic" / "client_app.py")
     assert not check_app(read_app(clinic)).modules
+
+
+@pytest.mark.parametrize("server", [".server:app", "/abs/x.server:app", "..a.b:app"])
+def test_names_that_are_no_modules_are_no_folders_to_search(clinic: Path, server: str) -> None:
+    text = (clinic / "pyproject.toml").read_text()
+    (clinic / "pyproject.toml").write_text(text.replace("clinic.server_app:app", server))
+    assert not read_app(clinic).misnamed
+
+
+def test_all_of_an_apps_modules_are_its_own_whatever_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my-site-packages" / "app"
+    (folder / "fl_privacy_demo").mkdir(parents=True)
+    (folder / "fl_privacy_demo" / "task.py").write_text("")
+    monkeypatch.syspath_prepend(str(folder))
+    importlib.import_module("fl_privacy_demo.task")
+    assert sorted(modules_in(folder)) == ["fl_privacy_demo", "fl_privacy_demo.task"]
+    for name in modules_in(folder):
+        del sys.modules[name]
+
+
+def test_code_that_ends_when_it_runs_again_is_shared(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(clinic))
+    lock = clinic / "lock"
+    once = f"import sys\nfrom pathlib import Path\nlock = Path({str(lock)!r})\n"
+    (clinic / "clinic" / "task.py").write_text(once + "if lock.exists():\n    sys.exit('runs')\nlock.touch()\n")
+    for half, kind in (("server", "ServerApp"), ("client", "ClientApp")):
+        code = f"from flwr.{half}app import {kind}\nfrom clinic import task\napp = {kind}()\n"
+        (clinic / "clinic" / f"{half}_app.py").write_text(code)
+    loaded = read_app(clinic).load(stops_of)
+    assert isinstance(loaded.client, ClientApp)
+    assert sys.modules["clinic.client_app"].task is sys.modules["clinic.server_app"].task
+    for name in modules_in(clinic):
+        del sys.modules[name]
 
 
 def test_server_and_clients_share_no_module(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:

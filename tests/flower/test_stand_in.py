@@ -629,11 +629,18 @@ def test_a_package_that_is_not_installed_matters_only_when_it_is_called() -> Non
 def test_a_missing_package_may_be_prepared_on_import_but_gives_no_result(tmp_path: Path) -> None:
     file = tmp_path / "task.py"
     with absent_left_out(["gone_as_such"]):
-        for code, fails in (("gone_as_such.init()", False), ("found = gone_as_such.init()", True)):
+        alone = {"gone_as_such.init()": False, "found = gone_as_such.init()": True}
+        inner = {"gone_as_such.Config().apply(3)": True, "print(gone_as_such.load('weights'))": True}
+        for code, fails in {**alone, **inner}.items():
             file.write_text(f"import gone_as_such\n{code}\n")
             linecache.checkcache(str(file))
             found = attempt(partial(exec, compile(file.read_text(), str(file), "exec"), {}))
             assert (isinstance(found, Failure) and "is called" in found.reason) is fails, code
+
+
+def test_a_list_of_columns_that_is_made_from_itself_is_no_endless_search(tmp_path: Path) -> None:
+    code = "COLS = df.columns.tolist()\nCOLS = [c for c in COLS if c != 'y']\nprint(df[COLS], df['age'])\n"
+    assert "age" in drawing_of(code, tmp_path).table("patients.csv").columns
 
 
 def test_a_missing_list_of_records_is_drawn_like_the_one_next_to_it(tmp_path: Path) -> None:
@@ -646,6 +653,19 @@ def test_a_missing_list_of_records_is_drawn_like_the_one_next_to_it(tmp_path: Pa
             (tmp_path / "settings.json").read_text()
     assert len(found) == 600 and [each["label"] for each in found[:3]] == [0, 1, 0] and " " in found[0]["text"]
     assert list(found[0]) == ["text", "label", "who"] and "drawn records with text, label, who" in drawing.in_words()
+
+
+def test_a_missing_list_that_the_code_can_do_without_is_not_drawn(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text('[{"round": 1.0, "loss": 0.5}]')
+    place, file, names = tmp_path / "results.json", tmp_path / "task.py", dict[str, Any]()
+    code = (
+        f"import json\ntry:\n    found = json.load(open({str(place)!r}))\nexcept FileNotFoundError:\n    found = []\n"
+    )
+    file.write_text(code)
+    linecache.checkcache(str(file))
+    with stood_in(drawing_of("", tmp_path)):
+        exec(compile(code, str(file), "exec"), names)
+    assert names["found"] == []
 
 
 @pytest.mark.parametrize(("place", "of_versions"), [("/app/src/task.py", False), ("/x/site-packages/lib/a.py", True)])

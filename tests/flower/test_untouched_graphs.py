@@ -231,9 +231,14 @@ def _split(labels: torch.Tensor, vectors: np.ndarray, *, trained: bool = True, c
         if client:
             with split.looking(client=True):
                 torch.nn.functional.cross_entropy(torch.rand(16, 2), torch.zeros(16).long())
-    split.note(7, {"g/g": vectors}, {})
+    split.note(7, {"g/g": vectors}, {"e/e": _sent_for(vectors)})
     split.note(7, {"g/g": vectors[:30]}, {})  # of no vector an example
     return split
+
+
+def _sent_for(vectors: np.ndarray) -> np.ndarray:
+    """Make what a client sends for as many examples."""
+    return np.arange(vectors.size).reshape(vectors.shape) % 7 - 3.0
 
 
 def test_vectors_that_say_nothing_of_labels_are_not_above_chance() -> None:
@@ -241,6 +246,22 @@ def test_vectors_that_say_nothing_of_labels_are_not_above_chance() -> None:
     labels = torch.from_numpy(rng.integers(0, 2, 200)).float()
     (found,) = _split(labels, rng.standard_normal((200, 8))).answers()
     assert found.question == "labels" and not found.above_chance
+
+
+def test_empty_arrays_before_any_loss_are_no_vectors_of_examples() -> None:
+    split = SplitTraining()
+    split.note(7, {"g/g": np.zeros((0, 3), np.float32)}, {"e/e": np.zeros((0, 3), np.float32)})
+    assert not split.received and not split.sent
+
+
+def test_clients_that_send_nothing_or_have_a_loss_of_any_kind_are_no_vertical_learning() -> None:
+    labels = torch.arange(200).remainder(2).float()
+    vectors = (labels.numpy() - 0.5)[:, None] * np.ones((200, 8))
+    for sent, own_loss in ((False, False), (True, True)):
+        split = _split(labels, vectors)
+        split.sent = split.sent if sent else {}
+        split.note(7, {}, {}, own_loss=own_loss)
+        assert not list(split.answers())
 
 
 def test_labels_are_inferred_only_if_the_server_alone_trains_on_them() -> None:

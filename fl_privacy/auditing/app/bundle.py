@@ -142,7 +142,9 @@ class App:
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
         try:
             app = self._loaded(reference)
-        except Exception:  # noqa: BLE001  (code that runs only once, such as one that makes a folder)
+        except (Exception, SystemExit):  # noqa: BLE001  (code that runs only once, such as one that makes a folder)
+            for name in modules_in(self.folder):
+                del sys.modules[name]
             sys.modules.update(others)
             return self._loaded(reference)
         own = {name: sys.modules[name] for name in others if name in sys.modules}
@@ -185,9 +187,10 @@ def modules_in(folder: Path) -> list[str]:
     def place(module: object) -> str:
         return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
 
-    places = {name: place(module) for name, module in list(sys.modules.items()) if not name.startswith("fl_privacy")}
+    inside = f"{folder}{os.sep}"
+    places = {name: place(module) for name, module in list(sys.modules.items()) if name.split(".")[0] != "fl_privacy"}
     return [
-        name for name, each in places.items() if each.startswith(f"{folder}{os.sep}") and "site-packages" not in each
+        name for name, each in places.items() if each.startswith(inside) and "site-packages" not in each[len(inside) :]
     ]
 
 
@@ -286,7 +289,9 @@ def _read(folder: Path, path: str | Path) -> App:
         name=str(about.get("name", folder.name)),
         server=server,
         client=client,
-        misnamed="" if there == given else f"{misnamed} Here {server} and {client} ran: correct the names there.",
+        misnamed=""
+        if there == given
+        else f"{misnamed} Here {server} and {client} were taken: correct the names there.",
         config=config,
         dependencies=_asked_for(folder, content),
         python=str(about.get("requires-python", "")),
@@ -297,14 +302,16 @@ def _read(folder: Path, path: str | Path) -> App:
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
     """Return references to the modules of the only folder that holds both, if the package that is named is missing."""
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
+    if not package.isidentifier():
+        return None
     there = any(any(folder.rglob(f"{package}{end}")) for end in ("/", ".py")) or is_importable(package)
     if there or package != of_client or not (inner and others):
         return None
     places = [each for each in holders(folder, inner[-1], folder) if Path(each, f"{others[-1]}.py").is_file()]
-    if len(places) != 1:
+    if len(places) != 1 or not all(part.isidentifier() for part in Path(places[0]).relative_to(folder).parts):
         return None
     before = "".join(f"{part}." for part in Path(places[0]).relative_to(folder).parts)
-    server, client = (re.sub(r"^[\w.]*\.(?=\w+:)", before, each) for each in references)
+    server, client = (re.sub(r"^[\w.]*\.(?=\w+:)", lambda _: before, each) for each in references)
     return server, client
 
 

@@ -34,7 +34,6 @@ from fl_privacy.federation.replies import Failure, attempt
 _OURS = re.escape(str(Path(__file__).parents[2]) + os.sep)
 
 MOST_READ = 2000  # files of an app that are searched for Keras
-
 _COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartype_to_scalar"
 _MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages that name them, and shown of one
 
@@ -427,8 +426,9 @@ class _NeverMade(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         code, line = sys._getframe(1).f_code, sys._getframe(1).f_lineno
-        begun = ast.parse("".join(linecache.getlines(code.co_filename))).body
-        if code.co_name == "<module>" and any(type(n) is ast.Expr and n.lineno == line for n in begun):
+        begun = linecache.getlines(code.co_filename) if code.co_name == "<module>" else []
+        called = [n.value for n in ast.parse("".join(begun)).body if isinstance(n, ast.Expr) and n.lineno == line]
+        if any(ast.unparse(getattr(n, "func", n)).endswith(cls.__name__.rpartition(".")[2]) for n in called):
             return None  # a statement such as `package.init()`
         package = next((each.__module__ for each in cls.__mro__[::-1] if isinstance(each, _NeverMade)), "")
         raise ModuleNotFoundError(f"{package} is not installed here, and {cls.__name__} is called", name=package)

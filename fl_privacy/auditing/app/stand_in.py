@@ -201,12 +201,13 @@ class Drawing:
     def uses(self, *packages: str) -> bool:
         return not self._imported.isdisjoint(packages)
 
-    def _value(self, node: ast.AST | None) -> object:
-        node = self._constants.get(dotted(node), node) if isinstance(node, ast.Name) else node
+    def _value(self, node: ast.AST | None, *within: str) -> object:
+        if isinstance(node, ast.Name) and node.id not in within:
+            node, within = self._constants.get(node.id, node), (*within, node.id)
         if isinstance(node, ast.ListComp) and dotted(node.elt) == dotted(node.generators[0].target) != "":
-            return self._value(node.generators[0].iter)  # such as those columns that are there
+            return self._value(node.generators[0].iter, *within)  # such as those columns that are there
         if isinstance(node, ast.List | ast.Tuple):
-            return [self._value(each) for each in node.elts]
+            return [self._value(each, *within) for each in node.elts]
         return constant(node)
 
     def _look(self, node: ast.AST, named: list[int], features: list[int], layers: list[list[Any]]) -> None:
@@ -319,7 +320,7 @@ class Drawing:
         parts = {"train": max(TRAIN, min(self.shares * OF_SHARE, MOST_DRAWN)), "test": TEST}
         made = {part: hf.Dataset.from_dict(*self._columns(hf, known, number)) for part, number in parts.items()}
         for part, number in parts.items():
-            for each in self._ids - {*made[part].column_names}:
+            for each in sorted(self._ids - {*made[part].column_names}):
                 made[part] = made[part].add_column(each, [str(n // 40) for n in range(number)])
             for each in self._removed - {*made[part].column_names}:
                 made[part] = made[part].add_column(each, [*range(number)])
@@ -373,7 +374,7 @@ class Drawing:
     def table(self, path: object) -> Any:
         """Make up a pandas table with the columns that the code names; others are added on first access."""
         pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
-        ids = [name for name in self._ids if name not in self.names]
+        ids = [name for name in sorted(self._ids) if name not in self.names]
         names = [name for name in dict.fromkeys(self.names) if not name.isdigit() and name not in self._made]
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]

@@ -308,7 +308,8 @@ class Hooks:
         if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
             Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
         if not set(mode) & set("wax+") and _is_missing(file) and not _is_of_packages(Path(file)):
-            if Path(file).suffix.lower() in odd_files.PICKLES and _ends_without() is False:
+            kept = Path(file).suffix.lower() in {*odd_files.PICKLES, ".json"}
+            if kept and _ends_without() is False:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands

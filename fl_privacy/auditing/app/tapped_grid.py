@@ -285,7 +285,7 @@ class TappedGrid(LocalGrid):
         known = {key.partition("/")[2] for key in (*pairs.parameters, *pairs.packed, *same)}
         odd = [key for _, key in up.arrays if key not in known]
         if not pairs.parameters:
-            self.split.note(down.node, sent, uploaded)
+            attempt(lambda: self.split.note(down.node, sent, uploaded, own_loss=seen.program is not None))
         self._trace(down, sent, uploaded, pairs, loaded.labels)
         trained = bool(pairs.parameters) or down.kind.partition(".")[0] == "query"  # whose answers are no parameters
         leaks = findings_of(up, loaded, odd, trained=trained)
