@@ -203,7 +203,8 @@ class Drawing:
 
     def _value(self, node: ast.AST | None, *within: str) -> object:
         if isinstance(node, ast.Name) and node.id not in within:
-            node, within = self._constants.get(node.id, node), (*within, node.id)
+            within = (*within, node.id)
+            node = self._constants.get(node.id, node)
         if isinstance(node, ast.ListComp) and dotted(node.elt) == dotted(node.generators[0].target) != "":
             return self._value(node.generators[0].iter, *within)  # such as those columns that are there
         if isinstance(node, ast.List | ast.Tuple):
