@@ -365,7 +365,7 @@ def test_a_byte_of_true_or_false_holds_nothing_else() -> None:
         if passes:
             assert release(flags, "query", Records(), reply) == reply
         else:
-            with pytest.raises(RefusedError, match="its bytes are something else"):
+            with pytest.raises(RefusedError, match="but holds other bytes"):
                 release(flags, "query", Records(), reply)
 
 
