@@ -106,7 +106,7 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
     assert not record["problems"], record["problems"]
     assert record["rungs"] and record["rungs"][0]["counts"]["judged"] == 2
     page = session.page.read_text()
-    assert "data were not here and were drawn" in page
+    assert "data were not here but drawn" in page
     without = AppAuditRequest(out=tmp_path / "out2", victims=1, clients=1, seconds=0.1)
     if kind == "pandas":
         with pytest.raises(Exception, match=r"heart\.csv"):
@@ -229,7 +229,7 @@ def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_p
         net.load_state_dict(torch.load("no_model.pt")["state_dict"])
         assert torch.equal(net.weight, before)
         said = drawing.in_words()
-        assert said.startswith("The pretrained parts were not here") and said.count("without trained weights") == 2
+        assert said.startswith("The pretrained parts were not here") and said.count("net.pth and 1 more") == 1
         assert "let through is the app's" not in said, "its network is not the app's"
         images, labels = torch.load("client_0_train.pt")[:4]
         assert images.shape == (4, 1, 28, 28) and labels.tolist() == [0, 1, 0, 1]
@@ -641,6 +641,16 @@ def test_a_missing_package_may_be_prepared_on_import_but_gives_no_result(tmp_pat
 def test_a_list_of_columns_that_is_made_from_itself_is_no_endless_search(tmp_path: Path) -> None:
     code = "COLS = df.columns.tolist()\nCOLS = [c for c in COLS if c != 'y']\nprint(df[COLS], df['age'])\n"
     assert "age" in drawing_of(code, tmp_path).table("patients.csv").columns
+
+
+def test_many_places_of_the_same_kind_are_one_phrase(tmp_path: Path) -> None:
+    drawing = Drawing([], tmp_path)
+    assert drawing.in_words() == ""
+    for number in range(6):
+        drawing.note(f"partition_{number}/train", "600 drawn rows")
+    drawing.note("scaler.pkl", "a drawn scaler")
+    said = "600 drawn rows in place of partition_0/train and 5 more; a drawn scaler in place of scaler.pkl."
+    assert said in drawing.in_words()
 
 
 def test_a_missing_list_of_records_is_drawn_like_the_one_next_to_it(tmp_path: Path) -> None:

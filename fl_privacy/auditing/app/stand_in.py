@@ -297,14 +297,14 @@ class Drawing:
         return [each for each in self.asked if each not in self._pretrained]
 
     def in_words(self) -> str:
-        if not self.asked:
-            return ""
-        replaced = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
+        firsts, times = {drawn: asked for asked, drawn in reversed(self.asked.items())}, Counter(self.asked.values())
+        each = (f"{drawn} in place of {firsts[drawn]}" + f" and {n - 1} more" * (n > 1) for drawn, n in times.items())
         kinds = {"clients' data": self.of_clients(), "pretrained parts": self._pretrained}
         what = " and ".join(kind for kind, found in kinds.items() if found)
         rest = "What the network, its training and its uploads let through is the app's; how real examples look is not"
         rest = "The app's own may leak more or less" if self._pretrained else rest
-        return f"The {what} were not here and were drawn: {replaced}. {rest}, so that counts and accuracy may differ."
+        said = f"The {what} were not here but drawn: {'; '.join(each)}. {rest}, so that counts and accuracy may differ."
+        return said if self.asked else ""
 
     def saved(self, path: object) -> Any:
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
