@@ -97,7 +97,7 @@ def test_what_can_t_be_compared_is_refused(now: Measurement, line: str) -> None:
 def test_an_image_on_which_the_attack_failed_is_no_private_one() -> None:
     values = drawn(0)
     values[3] = np.nan
-    with pytest.raises(UserError, match=r"of 1 of 12: the attack failed"):
+    with pytest.raises(UserError, match=r"for 1 of 12: the attack failed"):
         measurement(values)
 
 
