@@ -158,8 +158,8 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
 def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor]) -> Answer:
     """Count nodes that are reconstructed correctly; nodes that the edges do not distinguish are interchangeable.
 
-    The chance is that of guessing from nodes of other graphs with the same degree, or from ``loaded`` nodes (N, F),
-    whichever is more often right. The control is another upload's guess, assigned by degree.
+    ``counts.chance`` is that of guesses by nodes of other graphs with the same degree, or by ``loaded`` nodes (N, F),
+    whichever are right more often; ``control`` counts another upload's guess, assigned by degree.
     """
     truths, near = [p.truth.flatten(1) for p in problems], [neighbors(p.model) for p in problems]
     degrees, colors = (

@@ -212,7 +212,7 @@ def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, 
 
 
 def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, error: float = 0.05) -> float:
-    """Return the largest epsilon that ``one_run_p_value`` rejects, a lower bound; 0 if it rejects none.
+    """Return a lower bound: the largest epsilon that ``one_run_p_value`` rejects at level ``error``; 0 if none.
 
     >>> round(one_run_epsilon(canaries=1000, guesses=100, right=95, delta=1e-5), 2)
     2.17

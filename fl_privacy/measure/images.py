@@ -84,7 +84,7 @@ def bpki(
 
 
 def pixel_histogram(images: Tensor, *, bins: int = BINS) -> Tensor:
-    """Return the shares (k,) of the pixels of all ``images`` (N, C, H, W) in ``bins`` equal intervals of [0, 1]."""
+    """Return the shares (bins,) of the pixels of all ``images`` (N, C, H, W) in ``bins`` equal intervals of [0, 1]."""
     counts = _pixel_counts(images, bins).sum(0)
     return counts / counts.sum()
 

@@ -194,7 +194,7 @@ class _Gradient:
 
 
 class _Pool:
-    """Distinct directions that give more zeros than a random direction does; the ``_KEPT`` sparsest stay."""
+    """The ``_KEPT`` directions whose products with the gradient have most zeros, more than a random direction's."""
 
     def __init__(self, gradient: _Gradient) -> None:
         self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows

@@ -125,7 +125,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a gradient (V, *shape), compared with the target or the nearest value in the target's bounds."""
+    """Distances of a tensor's whole gradient (V, *shape) from the target, or from the nearest value in its bounds."""
 
     gradient: Tensor
     target: Target

@@ -191,7 +191,7 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Describe the attack on the group of ``first``, for the choice of countermeasures."""
+    """Return the facts about the attack on victims like ``first`` by which countermeasures are chosen."""
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,

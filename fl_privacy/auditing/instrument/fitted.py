@@ -75,7 +75,7 @@ _NODE_VALUES = {
 
 
 class FittedBy:
-    """Records fits in a client's process until the block ends; it imports no library that the app does not."""
+    """Records the tables on which a client fits models of imported libraries."""
 
     def __init__(self) -> None:
         self.fits: list[Fitted] = []

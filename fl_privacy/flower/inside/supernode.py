@@ -181,8 +181,8 @@ def answer_messages(
 ) -> NoReturn:
     """Answer a SuperNode's messages using ``app``; a message that has to wait does not block others.
 
-    ``rest``: called between two messages, and while there are none. ``at_once``: number of threads that answer, in
-    turns (``inside.identity.TURN``); 0 is this thread.
+    ``rest``: called between two messages, and while there are none. ``at_once``: number of threads, of which
+    one at a time computes (``inside.identity.TURN``); 0: this thread answers.
     """
     pool, tasks = ThreadPoolExecutor(at_once) if at_once else None, dict[_Task, Future[bool]]()
     protected = frozenset({ACQUIRE})
