@@ -83,9 +83,8 @@ class SplitTraining:
             f" gradients: its directions form {classes} groups, one for each class but for its name. The control is"
             f" the best of {SHUFFLES} shuffles of the labels."
         )
-        if self.sent:
-            grouped, shuffled = _right([vectors for kept in self.sent.values() for vectors in kept], labels)
-            note += f" What clients send, such as embeddings, groups {grouped} of {number} (shuffled: {shuffled})."
+        grouped, shuffled = _right([vectors for kept in self.sent.values() for vectors in kept], labels)
+        note += f" What clients send, such as embeddings, groups {grouped} of {number} (shuffled: {shuffled})."
         usual = float(np.bincount(labels).max()) / number
         (low, high), (least, most) = share_interval(right, number), share_interval(control, number)
         messages = max(map(len, self.received.values()))

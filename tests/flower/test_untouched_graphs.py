@@ -305,3 +305,10 @@ def test_a_server_that_evaluates_predictions_is_no_vertical_learning(tmp_path: P
     record = audited(tmp_path, "app_predictions", VERTICAL_CLIENT, server, rounds=3)
     assert not [each for each in record["survivors"] if each["name"] == "labels"]
     assert "class" not in record["headline"]
+
+
+def test_equal_vectors_and_zeros_say_nothing_of_labels() -> None:
+    labels = torch.arange(200).remainder(2).float()
+    for vectors in (np.zeros((200, 4)), np.ones((200, 4))):
+        (found,) = _split(labels, vectors).answers()
+        assert not found.above_chance
