@@ -213,7 +213,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("lie", "line"),
     [
-        ("say_nothing", "its process has ended with status 0; nothing was written"),
+        ("say_nothing", "process has ended with status 0; mend the app, or start it again; nothing was written"),
         ("say_too_much", "at most 67108864 are read"),
         ("say_no_page", "page should have app"),
         ("say_another_place", "page should have app"),

@@ -153,7 +153,7 @@ class Apart:
                 except BlockingIOError:
                     continue
                 except OSError as error:
-                    raise RefusedError("app", f"its process has ended{self.status()}") from error
+                    raise self._ended() from error
 
     def receive(self, most: int, deadline: float) -> list[bytes]:
         """Return the parts of a message; ``RefusedError`` without one by ``deadline`` or above ``most`` bytes."""
@@ -165,12 +165,13 @@ class Apart:
             raise RefusedError("size", f"the app replied {sum(sizes)} bytes, and at most {most} are read; send fewer")
         return [self._bytes(size, deadline) for size in sizes]
 
-    def status(self) -> str:
+    def _ended(self) -> RefusedError:
+        why = ""
         with suppress(subprocess.TimeoutExpired):
             if self._process is not None:
                 code = self._process.wait(10.0)
-                return f": it went beyond {ENDED[code]}" if code in ENDED else f" with status {code}"
-        return ""
+                why = f": it went beyond {ENDED[code]}" if code in ENDED else f" with status {code}"
+        return RefusedError("app", f"the app's process has ended{why}; mend the app, or start it again")
 
     def _bytes(self, size: int, deadline: float) -> bytes:
         found = bytearray(size)
@@ -182,13 +183,13 @@ class Apart:
             except BlockingIOError:
                 continue
             if not length:
-                raise RefusedError("app", f"its process has ended{self.status()}")
+                raise self._ended()
             rest = rest[length:]
         return bytes(found)
 
     def _wait(self, pipe: int, event: int, deadline: float) -> None:
         if self._process is None:
-            raise RefusedError("app", "its process has ended")
+            raise RefusedError("app", "the app's process has ended; start the app again")
         poll = select.poll()
         poll.register(self._pipes[pipe], event)
         left = deadline - time.monotonic()
