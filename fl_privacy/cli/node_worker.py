@@ -11,8 +11,8 @@ from typing import Any
 from fl_privacy.cli.supernode import FOLDER, SECRET_BYTES
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import write_private
-from fl_privacy.site.gate.apart import close_all, remove
+from fl_privacy.files import remove_untrusted, write_private
+from fl_privacy.site.gate.apart import close_all
 from fl_privacy.site.gate.linux_calls import hide_memory
 
 
@@ -33,7 +33,7 @@ def serve_node(address: str, app: str, report: str, policy: str = "") -> None:
         while os.read(0, 1):  # unbuffered, since a thread in a buffer would block the end
             pass
         if (folder := Path(report).parent).name.startswith(FOLDER) and folder.exists():  # the parent was killed
-            remove(folder)
+            remove_untrusted(folder)
         end()
 
     threading.Thread(target=end_with_parent, daemon=True).start()

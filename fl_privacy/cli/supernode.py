@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import write_private
+from fl_privacy.files import temporary_folder, write_private
 from fl_privacy.site.gate.linux_calls import hide_memory
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -60,14 +60,14 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
     hide_memory()
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
-    with tempfile.TemporaryDirectory(prefix=FOLDER) as folder:
-        report = Path(folder) / "app"
+    with temporary_folder(FOLDER) as folder:
+        report = folder / "app"
         own = ["-m", "fl_privacy.cli.node_worker", f"{of_node.host}:{of_node.port}", app, str(report), policy]
         worker = _started(command := [sys.executable, *own], secret)
         _expect_loaded(app, worker, report)
         threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
-        write_private(Path(folder) / "secret", secret)
-        own = ["--isolation", "process", "--superexec-auth-secret-file", str(Path(folder) / "secret")]
+        write_private(folder / "secret", secret)
+        own = ["--isolation", "process", "--superexec-auth-secret-file", str(folder / "secret")]
         ended = run_supernode([*arguments, *own], holds=holds)
     left = patience if ended.lost else patience - (time.monotonic() - started) - AGAIN_SECONDS
     reason = "The SuperLink takes this node for connected still, does not know its key, or failed"

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import tempfile
 import threading
 import time
 import warnings
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 
 from fl_privacy.federation.cores import LEFT, usable_cores
+from fl_privacy.files import temporary_folder
 from fl_privacy.models.gradients.memory import share_among
 from fl_privacy.rng import cpu_threads
 
@@ -153,9 +153,9 @@ def in_processes(
         report: callback with the finished share of all work, in [0, 1].
     """
     most = max(1, usable_cores() // threads) if processes is None else processes
-    with cpu_threads(threads), tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:
+    with cpu_threads(threads), temporary_folder("fl-privacy-work-") as folder:
         others = min(most, len(parts)) - 1
-        return _Work(parts, weights, report, others=others, threads=threads, tally=Path(folder) / "done").results()
+        return _Work(parts, weights, report, others=others, threads=threads, tally=folder / "done").results()
 
 
 class _Work(Generic[R]):

@@ -1,13 +1,15 @@
 """Tables of the package, atomic writing of files, private files and folders, and the cache folder."""
 
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,77 @@ CACHE_VARIABLE = "FL_PRIVACY_CACHE"
 """Environment variable with the cache folder; if unset, the user's default."""
 
 
+logger: logging.Logger = logging.getLogger(__name__)
+
+LOCKED = "_locked"
+"""End of the name of a temporary folder that is locked as long as it is in use."""
+
+NEW_SECONDS = 60.0
+"""Age of a temporary folder below which it may not be locked yet."""
+
+_locks = dict[Path, int]()
+
+
+def make_temporary(prefix: str) -> Path:
+    """Create a temporary folder for its owner alone, and remove those that killed processes have left."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=LOCKED)).resolve()
+    _locks[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(_locks[folder], fcntl.LOCK_EX)
+    for other in folder.parent.glob(f"fl-privacy-*{LOCKED}"):
+        with suppress(OSError):  # another user's, in use, or removed meanwhile
+            descriptor = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                found = os.fstat(descriptor)
+                if found.st_uid == os.geteuid() and time.time() - found.st_ctime > NEW_SECONDS:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_untrusted(other)
+            finally:
+                os.close(descriptor)
+    return folder
+
+
+def remove_temporary(folder: Path) -> None:
+    """Remove a folder of ``make_temporary``."""
+    remove_untrusted(folder)
+    os.close(_locks.pop(folder))
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Yield a folder of ``make_temporary``, which is removed in the end."""
+    folder = make_temporary(prefix)
+    try:
+        yield folder
+    finally:
+        remove_temporary(folder)
+
+
+def remove_untrusted(folder: Path) -> None:
+    """Remove a folder with untrusted content; on an error, log it and leave the rest."""
+    prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
+    try:
+        pending = [folder]
+        while pending:
+            here = pending.pop()
+            here.chmod(0o700)
+            with os.scandir(here) as found:
+                entries = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in found]
+            for path, is_folder in entries:
+                if not is_folder:
+                    path.unlink()
+                elif here == folder:
+                    pending.append(path)
+                else:
+                    path.chmod(0o700)
+                    pending.append(path.rename(f"{prefix}-{taken}"))
+                    taken += 1
+            if here != folder:
+                here.rmdir()
+        folder.rmdir()
+    except OSError as error:
+        logger.warning("The folder %s could not be removed (%s); remove it by hand.", folder, error)
+
+
 SHARED_VARIABLE = "FL_PRIVACY_SHARED"
 """Environment variable with the folder of results that jobs share; if unset, each job computes them."""
 
@@ -36,8 +109,8 @@ SHARED_VARIABLE = "FL_PRIVACY_SHARED"
 @contextmanager
 def sharing() -> Iterator[None]:
     """Let this process, and those that it starts meanwhile, share results of ``computed_once``."""
-    with tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:
-        os.environ[SHARED_VARIABLE] = folder
+    with temporary_folder("fl-privacy-shared-") as folder:
+        os.environ[SHARED_VARIABLE] = str(folder)
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from fl_privacy.site.gate.apart import GIVEN, Apart, remove
+from fl_privacy.files import remove_untrusted, temporary_folder
+from fl_privacy.site.gate.apart import GIVEN, Apart
 from fl_privacy.site.gate.isolation import Wishes
 from fl_privacy.site.gate.rules import RefusedError
 from tests.gate import probes
@@ -281,13 +283,13 @@ def test_a_folder_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
     (folder / "work" / "locked" / "file").write_text("x")
     (folder / "work" / "locked").chmod(0)
     os.mkfifo(folder / "work" / "pipe")
-    remove(folder)
+    remove_untrusted(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     assert (kept / "file").read_text() == "kept"
 
 
 def test_what_can_not_be_removed_is_a_line_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    remove(tmp_path / "none")
+    remove_untrusted(tmp_path / "none")
     assert "could not be removed" in caplog.text
 
 
@@ -335,3 +337,27 @@ def test_a_process_that_can_not_be_had_leaves_nothing_open(monkeypatch: pytest.M
         Apart(MODULE, Wishes(temporary=""), {})
     assert len(list(Path("/proc/self/fd").iterdir())) <= before, "others may be closed meanwhile"
     assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_killed_processes_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("fl_privacy.files.NEW_SECONDS", -1.0)
+    kill = (
+        "import fl_privacy.files as f, os; f.write_private(f.make_temporary('fl-privacy-') / 'x', ''); os.abort()"
+    )
+    variables = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": ROOT}
+    subprocess.run([sys.executable, "-c", kill], env=variables, check=False)
+    (left,) = tmp_path.iterdir()
+    (tmp_path / "fl-privacy-other").mkdir()
+    (tmp_path / "fl-privacy-link_locked").symlink_to(tmp_path / "fl-privacy-other")
+    with temporary_folder("fl-privacy-") as used, temporary_folder("fl-privacy-"):
+        assert used.is_dir() and not left.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"fl-privacy-other", "fl-privacy-link_locked"}
+
+
+def test_a_folder_that_may_not_be_locked_yet_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    new = tmp_path / "fl-privacy-new_locked"
+    new.mkdir()
+    with temporary_folder("fl-privacy-"):
+        assert new.is_dir()

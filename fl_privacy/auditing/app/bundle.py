@@ -4,9 +4,7 @@ import importlib.util
 import os
 import platform
 import re
-import shutil
 import sys
-import tempfile
 import tomllib
 import weakref
 import zipfile
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
 from fl_privacy.errors import UserError, blamed_on, in_one_line
+from fl_privacy.files import make_temporary, remove_temporary
 from fl_privacy.files.foreign import expanded, read_text
 
 if TYPE_CHECKING:
@@ -242,9 +241,9 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     try:
         app = _read(folder, path)
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_temporary(folder)
         raise
-    weakref.finalize(app, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(app, remove_temporary, folder)
     return app
 
 
@@ -353,7 +352,7 @@ def _table(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _unpacked(bundle: Path) -> Path:
-    into = Path(tempfile.mkdtemp(prefix="fl-privacy-app-"))
+    into = make_temporary("fl-privacy-app-")
     try:
         with zipfile.ZipFile(bundle) as archive:
             entries = archive.infolist()
@@ -367,7 +366,7 @@ def _unpacked(bundle: Path) -> Path:
                     raise UserError(f"{bundle} is expected to stay in its folder, but has {entry.filename}; drop it.")
             archive.extractall(into)
     except Exception as error:  # damaged or encrypted: each compression has its own errors
-        shutil.rmtree(into, ignore_errors=True)
+        remove_temporary(into)
         if isinstance(error, UserError):
             raise
         raise UserError(f"{bundle} is expected to be a bundle of `flwr build`, but is none; build it anew.") from error

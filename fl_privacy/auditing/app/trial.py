@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import tempfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.environment import around, configure, figures_noted, last_line_of, seeded
 from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.federation.replies import Failure, attempt, printable
+from fl_privacy.files import temporary_folder
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.site.gate.policy import SitePolicy
@@ -63,7 +63,7 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     """
     config = app.with_config(settings.run_config, settings.rounds)
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
+        folder = stack.enter_context(temporary_folder("fl-privacy-trial-"))
         (folder / "files").mkdir()
         there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
         if there.missing:

@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.errors import UserError
+from fl_privacy.files import temporary_folder
 from fl_privacy.site.deploy.certificates import expect_valid, make_authority, make_node_key
 from fl_privacy.site.deploy.writing import Deployment
 
@@ -240,10 +240,10 @@ def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
     trial = _Trial(say)
     trial.step("private keys are their owner's alone", expect_private)
     trial.step("the SuperLink's certificate", certificate)
-    with tempfile.TemporaryDirectory(prefix="fl-privacy-deploy-") as work:
+    with temporary_folder("fl-privacy-deploy-") as work:
         server = deployment.superlink
         secured = Secured(server / "ca.crt", server / "superlink.crt", server / "superlink.key")
-        with loopback_federation(LoopbackFederation(Path(work).resolve(), secured)) as federation:
+        with loopback_federation(LoopbackFederation(work, secured)) as federation:
             if trial.step("the SuperLink starts with TLS", federation.start_superlink):
                 _try_nodes(trial, deployment, federation)
     return int(trial.failed)

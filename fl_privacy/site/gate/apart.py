@@ -6,13 +6,11 @@ import fcntl
 import json
 import logging
 import os
-import secrets
 import select
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fl_privacy.errors import say, visible
+from fl_privacy.files import make_temporary, remove_temporary
 from fl_privacy.site.gate.framing import framed
 from fl_privacy.site.gate.isolation import Isolation, Wishes
 from fl_privacy.site.gate.rules import RefusedError
@@ -66,7 +65,7 @@ class Apart:
     def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipes: list[int] = []
-        self._folder: Path | None = Path(tempfile.mkdtemp(prefix="fl-privacy-cell-")).resolve()
+        self._folder: Path | None = make_temporary("fl-privacy-cell-")
         theirs: list[int] = []
         _open.add(self)
         try:
@@ -140,7 +139,7 @@ class Apart:
         for descriptor in pipes:
             os.close(descriptor)
         if folder is not None:
-            remove(folder)
+            remove_temporary(folder)
 
     def send(self, parts: Sequence[bytes], deadline: float) -> None:
         """Send a message of ``parts``; ``RefusedError`` if the process does not take it by ``deadline``."""
@@ -202,32 +201,6 @@ def close_all() -> None:
     """Close all isolated processes, before this process ends."""
     for apart in list(_open):
         apart.close()
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder with untrusted content; on an error, log it and leave the rest."""
-    prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
-    try:
-        pending = [folder]
-        while pending:
-            here = pending.pop()
-            here.chmod(0o700)
-            with os.scandir(here) as found:
-                entries = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in found]
-            for path, is_folder in entries:
-                if not is_folder:
-                    path.unlink()
-                elif here == folder:
-                    pending.append(path)
-                else:
-                    path.chmod(0o700)
-                    pending.append(path.rename(f"{prefix}-{taken}"))
-                    taken += 1
-            if here != folder:
-                here.rmdir()
-        folder.rmdir()
-    except OSError as error:
-        logger.warning("The folder %s could not be removed (%s); remove it by hand.", folder, error)
 
 
 def _relay(said: IO[bytes]) -> None:
