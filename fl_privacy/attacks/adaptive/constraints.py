@@ -101,7 +101,7 @@ AT_BOUND = 1e-4
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of truncated elements: from the truncation bound to infinity of the element's sign."""
+    """Return bounds: truncated elements lie at or beyond their observed value, all others have it exactly."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -150,9 +150,10 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds for the columns of ``weight`` that Soteria has set to zero, if noise permits.
+    """Return infinite bounds for the columns of ``weight`` that Soteria set to zero, and exact ones for all others.
 
-    ``dropped``: share of columns, those with the least norm; ``None``: columns that are zero.
+    ``dropped``: share of columns set to zero, those of least norm; ``None``: all that are zero. If noise hides which
+    columns these are, all observed values count as exact.
     """
     if weight not in update:
         return {}
@@ -269,8 +270,8 @@ def estimate_step(tensor: Tensor) -> float:
 class HiddenGradient:
     """Unknown gradient of a client's private loss with respect to the features.
 
-    ``strength``: expected size of a feature's gradient, above 0, divided by the factor of the cross entropy and by
-    r^``layers``, where r is the root mean square of the private head's weights.
+    ``strength``: expected size of a feature's gradient, above 0, for a cross entropy with factor 1 and head weights of
+    root mean square 1. It grows with that root mean square to the power ``layers``.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter

@@ -290,7 +290,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient, or ``None``; one is guessed, as those at the same features add up."""
+        """Return the strongest hidden gradient, if any; those at the same features add up, so that one is guessed."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property

@@ -33,7 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """Victims of a group that are left to attack, and results of the stages, by position of the victim."""
+    """State of ``attack=auto``: victims of a group left to attack, and the stages' results by victim's position."""
 
     group: Group
     seed: int

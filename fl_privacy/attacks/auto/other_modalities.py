@@ -226,9 +226,9 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return each observation with the defense that its update shows.
+    """Add to each observation the noise or rounding that its update shows; ``None`` if it shows another defense.
 
-    ``None`` if the inferred defense is neither noise nor rounding, as missing words leave zeros without any defense.
+    Missing words leave zeros without any defense, so that zeros prove none.
     """
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):

@@ -65,7 +65,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the largest budget whose :func:`rungs`, for ``beside`` more attempts, cost at most ``evaluations``."""
+    """Return the largest budget whose :func:`rungs`, with ``beside`` extra attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)

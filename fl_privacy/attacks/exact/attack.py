@@ -115,8 +115,8 @@ def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: in
 class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
-    ``center`` (N,): mean input. ``spread`` (N,): distance of each of two examples from the mean; ``None`` if several
-    values share a mean and a variance.
+    ``center``: (N,) mean input. ``spread``: (N,) standard deviation of the inputs, for two examples their distance from
+    the mean; ``None`` if several inputs share one mean, as the pixels of a channel do.
     """
 
     center: Tensor
@@ -281,7 +281,10 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and whether no other inputs give its gradient."""
+        """Return the layer's inputs (B, N), and whether no other inputs give its gradient.
+
+        ``explains``: function that returns ``True`` for inputs that reproduce the whole update.
+        """
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:

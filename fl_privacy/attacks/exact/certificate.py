@@ -174,7 +174,7 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Return the images in ``read`` as a reconstruction with its certainty, by the gradient of ``reproduction``.
+    """Return the images in ``read`` as a reconstruction; its certainty follows from the gradient recomputed for them.
 
     Labels are inferred, unless they are known, ``ordered`` (in the order of the images), and ``read`` is not unique.
     """
@@ -352,7 +352,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return ``observation`` as that of one example if it surely repeats a single one in one step, else ``None``."""
+    """Return ``observation`` with a batch of one example if one was surely repeated in a single step, else ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

@@ -291,7 +291,7 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Return ``inputs`` (B, N), moved by descent until the network explains the gradient, if that is likelier."""
+        """Return ``inputs`` (B, N) or, if likelier, inputs fitted to the gradient through the network behind them."""
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]
         if self._is_silent(first, labels):

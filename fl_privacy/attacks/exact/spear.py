@@ -141,7 +141,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace directions ``chosen`` (B, B) by some of ``pool`` while more signs of W X + b agree with zeros."""
+        """Replace directions ``chosen`` (B, B) by some of ``pool`` so that zeros agree better with negative W X + b."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 
@@ -257,7 +257,7 @@ class _Search:
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
     def _beside_the_chosen(self) -> Tensor:
-        """Search outside the span of all chosen directions, or of all but one, plus a random mixture of the chosen."""
+        """Search from the complement of the chosen directions, or of all but one, plus a random mixture of these."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T

@@ -168,7 +168,6 @@ class _Point:
         return _Point.at(self.mixture, self.mixing - mixing, self.scale - factor, self.labels)
 
     def _bent(self, direction: Tensor) -> Tensor:
-        """Multiply ``direction`` (B, M) by the Hessian of the loss with respect to the layer's outputs z."""
         (found,) = torch.autograd.grad(self.signal, self.outputs, direction, retain_graph=True)
         return found
 

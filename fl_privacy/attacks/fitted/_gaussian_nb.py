@@ -45,8 +45,9 @@ class Moments:
 class RowsBetween:
     """The rows that one class gained or lost between two rounds.
 
-    ``rows``: (1, F) one row; (2, F) each feature's smaller and larger value for two rows; else empty. If the number is
-    unchanged, (2, F) the row that went and the row that came, assuming one each; NaN for equal values.
+    ``rows``: (1, F) for one row; (2, F) for two, each feature's smaller value, then its larger one. If the class has as
+    many rows as before, (2, F) the row that went and the row that came, NaN for equal values, assuming that one was
+    exchanged. Otherwise empty.
     """
 
     label: int

@@ -79,7 +79,7 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
 
     The best weight grows with the noise (Rudin, Osher and Fatemi 1992). The noise's effect on pixels is measured on
     random images, whose gradient gets noise of the update's ``ratios`` (V,). The weight is less if noise moves pixels
-    by less than ``_EDGE``, and zero if it is not finite.
+    by less than ``_EDGE``. A weight that is not finite becomes 0.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -273,7 +273,10 @@ def _sparse(update: Tensors) -> Sparse:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Return the bits of a uniform grid that contains all elements of ``value``; ``None`` if there is none."""
+    """Return the bits of a uniform grid that contains all elements of ``value``.
+
+    ``None`` if there is none, or if the elements take more levels than 4096 or than half their number.
+    """
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:
         return None
