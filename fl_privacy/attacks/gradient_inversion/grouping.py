@@ -41,7 +41,7 @@ def as_mixture(observation: Observation) -> Observation:
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
     """Replace the mixtures of one example in ``found`` by their common image.
 
-    Nothing changes unless the attacker knows the defense and public images. Batches are unchanged.
+    Nothing changes unless the attacker knows a defense that mixes and has public images. Batches are unchanged.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):

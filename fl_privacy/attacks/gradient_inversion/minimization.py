@@ -82,7 +82,7 @@ class DescentState:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark the victims in ``over`` (V,) as finished, store ``iteration`` (V,), and count the unfinished victims."""
+        """Mark victims ``over`` (V,) as finished, note all iterations (V,), and return the number of unfinished victims."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -219,7 +219,6 @@ def _snapshot(problem: Minimizable, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Minimizable, rows: Tensor) -> Minimizable:
-    """Return ``problem`` with only the ``rows`` of labels and ``held``; images depend on no other tensors."""
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held

@@ -77,7 +77,6 @@ class LanguageModel:
         return self.size + 1
 
     def _keys(self, tokens: Tensor, length: int) -> Tensor:
-        """Return a number (n, L) that identifies the ``length`` tokens up to each place."""
         begun = torch.nn.functional.pad(tokens.long().clamp_min(0), (length - 1, 0), value=self.size)
         keys = torch.zeros_like(tokens, dtype=torch.long)
         for part in begun.unfold(1, length, 1).unbind(-1):
@@ -172,7 +171,7 @@ class Rearranged:
         return read, self._mismatch(problem, read[:, None])[:, 0]
 
     def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the best order (V, B, L) of the words of one ``text`` in the decoded variables ``read`` (V, N)."""
+        """Return the best order (V, B, L) of the words of text number ``text`` in the variables ``read`` (V, N)."""
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
         orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)

@@ -58,7 +58,7 @@ class ServerAttack(ABC):
         return None
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """Return the model whose architecture all ``clients`` clients have to use; its values are not used."""
+        """Return the model that all ``clients`` clients have to train; only its architecture counts, not its values."""
         return model
 
     @abstractmethod

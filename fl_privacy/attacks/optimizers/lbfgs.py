@@ -194,8 +194,8 @@ class StrongWolfe(_Rows):
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
         """Replace one end of the bracket by the trial, and return ``True`` (V,) for ``rows`` whose trial is accepted.
 
-        ``trial``: step, loss and slope (V,) each. ``rises``: (V,) its loss is too high. ``flat``: (V,) its slope is
-        small enough.
+        ``trial``: step, loss and slope (V,) each. ``rises``: (V,) ``True`` if the trial's loss is too high. ``flat``:
+        (V,) ``True`` if its slope is small enough.
         """
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)

@@ -64,7 +64,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return orthonormal rows (r, d) that span a gradient (O, d) without its noise, and d.
+    """Return an orthonormal basis (r, d) of a gradient's rows (O, d) without noise, and the width d.
 
     ``least``: singular value below which directions are rounding.
     """
@@ -123,7 +123,7 @@ class Lengths:
     def of(cls, observation: Observation, model: TextModel) -> Self:
         """Return the known lengths, without a language model's last token, or else infer the greatest length.
 
-        It follows from the last row of the position embedding that the update changes.
+        The greatest length follows from the last row of the position embedding that the update changes.
         """
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:

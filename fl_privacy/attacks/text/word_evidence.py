@@ -74,7 +74,6 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Sample ``number`` texts of ``length`` tokens, from ``public`` texts if given: (number, length)."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -96,7 +95,6 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """Fit a normal distribution to ``rows`` (m, d), along leading singular directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -341,7 +339,7 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
-    """Return ``True`` without known noise, if at most ``most`` of the first victim's rows, a minority, changed."""
+    """Return ``True`` if no noise is stated, and at most ``most`` rows of the first victim, a minority, changed."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not stated_noise
 
@@ -381,10 +379,10 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 
 
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw rows (m, d) of pure noise like the noise in ``values`` (V, d).
+    """Draw rows (m, d) of pure noise like the noise in ``values`` (V, d); the number m is chosen here.
 
-    Each element is drawn from its column in rows other than the possible ``words`` (k,). All rows are then scaled so
-    that their median squared length is that of the rows in ``values``, ``energy`` (V,).
+    Each element is drawn from its column in rows other than the possible ``words`` (k,). All rows are then scaled to
+    the median squared length of the rows in ``values``. ``energy``: (V,) squared lengths of these.
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False
