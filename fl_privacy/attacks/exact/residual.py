@@ -282,10 +282,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
 
 
 def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
-    """Scale ``values`` (C, H, W) at node ``at`` so that the last layer's inputs are nearest to ``features`` (N,).
-
-    Return the scaled values, and the relative error that is left.
-    """
+    """Scale ``values`` so that the last layer's inputs are nearest to ``features``; return also the relative error."""
     pooled = _input_of(network.head)
 
     def missed(factors: Tensor) -> Tensor:

@@ -97,10 +97,7 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _of_many(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer the loss of a batch, with a sentence on it; ``NotAttackableError`` if a softmax is excluded.
-
-    Under a softmax, the output layer's gradient adds up to zero over the classes.
-    """
+    """Infer a batch's loss, with a sentence on it; ``NotAttackableError`` if the loss applies no softmax."""
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)

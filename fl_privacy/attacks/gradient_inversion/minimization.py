@@ -82,7 +82,7 @@ class DescentState:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark victims ``over`` (V,) as finished, note all iterations (V,), and return the number of unfinished victims."""
+        """Mark victims ``over`` (V,) as finished, note all iterations (V,), and return how many are unfinished."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()

@@ -126,10 +126,7 @@ def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[f
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Turn estimated class means (K, F) of encoded rows into valid ones: probabilities, and numbers within bounds.
-
-    ``present`` (F,): ``False`` for categories whose probability is 0.
-    """
+    """Make estimated class means (K, F) of rows valid: probabilities, 0 if not ``present`` (F,), and bounded values."""
     found = shares.clone()
     places, there = schema.groups
     if len(places):

@@ -177,9 +177,7 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, the unit of smoothness weights; at most ``_LARGE`` times
-        ``zero_loss``.
-        """
+        """Return the objective (V,) of gray images, at most ``_LARGE`` times ``zero_loss``, as a unit of smoothness."""
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
         labels = self.labels

@@ -243,7 +243,6 @@ def _as_read(problem: Problem, variables: Tensor) -> Tensor:
 
 
 def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
-    """Build guesses (V, T, N) with the words of ``variables`` (V, N) in ``orders`` (V, T, B, L)."""
     batch, longest, width = problem.shape
     words = variables[:, None, : problem.pixels].reshape(-1, 1, batch, longest, width)
     words = words.expand(-1, orders.shape[1], -1, -1, -1)

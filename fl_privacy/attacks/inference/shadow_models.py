@@ -49,10 +49,7 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train ``number`` reference models on public examples.
-
-        Return their signals (M, N, 8), and (M, P) ``True`` for examples that a model was trained on.
-        """
+        """Train ``number`` (M) reference models; return signals (M, N, 8), and ``True`` (M, P) for their examples."""
         assert self.first is not None
         sent, plan = self.first
         sizes = [max(1, observation.upload.num_examples) for observation in read.observations]
@@ -182,10 +179,7 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' margins (S, C) under each of S shadow models.
-
-        Also return (S, C) ``True`` if a shadow model was trained on the candidate.
-        """
+        """Return the candidates' margins (S, C) under S shadow models, and ``True`` (S, C) for each one's examples."""
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)

@@ -237,10 +237,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss for its likeliest images.
-
-        ``others``: batches that replace these images, by row; a batch of ``None`` has an infinite loss.
-        """
+        """Return each victim's loss for its likeliest images, or its batch in ``others`` (infinite for ``None``)."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()

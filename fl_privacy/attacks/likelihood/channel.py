@@ -37,10 +37,7 @@ class Belief:
     hidden: Tensors = field(default_factory=dict)
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
-        """Return the belief with independent noise of standard deviation ``std`` added.
-
-        The noise has ``law`` if the belief had no noise before; a sum of several kinds counts as normal.
-        """
+        """Return the belief with independent noise added; noise of several kinds counts as normal."""
         more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}

@@ -253,10 +253,7 @@ class RowSearch:
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Sample changes of cells, the class or the whole row at ``place`` in each search.
-
-        ``temperature``: scale, in nats, of the noise that lets a change with a higher loss win.
-        """
+        """Sample changes of cells, the class or the row at ``place`` in each search; ``temperature`` is in nats."""
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)

@@ -71,7 +71,6 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _of_one_token(states: Tensor) -> bool:
-    """Return ``True`` if inputs ``states`` (3, 4, d) of three probe texts agree at their common token."""
     if states.dim() != 3 or states.shape[:2] != (3, _LENGTH):
         return False
     one, two, three = states[:, _AT[0]]

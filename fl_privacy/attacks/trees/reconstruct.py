@@ -368,10 +368,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of all thresholds, with a missing state for features whose missing values a tree sends left.
-
-    ``UserError`` if the grid is too large.
-    """
+    """Return the grid of all thresholds, with missing values if a tree sends them left; ``UserError`` if too large."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
