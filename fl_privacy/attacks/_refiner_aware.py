@@ -27,8 +27,8 @@ class Sphere:
     """Objective that is least for gradients at distance ``radius`` from the upload g.
 
     Refiner's projection moves the true gradient by that distance, epsilon (Fan et al. 2025, appendix M). For L2, the
-    loss is |d - radius^2| with the squared distance d. For cosine, it is |d - c| with the cosine distance d and c = 1 -
-    sqrt(1 - radius^2 / ||g||^2), the largest d at that distance.
+    loss is |d - radius^2| for the squared distance d from g. For cosine, it is |d - c| for the cosine distance d, and c
+    = 1 - sqrt(1 - radius^2 / ||g||^2) is the largest d at that distance.
     """
 
     objective: L2 | Cosine

@@ -83,7 +83,7 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Limit the next of ``among`` remaining pieces of work to an even share of the time left."""
+    """Limit the next piece of work to an even share of the time left for ``among`` pieces."""
     return within(seconds_left() / among)
 
 
@@ -96,7 +96,7 @@ def in_parts(
 ) -> dict[int, Reconstruction]:
     """Attack ``size`` victims at a time, each part in an even share of the time left.
 
-    Return the results under the keys of ``victims``. ``name``: name of this work in progress displays.
+    Return the results under the keys of ``victims``. ``name``: label of this work on progress bars.
     """
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):

@@ -328,8 +328,8 @@ class Constraints:
     """All known constraints on V victims' images and losses.
 
     ``transform``: the client's transform of its images, applied to the guesses, too. Priors of natural images see the
-    guess before it, those of the model's inputs after it. ``likeliest``: (V,) weight of total variation that the
-    measured noise calls for, relative to the cosine distance of the whole update; 0 if unknown.
+    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) weight of total variation that
+    the measured noise calls for, relative to the cosine distance of the whole update; 0 if unknown.
     """
 
     transform: AssumedTransform | None = None

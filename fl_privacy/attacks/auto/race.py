@@ -146,7 +146,7 @@ class Attempt:
         """Return the attempt with the new result if that is better, else with the old one.
 
         ``row``: the attempt's row in ``variables``, ``judged`` and ``losses``. Images that another attack found are
-        replaced only if the largest tensor's log mismatch falls by at least ``margin``.
+        replaced only if the largest tensor's log mismatch also falls by at least ``margin``.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))

@@ -60,8 +60,8 @@ class Reproduction:
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without an output layer.
 
-        They are classes if p - y (see :meth:`errors`) is a multiple of p except at one class; clients may scale
-        gradients. ``network`` replaces the model.
+        They are classes if p - y (see :meth:`errors`), which clients may scale, is a multiple of p except at one class.
+        ``network`` replaces the model.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):
@@ -236,8 +236,8 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of the gradient (M, N) are zero, as after a defense that mutes them.
 
-    A column is also zero if the pixel has the value ``shade`` (..., N) in all images, since the layer's input is then
-    zero. This is unlikely for values inside of (0, 1), so only these count.
+    A column is also zero if its pixel has the value ``shade`` (..., N) in all images, since the layer's input is then
+    zero. Only columns with a shade inside of (0, 1) count, for which this is unlikely.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 

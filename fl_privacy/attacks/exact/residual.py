@@ -105,7 +105,7 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in values of layer ``head`` that a known defense truncated or zeroed, after one step on one example."""
+    """Fill in the update of layer ``head`` where a known defense cut or zeroed it, after one step on one example."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay:
         return observation

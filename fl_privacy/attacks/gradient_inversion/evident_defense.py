@@ -61,7 +61,7 @@ def smoothing_of(
 ) -> list[Smoothing] | None:
     """Return the weights of total variation that each observation's noise calls for (:data:`Smoothing`).
 
-    ``None`` if any noise is unknown. Problems are measured ``at_once`` at a time.
+    ``None`` if any noise is unknown. ``problem``: slice of ``observations`` -> problem, measured ``at_once`` at a time.
     """
     ratios = [noise_over_gradient(observation) for observation in observations]
     noisy = [ratio for ratio in ratios if ratio is not None]
@@ -176,7 +176,7 @@ def usual_of(observation: Observation) -> Usual:
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer a defense from few levels, a magnitude that many elements share, zeros, or noise in the update.
 
-    Empty without evidence. ``usual``: statistics to exceed.
+    Empty without evidence. ``usual``: statistics of undefended gradients, which zeros and noise have to exceed.
     """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]

@@ -233,7 +233,7 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The consensus of many attempts at the same ``rows`` (B, F), as a model takes them.
+    """The consensus of many attempts at the same ``rows`` (B, F), encoded as for the model.
 
     ``certainty`` (B, C) in [0, 1] is 1 minus a cell's entropy over the attempts, as a share of the largest entropy.
     """

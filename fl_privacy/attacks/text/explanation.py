@@ -29,9 +29,9 @@ def next_tokens(tokens: Tensor) -> Tensor:
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
     """Return ``tokens`` (B, L) with one more token appended to each text: the inferred label of its last position.
 
-    The label follows by least squares from the output layer's gradient, after the part of predictions with known labels
-    is subtracted. That part also gives the client's scaling; rows of the texts' own words are left out of it, since a
-    tied layer adds the embeddings' gradient to them. Texts of ``longest`` tokens are not extended.
+    The label follows by least squares from the output layer's gradient, minus the part that is due to known labels.
+    Comparing that part with the gradient gives the client's scaling, but not at rows of the texts' own words, to which
+    a tied layer adds the embeddings' gradient. Texts of ``longest`` tokens are not extended.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:

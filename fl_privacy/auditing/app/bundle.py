@@ -324,7 +324,7 @@ def is_importable(name: str) -> bool:
 
 
 def _asked_for(folder: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a project's requirements: of pyproject.toml (``content``, or read if empty), else requirements.txt."""
+    """Return a project's requirements: of pyproject.toml (``content``; empty: read here), else of requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         content = content or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(content, "project").get("dependencies"), list):
