@@ -177,7 +177,7 @@ def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return Min-K% (N,): each text's mean log probability of its least likely tokens, the share ``LOWEST`` of all."""
+    """Return Min-K% (N,): the mean log probability of each text's least likely tokens, a share ``LOWEST`` of all."""
     scores = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)

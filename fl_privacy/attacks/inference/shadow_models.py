@@ -49,7 +49,10 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train ``number`` (M) reference models; return signals (M, N, 8), and ``True`` (M, P) for their examples."""
+        """Train M = ``number`` reference models on public examples.
+
+        Return the signals (M, N, 8) on N candidates and P public examples, and (M, P) ``True`` for a model's own.
+        """
         assert self.first is not None
         sent, plan = self.first
         sizes = [max(1, observation.upload.num_examples) for observation in read.observations]

@@ -117,7 +117,7 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) of M guesses but for the embedding, and its gradient at each position (M, B L, d)."""
+        """Return the loss (M,) of M guesses on all tensors but the embedding, and that tensor's gradient (M, B L, d)."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))

@@ -126,7 +126,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep each position's candidates that are nearest to the span in texts with random other tokens.
+    """Keep those candidates at each position with which texts of otherwise random tokens are nearest to the span.
 
     A token's state depends mostly on itself, so that random texts distinguish right tokens from wrong ones.
     """

@@ -62,7 +62,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
     """Return the factor of the client's scaling, by comparing the gradient ``seen`` (V, d) with its part ``known``.
 
-    The rows of ``tokens`` and directions of ``states`` (B, d), to which ``seen`` has other parts, are left out.
+    Rows of ``tokens`` and directions of ``states`` (B, d) are left out, since other parts of ``seen`` lie there.
     ``None`` if nothing is left, or the factor is not positive.
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)

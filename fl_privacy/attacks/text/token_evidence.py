@@ -91,7 +91,7 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return the views of an update; layers with the same input share one."""
+    """Return those parts of an update that are weighted sums of a layer's inputs, one for all layers of the same input."""
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []

@@ -134,8 +134,8 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
     """Return the index (L,) of the word at each position.
 
     ``words`` (k, d) and ``positions`` (L, d) are the gradients' rows of the word and the position embedding. A word's
-    row is the sum of its positions' rows; words are exchanged until the squared difference is least. If ``positions``
-    has zeros, as after pruning, words are not exchanged.
+    row is the sum of the rows of its positions; words are exchanged until these sums have the least squared error. If
+    ``positions`` has zeros, as after pruning, words are not exchanged.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
