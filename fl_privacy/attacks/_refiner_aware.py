@@ -201,7 +201,7 @@ def refiner_solved(
     Args:
         base: attack from which objective and optimizer are taken.
         radius: Refiner's epsilon, above 0; unused with a ``constant``.
-        constant: ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
+        constant: right side; ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
         decay: tau of the layers' weights w, in (0, 1].
         scaled: ``True`` scales the random start of each tensor by the standard deviation of its elements.
     """

@@ -166,7 +166,7 @@ def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 @torch.no_grad()
 def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
-    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first; empty if none apply."""
+    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first; none for a single example."""
     layer = labeling.output_layer(observation.model, observation.num_classes)
     size = observation.upload.num_examples
     if layer is None or size == 1 or prepared.rounds[0].unrolls:
@@ -186,7 +186,7 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 
 @torch.no_grad()
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
-    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged.
+    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged, or no bias shows them.
 
     The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
     classes. Images keep their labels as far as the counts allow.

@@ -58,7 +58,7 @@ class Reproduction:
     model: nn.Module
 
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
-        """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without an output layer.
+        """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without the output layer's gradient.
 
         They are classes if p - y (see :meth:`errors`), which clients may scale, is a multiple of p except at one class.
         ``network`` replaces the model.
@@ -69,7 +69,7 @@ class Reproduction:
         return labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))[0]
 
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` without an output layer.
+        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` if no output layer shows y.
 
         Under other losses, p - y is B times the gradient with respect to the outputs. ``network`` replaces the model.
         """

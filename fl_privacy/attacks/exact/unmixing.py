@@ -108,7 +108,7 @@ def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return the metric (B, B) in which a change E A_0 of the mixing A_0 (``first``, (B, B)) has the length of E."""
+    """Return the metric (B, B) of changes E A_0 of the mixing A_0 (``first``, (B, B)) that measures the length of E."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 

@@ -77,7 +77,7 @@ def _signals(
 ) -> tuple[Tensor, Tensor | None]:
     """Return a model's signals (..., N, 4) and, after the last round, the signals of the final model.
 
-    For images, the last one of the final model's signals is their loss under augmentation.
+    For images, the final model's last signal is the loss of augmented images.
     """
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])

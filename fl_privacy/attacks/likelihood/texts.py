@@ -117,7 +117,7 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) of M guesses on all tensors but the embedding, and that tensor's gradient (M, B L, d)."""
+        """Return the loss (M,) of M guesses on all tensors but the embedding, and the gradient of that (M, B L, d)."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))
@@ -202,7 +202,7 @@ class _TextSearch:
 
 
 def why_not_searched(observation: Observation) -> str | None:
-    """Return the reason why ``observation`` can't be attacked, in one line; ``None`` if it can."""
+    """Return the reason why :class:`LikeliestText` can't attack ``observation``, in one line, or ``None``."""
     model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
     size = observation.upload.num_examples
     if getattr(model, "next_token", True) or size > _MOST_TEXTS:

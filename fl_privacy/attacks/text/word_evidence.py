@@ -345,7 +345,7 @@ def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
-    """Return the distribution of ``expected``, and its scale (1,), with the greatest likelihood of all rows (V, d)."""
+    """Return the distribution in ``expected`` and its scale (1,) for which all rows (V, d) are likeliest."""
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
