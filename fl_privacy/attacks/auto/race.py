@@ -166,7 +166,7 @@ def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 @torch.no_grad()
 def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
-    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first; none for a single example."""
+    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first; none for one example."""
     layer = labeling.output_layer(observation.model, observation.num_classes)
     size = observation.upload.num_examples
     if layer is None or size == 1 or prepared.rounds[0].unrolls:

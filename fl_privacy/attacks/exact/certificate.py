@@ -176,7 +176,8 @@ def model_as_sent(observation: Observation) -> nn.Module:
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
     """Return the images in ``read`` as a reconstruction; its certainty follows from the gradient recomputed for them.
 
-    Labels are inferred, unless they are known, ``ordered`` (in the order of the images), and ``read`` is not unique.
+    Labels are inferred, unless they are known, ``ordered`` (in the order of the images), and ``read`` is not unique. If
+    none can be inferred, the reconstruction fails.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"

@@ -95,7 +95,7 @@ class _Tracer(fx.Tracer):
 
 
 def traced(model: nn.Module) -> FxGraph | None:
-    """Trace a model; ``None`` if its operations depend on values or can't be traced."""
+    """Trace a model of one input; ``None`` if its operations depend on values or can't be traced."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
@@ -191,7 +191,7 @@ def _input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return the observation's residual network; ``None`` for other networks or withheld gradients."""
+    """Return a single example's residual network; ``None`` for other networks, batch statistics or lost gradients."""
     if observation.upload.num_examples != 1 or observation.plan.batch_norm == "train":
         return None
     if not any(isinstance(module, nn.Conv2d) for module in observation.model.modules()):

@@ -199,7 +199,7 @@ def rearranged(
 ) -> Rearranged | None:
     """Return the moves for the group of ``observation``; ``None`` if the attack makes none.
 
-    Without a model of text, raise ``NotAttackableError``; without public texts for a language model, ``UserError``.
+    For other models than text models, raise ``NotAttackableError``; if a prior lacks public texts, ``UserError``.
     """
     if moves is None:
         return None

@@ -60,7 +60,7 @@ class PrivateConvolution:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find the private convolution; raise ``NotAttackableError`` if other layers are private."""
+        """Find the private convolution; ``NotAttackableError`` unless it alone is private, before a public layer."""
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
         try:

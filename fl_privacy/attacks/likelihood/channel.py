@@ -169,9 +169,10 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 
 
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
-    """Build the likelihood of V victims' ``updates`` under a known ``defense``.
+    """Build the likelihood of V victims' ``updates`` under a ``defense``, given by its public description.
 
-    ``defense``: public description; empty without a defense. ``like``: tensor with device and dtype to compute in.
+    If that is empty or has an effect of unknown likelihood, the law is ``unknown``. ``like``: tensor with device and
+    dtype to compute in.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}

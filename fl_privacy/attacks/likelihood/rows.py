@@ -361,7 +361,7 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at the likeliest batches of public rows and, if given, at an earlier guess ``start``."""
+    """Begin searches at likely public rows and, if given, ``start``; ``NotAttackableError`` without a likelihood."""
     likelihood, size = likelihood_of_victims(prepared, [victim]), prepared.shape[0]
     if not all(one.informative for _, channels in likelihood.states for one in channels):
         raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=tableak.")

@@ -375,7 +375,7 @@ def is_drowned(observation: Observation) -> bool:
 def _white(observation: Observation) -> tuple[float, float | None] | None:
     """Return (standard deviation of the noise, clipping norm or ``None``) if the only defense is Gaussian noise.
 
-    ``None`` for any other defense, for noise on gradients, and for clipping of each tensor.
+    ``None`` for any other defense, for noise on gradients, and for clipping of each tensor or to an unknown norm.
     """
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None

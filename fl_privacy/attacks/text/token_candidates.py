@@ -202,7 +202,7 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
     """Find every pair of token and position for which the first block's input is in ``span``.
 
     In several texts, pairs (v, p), (w, p) and (v, q) also put (w, q) in the span. Texts of unknown length end before
-    the first position without candidates; of known ones, the nearest tokens are taken if too few are in the span.
+    the first position without candidates; of known ones, the nearest tokens are taken if none is in the span.
     ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a random
     vector's.
     """
