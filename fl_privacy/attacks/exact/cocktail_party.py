@@ -279,10 +279,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the zeros of the layer's gradient.
-
-        ``None`` if the gradient has too few zeros, or they do not agree with the signs of the layer's outputs.
-        """
+        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` if these are too few or contradictory."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

@@ -254,7 +254,6 @@ g||^2, and ``absolute`` the sum of |g' - g|, (V,). ``difference`` is g' - g (V, 
 
 
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Split ``values`` (V, N, P) into coordinates (V, r, P) along orthonormal ``directions``, and the rest."""
     along = directions.mT @ values
     return along, torch.baddbmm(values, directions, along, alpha=-1)
 

@@ -30,7 +30,6 @@ class Canaries:
         checks.one_of("inference.canaries.unit", self.unit, ("auto", "client", "example"))
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> NoReturn:
-        """Raise ``UserError``: a run inserts canaries by itself, so no attack begins."""
         raise UserError(
             "inference=canaries is expected from fl-privacy run, which inserts them, but got another caller;"
             " choose another inference here."

@@ -257,10 +257,6 @@ class Posterior:
     def of_variables(
         self, variables: Tensor, labels: Tensor, shape: tuple[int, ...], *, softening: float, rng: torch.Generator
     ) -> Tensor:
-        """Return the loss (V,) of images with the coefficients ``variables`` (V, B, M) in the prior's basis.
-
-        It is the negative log posterior plus a penalty outside of [0, 1]. ``softening``: see :class:`Likelihood`.
-        """
         pixels = self.prior.images_of(variables, labels)
         outside = (pixels - pixels.clamp(0, 1)).square().sum((1, 2))
         own = 0.5 * variables.square().sum((1, 2)) + _OUTSIDE * outside

@@ -139,10 +139,7 @@ class Channel:
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
-    """Return the negative log likelihood (V,) of ``observed`` (V, n), given the guess, under ``law``.
-
-    ``noise``: standard deviation. ``step``: distance between the levels of rounding, ``None`` without rounding.
-    """
+    """Return the negative log likelihood (V,) of ``observed`` (V, n); ``step``: spacing of rounded levels, if any."""
     if law == "unknown":
         # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
         size = observed.square().sum(1) * guessed.square().sum(1)

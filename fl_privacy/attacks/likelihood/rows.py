@@ -233,10 +233,6 @@ class RowSearch:
         return self._losses(surprise.flatten(), uploads).view(searches, number)
 
     def _losses(self, surprise: Tensor, uploads: Callable[[Guesser, Tensor], Tensors]) -> Tensor:
-        """Return ``surprise`` (M,) plus the negative log likelihood of the guesses' uploads.
-
-        ``uploads(guesser, some)`` computes the uploads of the guesses with indices ``some``.
-        """
         elements = sum(value.shape[1] for value in self.likelihood.states[0][1][0].observed.values())
         found = []
         for some in torch.split(torch.arange(len(surprise), device=surprise.device), max(1, _ELEMENTS // elements)):

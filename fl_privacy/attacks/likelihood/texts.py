@@ -117,7 +117,6 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) of M guesses on all tensors but the embedding, and the gradient of that (M, B L, d)."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))

@@ -326,7 +326,6 @@ class _LBFGSRun(_Rows):
         return torch.where(going[:, None], variables + move, variables), used_up | stopped, self._finished
 
     def _go_on(self, rows: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ``rows`` (V,) that are not finished and move again, directions (V, N) and step lengths (V,)."""
         pair = gradient - self._gradient, self._move
         direction = self._history.direction(gradient, *pair, rows & ~self._fresh)
         descends = (gradient * direction).sum(1) <= -self._settings.tolerance_change
