@@ -279,7 +279,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` if these are too few or contradictory."""
+        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` for few or contradictory zeros."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

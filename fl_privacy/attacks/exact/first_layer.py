@@ -28,7 +28,7 @@ from fl_privacy.types.schema import schema_of
 
 
 class NotFullyConnectedError(NotAttackableError):
-    """The reason why a model's first layer is no linear system in the pixels."""
+    """The reason why a model's first layer gives no linear equations for the pixels."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,9 +83,9 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield ever better factors D X^T of one victim's gradient G, after each round of ``starts`` random starts.
 
-    The columns of D are sparse combinations of those of L, as behind a ReLU; their scales follow from g. ``None`` is
-    yielded while fewer than B independent directions are found. The iterator ends if a few rounds find nothing sparse,
-    as without a ReLU.
+    For the letters, see the module. The columns of D are sparse combinations of those of L, as behind a ReLU; their
+    scales follow from g. ``None`` is yielded while fewer than B independent directions are found. The iterator ends if
+    a few rounds find nothing sparse, as without a ReLU.
 
     Args:
         weight: G (M, N).
@@ -122,7 +122,7 @@ def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
 
 
 class _Gradient:
-    """A victim's gradients G and g in the basis L, and the layer's W and b, in float64.
+    """A victim's gradients G and g in the basis L (see the module), and the layer's W and b, in float64.
 
     ``rows`` (M', B): nonzero rows of L, times sqrt(M). ``noise``: their rounding error, 0 unless in half precision.
     ``zero``: size up to which an element counts as zero, relative to its column.

@@ -142,7 +142,7 @@ class Problem:
         return self.pixels + (self.shape[0] * self.num_classes if self.labels is None else 0)
 
     def loss(self, variables: Tensor) -> Tensor:
-        """Return the loss (V,): the mismatch plus terms of priors, constraints and source."""
+        """Return the loss (V,): the mismatch plus terms of priors, constraints and the image source."""
         images, known = self.images(variables), self.constraints
         seen = known.transform(images) if known.transform else images
         loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))

@@ -182,7 +182,7 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' margins (S, C) under S shadow models, and ``True`` (S, C) for each one's examples."""
+        """Return candidates' margins (S, C) under S shadow models, and ``True`` (S, C) if a model trained on one."""
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)

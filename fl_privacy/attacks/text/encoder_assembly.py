@@ -27,7 +27,7 @@ _DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """A text's ``tokens`` (L,), and the distance ``residual`` of its states from the span."""
+    """A text's ``tokens`` (L,), and the distance ``residual`` of its hidden states from ``Assembly.span``."""
 
     tokens: Tensor
     residual: float

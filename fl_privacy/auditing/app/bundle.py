@@ -163,7 +163,7 @@ class App:
         return app
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
-        """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` if key or type differ."""
+        """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` for new keys or types."""
         config: Config = dict(self.config)
         for key, value in read_pairs("--run-config", overrides).items():
             if key not in config:
