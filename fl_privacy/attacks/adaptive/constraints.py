@@ -224,7 +224,7 @@ def choose_transforms(number: int, restart: int, size: int, generator: torch.Gen
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List the transforms that the augmentation ``policies`` (such as ``3-43-15``) can draw.
+    """List the transforms that the augmentation ``policies`` (such as ``3-43-15``, numbers in ``table``) can draw.
 
     Signed operations occur with both signs; with ``by_probability``, each operation may also be skipped.
     """

@@ -33,7 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """State of ``attack=auto``: victims of a group left to attack, and the stages' results by victim's position."""
+    """State of ``attack=auto``: the victims of a group not yet attacked, and results of stages, by position."""
 
     group: Group
     seed: int

@@ -79,7 +79,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Return ``directions`` (V, B, B) moved to the largest likelihood of components with Cauchy densities."""
+    """Move ``directions`` (V, B, B) so that their components of ``white`` are likeliest under Cauchy densities."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):

@@ -108,7 +108,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Return sparse factors near ``columns`` (M, B), a guess of D; ``None`` if they become linearly dependent."""
+    """Return sparse factors near a guess ``columns`` (M, B) of D; ``None`` if fewer than B are independent."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -274,8 +274,8 @@ class _Search:
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]], noise: float) -> Tensor:
     """Move directions (B, K) until rows @ directions is locally sparsest.
 
-    Each (smoothing, power) is one step of least squares on the sphere, with weights (y^2 + smoothing^2)^-power for y =
-    rows @ directions.
+    Each (smoothing, power) of ``schedule`` is one step of least squares on the sphere, with weights (y^2 +
+    smoothing^2)^-power for y = rows @ directions.
     """
     ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for smoothing, power in timely(schedule):

@@ -54,7 +54,7 @@ class FasterEvaluation:
         return self._program(variables, *tensors)
 
     def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
-        """Return a program that agrees with ``Problem.evaluate``; ``None`` if none can be made."""
+        """Return a program on ``tensors`` that agrees with ``Problem.evaluate``; ``None`` if none can be made."""
         raise NotImplementedError
 
     @classmethod

@@ -127,7 +127,7 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` by an evolution strategy; see :func:`minimize`.
+    """Minimize ``problem`` by an evolution strategy, ``capacity`` candidates at a time; see :func:`minimize`.
 
     Only shape, dtype and device of ``variables`` (V, N) count: populations start around 0.
     """
@@ -251,6 +251,7 @@ def minimize(
     Args:
         enough: loss (V,) below which a victim is finished.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
+        filmed: victims whose best iterates are recorded on the way.
         moves: (iterations so far, problem, variables, generators) -> moved variables.
     """
     assert not isinstance(settings.optimizer, EvolutionStrategy)

@@ -74,7 +74,7 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 
 
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
-    """Return probabilities ``own`` over those expected from ``usual``, their means over models without the example."""
+    """Return the ratio of ``own`` to the probability expected from ``usual``, a mean over models without an example."""
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 

@@ -126,7 +126,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep those candidates at each position with which texts of otherwise random tokens are nearest to the span.
+    """Keep the candidates at each position that fit best: with them, random texts are nearest to the span.
 
     A token's state depends mostly on itself, so that random texts distinguish right tokens from wrong ones.
     """

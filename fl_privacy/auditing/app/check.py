@@ -55,7 +55,7 @@ class DataAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The needs of an app, and those that are not met here."""
+    """The needs of an app, found in its code, and those that are not met here."""
 
     app: str
     runs: str
