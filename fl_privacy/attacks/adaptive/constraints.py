@@ -111,7 +111,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest magnitude in ``values`` (n,) that counts as dropped, and the bound on dropped elements.
+    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on their true one.
 
     (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
@@ -271,7 +271,7 @@ class HiddenGradient:
     """Unknown gradient of a client's private loss with respect to the features.
 
     ``strength``: expected size of a feature's gradient, above 0, for a cross entropy with factor 1 and head weights of
-    root mean square 1. It grows with that root mean square to the power ``layers``.
+    root mean square 1. The expected size grows with that root mean square to the power ``layers``.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter

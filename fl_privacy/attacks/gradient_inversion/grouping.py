@@ -153,7 +153,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Return a victim for each observation, or for all observations known to be of the same examples.
+    """Return a victim for each observation, or one for all that are known to be of the same examples.
 
     Observations are joined only if the attacker knows the defense.
     """

@@ -40,7 +40,6 @@ class Head:
         return cls(leaf, outputs)
 
     def slopes(self, loss: Loss, labels: Tensor) -> Tensor:
-        """Return the gradient (B, K) of the batch's loss with respect to the layer's outputs."""
         with torch.enable_grad():
             (found,) = torch.autograd.grad(loss(self.outputs, labels), self.leaf, retain_graph=True)
         return found
@@ -341,8 +340,7 @@ def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
 def single_label(gradient: Tensors, layer: OutputLayer) -> Tensor | None:
     """Infer the label (1,) of a single example; ``None`` if the output layer's gradient was withheld.
 
-    It is the index of the least entry of the bias gradient ``p - y``, or of the weight's row sums (iDLG, Zhao et al.
-    2020, Eq. 4).
+    It is the index of the least entry of the bias gradient ``p - y`` or the weight's row sums (iDLG, Zhao et al. 2020).
     """
     evidence = _evidence(gradient, layer)
     return None if evidence is None else evidence.argmin().view(1)

@@ -159,7 +159,7 @@ class Problem:
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """Return the objective (V,), summed over rounds; ``hidden``: see :meth:`hidden_gradients`."""
+        """Return the objective (V,) of ``images``, summed over rounds; ``hidden``: see :meth:`hidden_gradients`."""
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None

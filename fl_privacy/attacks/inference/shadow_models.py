@@ -160,8 +160,8 @@ class ShadowModels(MembershipMethod):
     """Membership by the likelihood ratio of an example's margin under shadow models (LiRA, Carlini et al. 2022).
 
     Each shadow model trains like a client, on as many examples, drawn from the candidates and the attacker's examples.
-    The margin log(p / (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C) and means shrunk
-    toward the pooled difference.
+    The margin log(p / (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C). The rise of its mean
+    by membership is shrunk toward the mean rise of all examples.
     """
 
     title, source = "LiRA, shadow clients", "Carlini et al. 2022"

@@ -267,7 +267,6 @@ class Deconvolution:
     known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
-        """Return each victim's best image (V, *shape) after ``turns`` turns from ``starts`` (V, S, N)."""
         still = self.private.patches(torch.zeros(1, *shape).to(self.means))
         moves = self.private.patches(self.basis.view(-1, *shape)) - still
         # memory fits the Jacobian of one image's attempts
