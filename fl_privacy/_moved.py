@@ -56,6 +56,6 @@ def new_name(fullname: str) -> str | None:
 
 
 def answer_to_old_names() -> None:
-    """Install the import finder for moved modules, once."""
+    """Install the import finder for moved modules; further calls do nothing."""
     if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedFinder())  # before what would load a moved package's modules a second time

@@ -24,11 +24,11 @@ from fl_privacy.types import Observation, Reconstruction, Tensors
 
 @dataclass(frozen=True)
 class Sphere:
-    """Objective that is zero for gradients at distance ``radius`` (Refiner's epsilon) from the upload g.
+    """Objective that is least for gradients at distance ``radius`` from the upload g.
 
-    Refiner's projection moves the true gradient by that distance (Fan et al. 2025, appendix M). The loss is |objective
-    - radius^2| for L2 and |objective - c| for cosine, where c = 1 - sqrt(1 - radius^2 / ||g||^2) is the largest cosine
-    distance of such gradients from g.
+    Refiner's projection moves the true gradient by that distance, epsilon (Fan et al. 2025, appendix M). For L2, the
+    loss is |d - radius^2| for the squared distance d from g. For cosine, it is |d - c| for the cosine distance d, and c
+    = 1 - sqrt(1 - radius^2 / ||g||^2) is the largest d at that distance.
     """
 
     objective: L2 | Cosine
@@ -84,8 +84,8 @@ def refiner_aware(
     Args:
         base: attack from which objective and optimizer are taken.
         radius: Refiner's epsilon, at least 0; ``None`` matches the upload itself.
-        away_from_noise: weight of :class:`NoiseRatio`, at least 0. A useless gradient has a loss of 1 under
-        ``inverting_gradients``, and of the upload's squared norm under ``idlg``.
+        away_from_noise: weight of :class:`NoiseRatio`, at least 0. For scale, a gradient of zero has a loss of 1 under
+            ``inverting_gradients``, and of the upload's squared norm under ``idlg``.
         evaluator: file of the evaluation network; ``None``: a small one, for gray images only.
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))
@@ -201,7 +201,7 @@ def refiner_solved(
     Args:
         base: attack from which objective and optimizer are taken.
         radius: Refiner's epsilon, above 0; unused with a ``constant``.
-        constant: ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
+        constant: right side; ``None``: ``radius`` squared times the mean of w squared, as the paper gives no value.
         decay: tau of the layers' weights w, in (0, 1].
         scaled: ``True`` scales the random start of each tensor by the standard deviation of its elements.
     """

@@ -19,12 +19,12 @@ Report = Callable[[float], None]  # takes the share, in [0, 1], of a group's wor
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Return a progress callback for the part of the work between the shares ``begin`` and ``end`` of the whole."""
+    """Return a progress callback for a part of the work; the part is the share ``begin`` to ``end`` of all work."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Return a callback for (done, total) of the work between the shares ``begin`` and ``end`` of the whole."""
+    """Return a callback for (done, total) of a part of the work; the part is the share ``begin`` to ``end`` of all."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
@@ -83,7 +83,7 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Limit the next of ``among`` remaining pieces of work to an even share of the time left."""
+    """Limit the next piece of work to an even share of the time left for ``among`` pieces."""
     return within(seconds_left() / among)
 
 
@@ -96,7 +96,7 @@ def in_parts(
 ) -> dict[int, Reconstruction]:
     """Attack ``size`` victims at a time, each part in an even share of the time left.
 
-    Return the results under the keys of ``victims``. ``name``: name of this work in progress displays.
+    Return the results under the keys of ``victims``. ``name``: label of this work on progress bars.
     """
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):

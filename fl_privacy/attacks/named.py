@@ -32,7 +32,7 @@ def attack_names() -> list[str]:
 
 
 def attack_named(name: str) -> Make:
-    """Return the factory of attack ``name``, set as in ``conf/attack``; ``UserError`` if PyYAML is missing."""
+    """Return the factory of attack ``name`` with the options in ``conf/attack``; ``UserError`` if PyYAML is missing."""
     settings = dict(_settings(_FOLDER / f"{name}.yaml"))
     target = _TARGET.fullmatch(f"_target_: {settings.pop('_target_', None)}")
     if target is None:

@@ -34,7 +34,6 @@ class PixelPrior:
         return self.bases.shape[1]
 
     def of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means (*shape, N) and basis indices (*shape,) for ``labels`` (*shape,)."""
         own = labels.clamp(0, len(self.means) - 1)
         return self.means[own], own if len(self.bases) > 1 else torch.zeros_like(own)
 

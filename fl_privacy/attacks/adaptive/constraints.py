@@ -101,7 +101,7 @@ AT_BOUND = 1e-4
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of truncated elements: from the truncation bound to infinity of the element's sign."""
+    """Return bounds: truncated elements lie at or beyond their observed value, all others have it exactly."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -111,7 +111,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest magnitude in ``values`` (n,) that counts as dropped, and the bound on dropped elements.
+    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on their true one.
 
     (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
@@ -150,9 +150,10 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds for the columns of ``weight`` that Soteria has set to zero, if noise permits.
+    """Return infinite bounds for the columns of ``weight`` that Soteria set to zero, and exact ones for all others.
 
-    ``dropped``: share of columns, those with the least norm; ``None``: columns that are zero.
+    ``dropped``: share of columns set to zero, those of least norm; ``None``: all that are zero. If noise hides which
+    columns these are, all observed values count as exact.
     """
     if weight not in update:
         return {}
@@ -223,7 +224,7 @@ def choose_transforms(number: int, restart: int, size: int, generator: torch.Gen
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List the transforms that the augmentation ``policies`` (such as ``3-43-15``) can draw.
+    """List the transforms that the augmentation ``policies`` (such as ``3-43-15``, numbers in ``table``) can draw.
 
     Signed operations occur with both signs; with ``by_probability``, each operation may also be skipped.
     """
@@ -269,8 +270,8 @@ def estimate_step(tensor: Tensor) -> float:
 class HiddenGradient:
     """Unknown gradient of a client's private loss with respect to the features.
 
-    ``strength``: expected size of a feature's gradient, above 0, divided by the factor of the cross entropy and by
-    r^``layers``, where r is the root mean square of the private head's weights.
+    ``strength``: expected size of a feature's gradient, above 0, for a cross entropy with factor 1 and head weights of
+    root mean square 1. The expected size grows with that root mean square to the power ``layers``.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter
@@ -327,8 +328,8 @@ class Constraints:
     """All known constraints on V victims' images and losses.
 
     ``transform``: the client's transform of its images, applied to the guesses, too. Priors of natural images see the
-    guess before it, those of the model's inputs after it. ``likeliest``: (V,) weight of total variation that the
-    measured noise calls for, relative to the cosine distance of the whole update; 0 if unknown.
+    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) weight of total variation that
+    the measured noise calls for, relative to the cosine distance of the whole update; 0 if unknown.
     """
 
     transform: AssumedTransform | None = None

@@ -17,7 +17,7 @@ from fl_privacy.types import LocalPlan, Observation, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSetting:
-    """Facts about an attack from which countermeasures are chosen."""
+    """Facts about an attack, from which its countermeasures against a known defense are chosen."""
 
     head: str | None  # name of the output layer's weight
     batch_size: int
@@ -290,7 +290,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient, or ``None``; one is guessed, as those at the same features add up."""
+        """Return the strongest hidden gradient, if any. It alone is guessed, as those at the same features add up."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -305,8 +305,8 @@ class KnownDefense:
     def transforms(self) -> tuple[constraints.Transform, ...]:
         """Return the transforms that the client may have used.
 
-        If several defenses transform, all sequences are returned or, if there are more than ``MOST_SEQUENCES``, only
-        the transforms of the defense that has the most.
+        If several defenses transform, these are all their sequences or, if those exceed ``MOST_SEQUENCES``, the
+        transforms of the defense that has the most.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:

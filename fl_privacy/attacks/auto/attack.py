@@ -33,7 +33,7 @@ Found = Mapping[int, Reconstruction]  # a stage's reconstructions by position; `
 
 @dataclass
 class StageState:
-    """Victims of a group that are left to attack, and results of the stages, by position of the victim."""
+    """State of ``attack=auto``: the victims of a group not yet attacked, and results of stages, by position."""
 
     group: Group
     seed: int
@@ -101,7 +101,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct a batch by :class:`CocktailParty`; uncertain results start descents. ``None`` if inapplicable."""
+    """Reconstruct a batch by :class:`CocktailParty`; uncertain results are starts of descents. ``None`` if it can't."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -120,7 +120,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; unproven results may start descents. ``None`` if inapplicable."""
+    """Reconstruct images by :class:`ExactInversion`; unproven ones may be starts of descents. ``None`` if it can't."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -173,9 +173,9 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
-    """Match the update at a model between the sent and the returned one (:class:`SurrogateModel`).
+    """Reconstruct images by :class:`SurrogateModel`, at a model between the sent and the returned one.
 
-    The results are final for several images and many local steps; else descents start from them.
+    Results for several images and many local steps are final; descents start from others. ``None`` if inapplicable.
     """
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples

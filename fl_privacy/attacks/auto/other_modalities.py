@@ -226,10 +226,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return each observation with the defense that its update shows.
-
-    ``None`` if the inferred defense is neither noise nor rounding, as missing words leave zeros without any defense.
-    """
+    """Add to each observation the noise or rounding that its update shows; ``None`` if it shows another defense."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

@@ -45,12 +45,12 @@ _LEAST_VARIATION = 0.01  # least total variation of an image
 
 @dataclass(frozen=True, eq=False)
 class Judgment:
-    """Scores of V attempts.
+    """Scores of V attempts; the attempt with the least ``score`` (V,) wins.
 
-    ``score``: (V,) the least wins: ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model
-    normalizes by the batch. If the noise determines a weight of total variation, the score is the cosine distance
-    divided by that weight, plus total variation. Infinite for NaN. ``mismatch``: (V,) geometric mean of the tensors' 1
-    - cosine of guess and upload, in [0, 2]; differences within the bounds of a known or evident defense do not count.
+    ``mismatch``: (V,) geometric mean, over tensors, of 1 - cosine of guess and upload, in [0, 2]; differences within
+    the bounds of a known or evident defense do not count. ``score``: ``log(mismatch) + ROUGHNESS * total variation``,
+    at equal contrast if the model normalizes by the batch, infinite for NaN. If the noise determines a weight of total
+    variation, the score is the cosine distance divided by that weight, plus total variation.
     """
 
     mismatch: Tensor
@@ -99,9 +99,9 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return the fall of the largest tensor's log mismatch that overfitting of the pixels alone explains.
+    """Return by how much overfitting of the pixels alone lowers the log mismatch of the largest tensor.
 
-    It is twice the number of pixels over the tensor's number of elements (Akaike 1974).
+    This is twice the number of pixels over the tensor's number of elements (Akaike 1974).
     """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
@@ -146,7 +146,7 @@ class Attempt:
         """Return the attempt with the new result if that is better, else with the old one.
 
         ``row``: the attempt's row in ``variables``, ``judged`` and ``losses``. Images that another attack found are
-        replaced only if the mismatch ``widest`` falls by more than the margin.
+        replaced only if the largest tensor's log mismatch also falls by at least ``margin``.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
@@ -166,7 +166,7 @@ def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 @torch.no_grad()
 def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
-    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first; empty if none apply."""
+    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first; none for one example."""
     layer = labeling.output_layer(observation.model, observation.num_classes)
     size = observation.upload.num_examples
     if layer is None or size == 1 or prepared.rounds[0].unrolls:
@@ -186,7 +186,7 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 
 @torch.no_grad()
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
-    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged.
+    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged, or no bias shows them.
 
     The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
     classes. Images keep their labels as far as the counts allow.
@@ -239,9 +239,10 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts at ``victim``; they take the labels of its known features, if any, and one matches these.
+        """Return the attempts at ``victim``, with the labels that they use.
 
-        If labels are inferred, later attempts take other likely labels.
+        If a hidden layer's features are known, all use the labels of these, and one also matches the features. If
+        labels are inferred, later attempts take other likely labels.
         """
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:

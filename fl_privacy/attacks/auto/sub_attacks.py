@@ -51,7 +51,7 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 
 @dataclass(frozen=True)
 class Rung:
-    """Round of successive halving; each attempt has ``evaluations``, in ``stages`` with ever less total variation."""
+    """Round of successive halving: each attempt has ``evaluations``, in ``stages`` with ever less total variation."""
 
     attempts: int
     evaluations: int  # evaluations of each attempt
@@ -65,7 +65,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the largest budget whose :func:`rungs`, for ``beside`` more attempts, cost at most ``evaluations``."""
+    """Return the largest budget whose :func:`rungs`, with ``beside`` extra attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)
@@ -209,7 +209,7 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """Return five descents: by L-BFGS on cosine, cosine of each layer and L2, and two by signed Adam on cosine.
+    """Return five descents: three by L-BFGS on cosine, cosine of each layer and L2, two by signed Adam on cosine.
 
     With a cosine of each layer, all layers have equal weight, since saturated activations can make gradients before
     them a thousand times smaller. The last descent also matches batch-norm statistics.

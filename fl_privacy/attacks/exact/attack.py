@@ -80,7 +80,7 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return the squared distance (V,) of a node's guess from ``values``; active ReLUs are compared by their inputs."""
+    """Return the squared distance (V,) of a node's guess from ``values``; an active ReLU's input is compared."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -115,8 +115,8 @@ def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: in
 class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
-    ``center`` (N,): mean input. ``spread`` (N,): distance of each of two examples from the mean; ``None`` if several
-    values share a mean and a variance.
+    ``center``: (N,) mean input. ``spread``: (N,) standard deviation of the inputs, for two examples their distance from
+    the mean; ``None`` if several inputs share one mean, as the pixels of a channel do.
     """
 
     center: Tensor
@@ -281,7 +281,10 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and whether no other inputs give its gradient."""
+        """Return the layer's inputs (B, N), and whether no other inputs give its gradient.
+
+        ``explains``: function that returns ``True`` for inputs that reproduce the whole update.
+        """
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:

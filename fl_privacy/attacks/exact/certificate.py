@@ -58,10 +58,10 @@ class Reproduction:
     model: nn.Module
 
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
-        """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without an output layer.
+        """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without the output layer's gradient.
 
-        They are classes if p - y (see :meth:`errors`) is a multiple of p except at one class; clients may scale
-        gradients. ``network`` replaces the model.
+        They are classes if p - y (see :meth:`errors`), which clients may scale, is a multiple of p except at one class.
+        ``network`` replaces the model.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):
@@ -69,7 +69,7 @@ class Reproduction:
         return labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))[0]
 
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` without an output layer.
+        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` if no output layer shows y.
 
         Under other losses, p - y is B times the gradient with respect to the outputs. ``network`` replaces the model.
         """
@@ -174,9 +174,10 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Return the images in ``read`` as a reconstruction with its certainty, by the gradient of ``reproduction``.
+    """Return the images in ``read`` as a reconstruction; its certainty follows from the gradient recomputed for them.
 
-    Labels are inferred, unless they are known, ``ordered`` (in the order of the images), and ``read`` is not unique.
+    Labels are inferred, unless they are known, ``ordered`` (in the order of the images), and ``read`` is not unique. If
+    none can be inferred, the reconstruction fails.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
@@ -236,8 +237,8 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of the gradient (M, N) are zero, as after a defense that mutes them.
 
-    A column is also zero if the pixel has the value ``shade`` (..., N) in all images, since the layer's input is then
-    zero. This is unlikely for values inside of (0, 1), so only these count.
+    A column is also zero if its pixel has the value ``shade`` (..., N) in all images, since the layer's input is then
+    zero. Only columns with a shade inside of (0, 1) count, for which this is unlikely.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
@@ -352,7 +353,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return ``observation`` as that of one example if it surely repeats a single one in one step, else ``None``."""
+    """Return ``observation`` with a batch of one example if one was surely repeated in a single step, else ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

@@ -79,7 +79,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Return ``directions`` (V, B, B) moved to the largest likelihood of components with Cauchy densities."""
+    """Move ``directions`` (V, B, B) so that their components of ``white`` are likeliest under Cauchy densities."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):
@@ -279,10 +279,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the zeros of the layer's gradient.
-
-        ``None`` if the gradient has too few zeros, or they do not agree with the signs of the layer's outputs.
-        """
+        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` for few or contradictory zeros."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None
@@ -291,7 +288,7 @@ class _Mixed:
         return None if found is None or found.agreement < AGREEMENT else found.inputs
 
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
-        """Return ``inputs`` (B, N), moved by descent until the network explains the gradient, if that is likelier."""
+        """Return ``inputs`` (B, N) or, if likelier, inputs fitted to the gradient through the network behind them."""
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]
         if self._is_silent(first, labels):

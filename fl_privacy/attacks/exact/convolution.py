@@ -52,7 +52,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Return ``deltas`` (V, O, P, Q), shifted to the inputs of each kernel element (tap): (V, O taps, H W)."""
+        """Map ``deltas`` (V, O, P, Q) to the inputs that each of T kernel elements multiplies: (V, O T, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -257,7 +257,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of a quadratic form in X (R, N): the least ||``taps`` X - Y ``shifts``||^2 over Y.
+    """Build the matrix (R N, R N) whose quadratic form in X (R, N) is the least ||``taps`` X - Y ``shifts``||^2 over Y.
 
     ``taps``: (K, O, R) and ``shifts``: (K, P, N), for K kernel elements. The mean of the diagonal is scaled to 1.
     """
@@ -381,7 +381,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return the fall (V, O, P, Q) of the squared residual if one element of the ReLU mask ``gates`` is flipped."""
+    """Return by how much (V, O, P, Q) flipping each element of the ReLU mask ``gates`` lowers the squared residual."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

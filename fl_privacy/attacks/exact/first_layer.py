@@ -28,7 +28,7 @@ from fl_privacy.types.schema import schema_of
 
 
 class NotFullyConnectedError(NotAttackableError):
-    """The reason why a model's first layer is no linear system in the pixels."""
+    """The reason why a model's first layer gives no linear equations for the pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,7 +376,8 @@ def find_patch_embedding(
 ) -> PatchEmbedding | None:
     """Find the model's patch embedding; ``None`` if the model's first layer is something else.
 
-    If the model calls no layer with parameters, raise ``NotFullyConnectedError``.
+    Without a layer that has parameters, raise ``NotFullyConnectedError``. ``fixed_norms``: see
+    :func:`find_first_layer`.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     layer = seen.module
@@ -394,10 +395,10 @@ def find_patch_embedding(
 
 
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
-    """Solve for the single image (1, C, H, W) behind an update, float64, by least squares.
+    """Solve for the single image (1, C, H, W) behind an update by least squares, in float64.
 
-    The position embedding's gradient is dL/dp_t for each embedded patch p_t (APRIL, Lu et al. 2022, section 4). Then
-    dL/dW = sum_t dL/dp_t x_t^T has D equations for the N patches' values at each place in a patch. The image is unique
+    The position embedding's gradient is dL/dp_t for each embedded patch p_t (APRIL, Lu et al. 2022, section 4). For
+    each value in a patch, dL/dW = sum_t dL/dp_t x_t^T then gives D equations for the N patches x_t. The image is unique
     if the error estimated from redundant equations is small.
     """
     own, (height, width) = embedding.image, embedding.patch

@@ -155,7 +155,6 @@ def find_chain(observation: Observation) -> LayerChain | None:
 
 
 def _is_start(call: ModuleCall, uploaded: Collection[str]) -> bool:
-    """Return whether a layer's gradients determine its inputs and the gradient with respect to its outputs."""
     return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(uploaded)
 
 

@@ -95,7 +95,7 @@ class _Tracer(fx.Tracer):
 
 
 def traced(model: nn.Module) -> FxGraph | None:
-    """Trace a model; ``None`` if its operations depend on values or can't be traced."""
+    """Trace a model of one input; ``None`` if its operations depend on values or can't be traced."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
@@ -105,7 +105,7 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in values of layer ``head`` that a known defense truncated or zeroed, after one step on one example."""
+    """Fill in the update of layer ``head`` where a known defense cut or zeroed it, after one step on one example."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay:
         return observation
@@ -191,7 +191,7 @@ def _input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return the observation's residual network; ``None`` for other networks or withheld gradients."""
+    """Return a single example's residual network; ``None`` for other networks, batch statistics or lost gradients."""
     if observation.upload.num_examples != 1 or observation.plan.batch_norm == "train":
         return None
     if not any(isinstance(module, nn.Conv2d) for module in observation.model.modules()):
@@ -282,10 +282,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
 
 
 def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
-    """Scale ``values`` (C, H, W) at node ``at`` so that the last layer's inputs are nearest to ``features`` (N,).
-
-    Return the scaled values, and the relative error that is left.
-    """
+    """Scale ``values`` so that the last layer's inputs are nearest to ``features``; return also the relative error."""
     pooled = _input_of(network.head)
 
     def missed(factors: Tensor) -> Tensor:

@@ -83,9 +83,9 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield ever better factors D X^T of one victim's gradient G, after each round of ``starts`` random starts.
 
-    The columns of D are sparse combinations of those of L, as behind a ReLU; their scales follow from g. ``None`` is
-    yielded while fewer than B independent directions are found. The iterator ends if a few rounds find nothing sparse,
-    as without a ReLU.
+    For the letters, see the module. The columns of D are sparse combinations of those of L, as behind a ReLU; their
+    scales follow from g. ``None`` is yielded while fewer than B independent directions are found. The iterator ends if
+    a few rounds find nothing sparse, as without a ReLU.
 
     Args:
         weight: G (M, N).
@@ -108,7 +108,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Return sparse factors near ``columns`` (M, B), a guess of D; ``None`` if they become linearly dependent."""
+    """Return sparse factors near a guess ``columns`` (M, B) of D; ``None`` if fewer than B are independent."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -122,7 +122,7 @@ def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
 
 
 class _Gradient:
-    """A victim's gradients G and g in the basis L, and the layer's W and b, in float64.
+    """A victim's gradients G and g in the basis L (see the module), and the layer's W and b, in float64.
 
     ``rows`` (M', B): nonzero rows of L, times sqrt(M). ``noise``: their rounding error, 0 unless in half precision.
     ``zero``: size up to which an element counts as zero, relative to its column.
@@ -141,7 +141,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace directions ``chosen`` (B, B) by some of ``pool`` while more signs of W X + b agree with zeros."""
+        """Replace directions ``chosen`` (B, B) by some of ``pool`` so that zeros agree better with negative W X + b."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 
@@ -257,7 +257,7 @@ class _Search:
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
     def _beside_the_chosen(self) -> Tensor:
-        """Search outside the span of all chosen directions, or of all but one, plus a random mixture of the chosen."""
+        """Search from the complement of the chosen directions, or of all but one, plus a random mixture of these."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T
@@ -274,8 +274,8 @@ class _Search:
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]], noise: float) -> Tensor:
     """Move directions (B, K) until rows @ directions is locally sparsest.
 
-    Each (smoothing, power) is one step of least squares on the sphere, with weights (y^2 + smoothing^2)^-power for y =
-    rows @ directions.
+    Each (smoothing, power) of ``schedule`` is one step of least squares on the sphere, with weights (y^2 +
+    smoothing^2)^-power for y = rows @ directions.
     """
     ridge = _RIDGE[rows.dtype] * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
     for smoothing, power in timely(schedule):

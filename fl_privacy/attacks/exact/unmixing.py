@@ -62,7 +62,7 @@ class Mixture:
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
     """Build the :class:`Mixture` of a layer with the parameters W and b (``layer``).
 
-    ``weight``, ``bias``: gradients G (M, N) and g (M,) of these. ``basis``: R (B, N).
+    ``weight``, ``bias``: gradients G (M, N) and g (M,) of these. ``basis``: basis R (B, N) of the rows of G.
     """
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
@@ -108,7 +108,7 @@ def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return the metric (B, B) in which a change E A_0 of the mixing A_0 (``first``, (B, B)) has the length of E."""
+    """Return the metric (B, B) of changes E A_0 of the mixing A_0 (``first``, (B, B)) that measures the length of E."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 
@@ -168,7 +168,6 @@ class _Point:
         return _Point.at(self.mixture, self.mixing - mixing, self.scale - factor, self.labels)
 
     def _bent(self, direction: Tensor) -> Tensor:
-        """Multiply ``direction`` (B, M) by the Hessian of the loss with respect to the layer's outputs z."""
         (found,) = torch.autograd.grad(self.signal, self.outputs, direction, retain_graph=True)
         return found
 

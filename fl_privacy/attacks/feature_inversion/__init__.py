@@ -192,9 +192,10 @@ def best_reconstruction(
     films: Mapping[int, tuple[Snapshot, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
-    """Return the best attempt at ``observation``, among the ``rows`` of ``found`` and of ``images`` (V, B, C, H, W).
+    """Return the best attempt at ``observation``, or a failed reconstruction if no attempt has a finite loss.
 
-    It fails if no attempt has a finite loss. ``sentences``: countermeasures to report.
+    ``rows``: the attempts, as rows of ``found`` and of ``images`` (V, B, C, H, W). ``sentences``: countermeasures to
+    report.
     """
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():

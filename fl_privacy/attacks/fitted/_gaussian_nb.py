@@ -45,8 +45,9 @@ class Moments:
 class RowsBetween:
     """The rows that one class gained or lost between two rounds.
 
-    ``rows``: (1, F) one row; (2, F) each feature's smaller and larger value for two rows; else empty. If the number is
-    unchanged, (2, F) the row that went and the row that came, assuming one each; NaN for equal values.
+    ``rows``: (1, F) for one row; (2, F) for two, each feature's smaller value, then its larger one. If the class has as
+    many rows as before, (2, F) the row that went and the row that came, NaN for equal values, assuming that one was
+    exchanged. Otherwise empty.
     """
 
     label: int
@@ -61,7 +62,8 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
     """Return the rows that came or went between two rounds of one client, for each class that changed.
 
     Differences of sums and sums of squares give one row, or mean +- deviation of two; an exchange of x for x' gives x -
-    x' and x^2 - x'^2. Rounds with different numbers of classes or features raise ``UserError``.
+    x' and x^2 - x'^2. Without counts, only changes by one row are found. Rounds with different numbers of classes or
+    features raise ``UserError``.
     """
     if before.means.shape != after.means.shape:
         raise UserError(

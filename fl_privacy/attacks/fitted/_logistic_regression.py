@@ -28,7 +28,6 @@ class LogisticOptimum:
             raise UserError("Finite weights and intercepts are expected, but some are not; fit the model again.")
 
     def residuals(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return the residuals y - p (N, K) of N ``rows``; K is 1 for two classes."""
         logits = rows @ self.weights.T + self.intercepts
         if len(self.weights) == 1:
             return np.asarray(labels[:, None] - 1 / (1 + np.exp(-logits)))

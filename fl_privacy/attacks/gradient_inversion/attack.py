@@ -60,6 +60,7 @@ def minimize_in_stages(
     """Minimize ``problem`` from ``variables`` (V, N) through the stages of the image source.
 
     With several stages, each victim keeps the result with the least loss, not counting the image source's penalty.
+    ``filmed``: victims whose guesses are recorded on the way.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None

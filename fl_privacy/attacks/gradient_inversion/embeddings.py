@@ -17,8 +17,8 @@ from fl_privacy.types import Observation
 class WordEmbeddings(ImageSource):
     """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d), in units of their root mean square.
 
-    ``table`` (n, d): embeddings of the n tokens. ``first``: start of the embeddings. ``norm``: see
-    ``Settings.embedding_norm``.
+    ``table``: (n, d) embeddings of the n tokens. ``first``: start of the search. ``reading``: how embeddings are
+    decoded. ``norm``: see ``Settings.embedding_norm``.
     """
 
     table: Tensor
@@ -38,7 +38,6 @@ class WordEmbeddings(ImageSource):
         return torch.where((tokens >= 0)[..., None], words, drawn.reshape(words.shape)).flatten()
 
     def held(self, context: VictimContext) -> Tensor:
-        """Return the mask (B L,), 1 at tokens and 0 behind a text's end; all 1 if lengths are unknown."""
         batch, longest, _ = context.shape
         lengths = known_lengths(context.observation)
         if lengths is None:
@@ -58,7 +57,7 @@ class WordEmbeddings(ImageSource):
 
     @torch.no_grad()
     def read(self, inputs: Tensor) -> Tensor:
-        """Decode embeddings (..., L, d + 1) to tokens (..., L), -1 for none."""
+        """Decode embeddings (..., L, d), with a last column of 0 behind a text's end, to tokens (..., L), there -1."""
         found = inputs[..., :-1]
         if self.reading == "nearest":
             scores = torch.nn.functional.normalize(found, dim=-1) @ torch.nn.functional.normalize(self.table, dim=1).T

@@ -61,7 +61,7 @@ def smoothing_of(
 ) -> list[Smoothing] | None:
     """Return the weights of total variation that each observation's noise calls for (:data:`Smoothing`).
 
-    ``None`` if any noise is unknown. Problems are measured ``at_once`` at a time.
+    ``None`` if any noise is unknown. ``problem``: slice of ``observations`` -> problem, measured ``at_once`` at a time.
     """
     ratios = [noise_over_gradient(observation) for observation in observations]
     noisy = [ratio for ratio in ratios if ratio is not None]
@@ -79,7 +79,7 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
 
     The best weight grows with the noise (Rudin, Osher and Fatemi 1992). The noise's effect on pixels is measured on
     random images, whose gradient gets noise of the update's ``ratios`` (V,). The weight is less if noise moves pixels
-    by less than ``_EDGE``, and zero if it is not finite.
+    by less than ``_EDGE``. A weight that is not finite becomes 0.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -176,7 +176,7 @@ def usual_of(observation: Observation) -> Usual:
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer a defense from few levels, a magnitude that many elements share, zeros, or noise in the update.
 
-    Empty without evidence. ``usual``: statistics to exceed.
+    Empty without evidence. ``usual``: statistics of undefended gradients, which zeros and noise have to exceed.
     """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
@@ -273,7 +273,10 @@ def _sparse(update: Tensors) -> Sparse:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Return the bits of a uniform grid that contains all elements of ``value``; ``None`` if there is none."""
+    """Return the bits of a uniform grid that contains all elements of ``value``.
+
+    ``None`` if there is none, or if the elements take more levels than 4096 or than half their number.
+    """
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:
         return None

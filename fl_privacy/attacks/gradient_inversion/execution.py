@@ -54,7 +54,7 @@ class FasterEvaluation:
         return self._program(variables, *tensors)
 
     def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
-        """Return a program that agrees with ``Problem.evaluate``; ``None`` if none can be made."""
+        """Return a program on ``tensors`` that agrees with ``Problem.evaluate``; ``None`` if none can be made."""
         raise NotImplementedError
 
     @classmethod
@@ -116,7 +116,6 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
 
 
 def _evaluate(problem: Problem, variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Evaluate a copy of the problem on ``tensors``; without cached values, everything is traced."""
     given = iter(tensors)
     return problem.map(lambda _: next(given)).evaluate(variables)
 
@@ -136,9 +135,8 @@ def compiler() -> str | None:
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Return whether compiling likely saves more time than it takes.
 
-    On a CPU, fused operations save a fifth to a quarter of the time, which grows with the bytes ``written`` in all
-    evaluations; compiling takes a thread some seconds for each of the ``tensors`` compared. A GPU saves time in each of
-    ``runs``.
+    On a CPU, the time saved grows with ``written``, the bytes written in all evaluations; compiling takes a thread some
+    seconds for each of the ``tensors`` compared. On a GPU, it grows with ``runs``, the number of evaluations.
     """
     if compiler() is None:
         return False
@@ -196,7 +194,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Pro
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Return whether loss and gradient in ``found`` agree with those in ``expected``, for victims with finite ones."""
+    """Return whether loss and gradient in ``found`` agree with ``expected`` for all victims where that is finite."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -221,7 +219,7 @@ def victims_at_once(
 ) -> int:
     """Return the number of victims to attack at once, from a trial with ``variables`` (1, N).
 
-    The number depends on free memory only if that is short, since chunks change the last bits of results.
+    It depends on free memory only if that is short, so that results usually repeat to the last bit.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
@@ -253,7 +251,7 @@ that share cores with another process wait up to a hundred times longer than the
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Use one CPU thread if a layer has fewer than ``WORTHWHILE`` multiplications, and keep freed memory."""
+    """Context that keeps freed memory, with one CPU thread if a layer has few multiplications (``WORTHWHILE``)."""
     with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 

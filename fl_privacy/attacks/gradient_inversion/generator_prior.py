@@ -149,7 +149,8 @@ class Untrained(ImageSource):
     """Source of images made by a victim's untrained decoder (Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
     Fixed noise of a few pixels is upsampled, convolved, normalized and rectified up to the image's size; a sigmoid
-    makes colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1) and x from 0.
+    makes colors. A victim's images share the weights ``scale (w + unit x)``, with w drawn from N(0, 1) and variables x
+    that start at 0.
     """
 
     width: int = 32

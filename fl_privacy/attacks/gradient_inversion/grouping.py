@@ -41,7 +41,7 @@ def as_mixture(observation: Observation) -> Observation:
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
     """Replace the mixtures of one example in ``found`` by their common image.
 
-    Nothing changes unless the attacker knows the defense and public images. Batches are unchanged.
+    Nothing changes unless the attacker knows a defense that mixes and has public images. Batches are unchanged.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -153,7 +153,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Return a victim for each observation, or for all observations known to be of the same examples.
+    """Return a victim for each observation, or one for all that are known to be of the same examples.
 
     Observations are joined only if the attacker knows the defense.
     """

@@ -51,7 +51,7 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """Return a client's inferred loss and a sentence on it, empty for plain cross entropy.
+    """Return a client's inferred loss and a sentence on it, empty if one example shows plain cross entropy.
 
     ``model`` is frozen, with the sent values, in double precision. If no known loss fits, raise ``NotAttackableError``.
     """
@@ -97,10 +97,7 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _of_many(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer the loss of a batch, with a sentence on it; ``NotAttackableError`` if a softmax is excluded.
-
-    Under a softmax, the output layer's gradient adds up to zero over the classes.
-    """
+    """Infer a batch's loss, with a sentence on it; ``NotAttackableError`` if the loss applies no softmax."""
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
@@ -165,7 +162,7 @@ def without_adam(observation: Observation) -> Observation:
     With PyTorch's settings and single precision, this gives sizes below 1e-3, and below 1e-4 to a few percent. For one
     example, a linear layer's gradient is a product of two vectors, which gives the rest.
 
-    If a step is longer than Adam's, or none is half as long, the observation only gets a note.
+    If a step is longer than Adam's, or the longest is less than half of that, the observation only gets a note.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:

@@ -40,7 +40,6 @@ class Head:
         return cls(leaf, outputs)
 
     def slopes(self, loss: Loss, labels: Tensor) -> Tensor:
-        """Return the gradient (B, K) of the batch's loss with respect to the layer's outputs."""
         with torch.enable_grad():
             (found,) = torch.autograd.grad(loss(self.outputs, labels), self.leaf, retain_graph=True)
         return found
@@ -114,7 +113,7 @@ def counted_labels(
 ) -> Tensor:
     """Infer sorted labels (B,) from ``evidence`` (K,), the summed gradient with respect to the logits.
 
-    Each class's gradient is measured on noise images. Only directions count, since class weights change lengths.
+    Each class's gradient is measured on noise images. Only directions count, since class weights change the lengths.
     """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
@@ -132,10 +131,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return each class's mean gradient (K, K) with respect to the logits, on noise images.
-
-    It is divided by the norm of the mean gradient of the first class in the same batch.
-    """
+    """Return each class's mean gradient (K, K) with respect to the logits on noise images, up to a common factor."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -272,9 +268,9 @@ def policy_for(observation: Observation) -> LabelPolicy:
 
 
 def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
-    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs, or ``None``.
+    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs; ``None`` without one.
 
-    A weight computed from other parameters, as by a spectral norm, has a name without a gradient.
+    If the weight is computed from other parameters, as by a spectral norm, no gradient has its name.
     """
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes}
     if not layers:
@@ -298,7 +294,10 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def _labels_of(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Return (labels, source) for losses other than plain cross entropy; labels are ``None`` to optimize them."""
+    """Return (labels, "inferred") for losses other than plain cross entropy.
+
+    If the attack has to optimize labels, return (``None``, "optimized"); raise ``NotAttackableError`` if it can't.
+    """
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
     if evidence is not None and size == 1:
@@ -317,7 +316,7 @@ def _labels_of(
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
-    """Return ``number`` sorted label tensors whose class counts are nearest to ``expected`` (K,).
+    """Return up to ``number`` sorted label tensors (total,) whose class counts are nearest to ``expected`` (K,).
 
     The first is the nearest; all others differ from it in one label.
     """
@@ -341,7 +340,7 @@ def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
 def single_label(gradient: Tensors, layer: OutputLayer) -> Tensor | None:
     """Infer the label (1,) of a single example; ``None`` if the output layer's gradient was withheld.
 
-    It is the least entry of the bias gradient ``p - y``, or of the weight's row sums (iDLG, Zhao et al. 2020, Eq. 4).
+    It is the index of the least entry of the bias gradient ``p - y`` or the weight's row sums (iDLG, Zhao et al. 2020).
     """
     evidence = _evidence(gradient, layer)
     return None if evidence is None else evidence.argmin().view(1)

@@ -125,7 +125,10 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Distances of a tensor's whole gradient (V, *shape) from the target, or from the nearest value in its bounds."""
+    """Distances of the guessed gradient of one tensor, all of it (V, *shape), from the observed one.
+
+    If the target has bounds, the guess is compared with the nearest value within them.
+    """
 
     gradient: Tensor
     target: Target
@@ -251,7 +254,6 @@ g||^2, and ``absolute`` the sum of |g' - g|, (V,). ``difference`` is g' - g (V, 
 
 
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
-    """Split ``values`` (V, N, P) into coordinates (V, r, P) along orthonormal ``directions``, and the rest."""
     along = directions.mT @ values
     return along, torch.baddbmm(values, directions, along, alpha=-1)
 

@@ -82,7 +82,7 @@ class DescentState:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark the victims in ``over`` (V,) as finished, store ``iteration`` (V,), and count the unfinished victims."""
+        """Mark victims ``over`` (V,) as finished, note all iterations (V,), and return how many are unfinished."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -127,7 +127,7 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` by an evolution strategy; see :func:`minimize`.
+    """Minimize ``problem`` by an evolution strategy, ``capacity`` candidates at a time; see :func:`minimize`.
 
     Only shape, dtype and device of ``variables`` (V, N) count: populations start around 0.
     """
@@ -177,7 +177,7 @@ class Minimizable(Protocol):
     def attempts(self) -> int: ...
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return the images (V, B, C, H, W), or texts (V, B, L, d + 1)."""
+        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): embeddings, then 0 behind a text's end, else 1."""
         ...
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor: ...
@@ -219,7 +219,6 @@ def _snapshot(problem: Minimizable, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Minimizable, rows: Tensor) -> Minimizable:
-    """Return ``problem`` with only the ``rows`` of labels and ``held``; images depend on no other tensors."""
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held
@@ -252,6 +251,7 @@ def minimize(
     Args:
         enough: loss (V,) below which a victim is finished.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
+        filmed: victims whose best iterates are recorded on the way.
         moves: (iterations so far, problem, variables, generators) -> moved variables.
     """
     assert not isinstance(settings.optimizer, EvolutionStrategy)

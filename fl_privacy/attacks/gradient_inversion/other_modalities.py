@@ -85,7 +85,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return the loss's gradients (K, N, M) with respect to the layer's M outputs, for N random rows of each class."""
+    """Return the loss's gradients (K, N, M) with respect to the layer's M outputs, for N random rows and each label."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -126,10 +126,7 @@ def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[f
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Turn estimated class means (K, F) of encoded rows into valid ones: probabilities, and numbers within bounds.
-
-    ``present`` (F,): ``False`` for categories whose probability is 0.
-    """
+    """Make estimated class means (K, F) of rows valid: probabilities, 0 if not ``present`` (F,), and bounded values."""
     found = shares.clone()
     places, there = schema.groups
     if len(places):
@@ -236,7 +233,7 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The consensus of many attempts at the same ``rows`` (B, F), as a model takes them.
+    """The consensus of many attempts at the same ``rows`` (B, F), encoded as for the model.
 
     ``certainty`` (B, C) in [0, 1] is 1 minus a cell's entropy over the attempts, as a share of the largest entropy.
     """

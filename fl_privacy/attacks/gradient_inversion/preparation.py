@@ -191,7 +191,10 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Return the facts about the attack on victims like ``first`` by which countermeasures are chosen."""
+    """Return the facts about the attack on victims like ``first`` by which countermeasures are chosen.
+
+    For the other arguments, see :class:`AttackSetting`.
+    """
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,

@@ -114,7 +114,10 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance to the mean, held constant, of all attempts at the victim (GradInversion, Yin et al. 2021, R_group)."""
+    """Distance of an attempt's images from the mean of all attempts at the victim (Yin et al. 2021, R_group).
+
+    The mean counts as constant.
+    """
 
     weight: float = 1e-2
 
@@ -160,7 +163,7 @@ def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
 def uploaded_statistics(observation: Observation) -> Tensors:
     """Return the batch's mean and variance (C,) by buffer name, from running statistics sent and uploaded.
 
-    The result is empty unless the client took one step in training mode without a known defense, and rounding permits.
+    The result is empty unless the client took one step in training mode, without a known defense. See :func:`of_batch`.
     """
     plan, size, state = observation.plan, observation.upload.num_examples, observation.assumed()
     names = {f"{layer}.{kind}" for layer in _normalizing(observation.model) for kind in _RUNNING}

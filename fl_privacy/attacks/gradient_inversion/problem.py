@@ -142,7 +142,7 @@ class Problem:
         return self.pixels + (self.shape[0] * self.num_classes if self.labels is None else 0)
 
     def loss(self, variables: Tensor) -> Tensor:
-        """Return the loss (V,): the mismatch plus terms of priors, constraints and source."""
+        """Return the loss (V,): the mismatch plus terms of priors, constraints and the image source."""
         images, known = self.images(variables), self.constraints
         seen = known.transform(images) if known.transform else images
         loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))
@@ -159,7 +159,7 @@ class Problem:
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """Return the objective (V,) between guessed and observed gradients, summed over the rounds."""
+        """Return the objective (V,) of ``images``, summed over rounds; ``hidden``: see :meth:`hidden_gradients`."""
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None
@@ -177,7 +177,7 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, the unit of smoothness; at most ``_LARGE`` times ``zero_loss``."""
+        """Return the objective (V,) of gray images, at most ``_LARGE`` times ``zero_loss``, as a unit of smoothness."""
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
         labels = self.labels

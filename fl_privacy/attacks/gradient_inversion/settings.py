@@ -258,8 +258,8 @@ class Rearranging:
     """Settings of the moves of words during a descent on embeddings.
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
-    beginning put to the end. The best order minimizes the mismatch of gradients plus ``prior`` times a mean negative
-    log likelihood, scaled to the orders' median difference; a language model of public texts gives it.
+    beginning put to the end. The best order minimizes the mismatch of gradients plus ``prior`` times the mean negative
+    log likelihood under a language model of public texts, scaled to the orders' median difference.
     """
 
     every: int = 75  # iterations between moves

@@ -123,7 +123,7 @@ def accumulated_gradient(observation: Observation) -> Tensors:
 def as_gradient(observation: Observation) -> Tensors:
     """Return the update as a mean gradient at the sent weights: exact for one step of SGD, first order for more.
 
-    Of Adam's steps, only the signs are right.
+    For steps of Adam, only the signs are right.
     """
     plan, total = observation.plan, accumulated_gradient(observation)
     if plan.shares == "gradient" or plan.optimizer != "sgd":

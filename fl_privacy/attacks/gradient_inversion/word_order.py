@@ -77,7 +77,6 @@ class LanguageModel:
         return self.size + 1
 
     def _keys(self, tokens: Tensor, length: int) -> Tensor:
-        """Return a number (n, L) that identifies the ``length`` tokens up to each place."""
         begun = torch.nn.functional.pad(tokens.long().clamp_min(0), (length - 1, 0), value=self.size)
         keys = torch.zeros_like(tokens, dtype=torch.long)
         for part in begun.unfold(1, length, 1).unbind(-1):
@@ -172,7 +171,7 @@ class Rearranged:
         return read, self._mismatch(problem, read[:, None])[:, 0]
 
     def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the best order (V, B, L) of the words of one ``text`` in the decoded variables ``read`` (V, N)."""
+        """Return the best order (V, B, L) of the words of text number ``text`` in the variables ``read`` (V, N)."""
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
         orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
@@ -200,7 +199,7 @@ def rearranged(
 ) -> Rearranged | None:
     """Return the moves for the group of ``observation``; ``None`` if the attack makes none.
 
-    Without a model of text, raise ``NotAttackableError``; without public texts for a language model, ``UserError``.
+    For other models than text models, raise ``NotAttackableError``; if a prior lacks public texts, ``UserError``.
     """
     if moves is None:
         return None
@@ -214,7 +213,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw ``tries`` orders (V, T, L) of texts' words, as by :class:`Rearranging`; the first order moves nothing."""
+    """Draw T = ``tries`` orders (V, T, L) of a text's words by the moves of :class:`Rearranging`, the first unmoved."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))
@@ -244,7 +243,6 @@ def _as_read(problem: Problem, variables: Tensor) -> Tensor:
 
 
 def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
-    """Build guesses (V, T, N) with the words of ``variables`` (V, N) in ``orders`` (V, T, B, L)."""
     batch, longest, width = problem.shape
     words = variables[:, None, : problem.pixels].reshape(-1, 1, batch, longest, width)
     words = words.expand(-1, orders.shape[1], -1, -1, -1)

@@ -61,9 +61,9 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Log probabilities (V, A) of A attribute values by method, summed over rounds, for V victims.
+    """Observer that adds up log probabilities of A attribute values for V victims over the rounds.
 
-    ``seen`` (V,): ``True`` for victims with finite uploads so far.
+    ``total``: (V, A) sums by method. ``seen``: (V,) ``True`` for victims with finite uploads so far.
     """
 
     settings: AttributeInference
@@ -71,7 +71,7 @@ class AttributeWatch:
     seen: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims with finite uploads; raise ``UserError`` if too few public examples have these."""
+        """Classify the victims with finite uploads; ``UserError`` if too few public examples have finite ones."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):

@@ -74,7 +74,7 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 
 
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
-    """Return ``own`` over the probability expected from ``usual``, the mean over models without the example."""
+    """Return the ratio of ``own`` to the probability expected from ``usual``, a mean over models without an example."""
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 
@@ -173,7 +173,7 @@ BY_REFERENCES: dict[str, tuple[str, str, Callable[[Compared], Tensor]]] = {
 
 
 class ByReferences(FinalLoss):
-    """Membership by reference models, for the final or all global models; NaN without the attacker's examples."""
+    """Membership by comparing the final or all global models with reference models; NaN without public examples."""
 
     models = "final"
     compare: Callable[[Compared], Tensor]

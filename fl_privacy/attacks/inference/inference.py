@@ -30,7 +30,6 @@ class Canaries:
         checks.one_of("inference.canaries.unit", self.unit, ("auto", "client", "example"))
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> NoReturn:
-        """Raise ``UserError``: a run inserts canaries by itself, so no attack begins."""
         raise UserError(
             "inference=canaries is expected from fl-privacy run, which inserts them, but got another caller;"
             " choose another inference here."
@@ -54,7 +53,7 @@ class Watch(Protocol):
     def add(self, read: ReadRound) -> None: ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """Return each method's answers: scores (C, N), higher for yes, or class shares (N, K) for a property."""
+        """Return answers by method: scores (C, N) of candidates and clients, higher for yes, or class shares (N, K)."""
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]: ...

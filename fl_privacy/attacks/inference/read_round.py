@@ -130,7 +130,7 @@ class ReadRound:
 
 
 def model_after(observation: Observation) -> ModelState:
-    """Return the model that a client uploaded or, if it uploaded a gradient, the sent model after one step of it."""
+    """Return the model that a client uploaded or, for an uploaded gradient, the sent model after one step with it."""
     sent, update = observation.assumed(), observation.update()
     step = -observation.plan.lr if observation.plan.shares == "gradient" else 1.0
     moved = {name: p + step * update[name].to(p) if name in update else p for name, p in sent.parameters.items()}
@@ -177,7 +177,7 @@ def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return Min-K% (N,): the mean log probability of each text's least likely tokens, ``LOWEST`` of all its tokens."""
+    """Return Min-K% (N,): the mean log probability of each text's least likely tokens, a share ``LOWEST`` of all."""
     scores = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)

@@ -49,9 +49,9 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train ``number`` reference models on public examples.
+        """Train M = ``number`` reference models on public examples.
 
-        Return their signals (M, N, 8), and (M, P) ``True`` for examples that a model was trained on.
+        Return the signals (M, N, 8) on N candidates and P public examples, and (M, P) ``True`` for a model's own.
         """
         assert self.first is not None
         sent, plan = self.first
@@ -77,7 +77,7 @@ def _signals(
 ) -> tuple[Tensor, Tensor | None]:
     """Return a model's signals (..., N, 4) and, after the last round, the signals of the final model.
 
-    For images, the last one of the final model's signals is their loss under augmentation.
+    For images, the final model's last signal is the loss of augmented images.
     """
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
@@ -160,8 +160,8 @@ class ShadowModels(MembershipMethod):
     """Membership by the likelihood ratio of an example's margin under shadow models (LiRA, Carlini et al. 2022).
 
     Each shadow model trains like a client, on as many examples, drawn from the candidates and the attacker's examples.
-    The margin log(p / (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C) and means shrunk
-    toward the pooled difference.
+    The margin log(p / (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C). The rise of its mean
+    by membership is shrunk toward the mean rise of all examples.
     """
 
     title, source = "LiRA, shadow clients", "Carlini et al. 2022"
@@ -182,10 +182,7 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the candidates' margins (S, C) under each of S shadow models.
-
-        Also return (S, C) ``True`` if a shadow model was trained on the candidate.
-        """
+        """Return candidates' margins (S, C) under S shadow models, and ``True`` (S, C) if a model trained on one."""
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)

@@ -66,7 +66,10 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Function from guessed images and labels to undefended uploads; ``norm`` clips gradients of several."""
+    """Function from guessed images and labels to undefended uploads.
+
+    With ``norm``, the gradients of several examples are clipped, each to that norm.
+    """
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign
@@ -234,10 +237,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss for its likeliest images.
-
-        ``others``: batches that replace these images, by row; a batch of ``None`` has an infinite loss.
-        """
+        """Return each victim's loss for its likeliest images, or its batch in ``others`` (infinite for ``None``)."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -257,10 +257,6 @@ class Posterior:
     def of_variables(
         self, variables: Tensor, labels: Tensor, shape: tuple[int, ...], *, softening: float, rng: torch.Generator
     ) -> Tensor:
-        """Return the loss (V,) of images with the coefficients ``variables`` (V, B, M) in the prior's basis.
-
-        It is the negative log posterior plus a penalty outside of [0, 1]. ``softening``: see :class:`Likelihood`.
-        """
         pixels = self.prior.images_of(variables, labels)
         outside = (pixels - pixels.clamp(0, 1)).square().sum((1, 2))
         own = 0.5 * variables.square().sum((1, 2)) + _OUTSIDE * outside
@@ -334,9 +330,9 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) for ``number`` A attempts, and the number of worthwhile attempts.
+    """Return labels (V, A, B) for A = ``number`` attempts, and how many of these attempts are worthwhile.
 
-    For single images, labels are sorted, likeliest first; batches repeat the inferred labels.
+    If a single image's label is not given, labels are sorted, likeliest first. Otherwise all attempts have the same.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
@@ -374,9 +370,10 @@ def _better(one: Explained, other: Explained) -> Explained:
 
 
 def sentences(likelihood: Likelihood, one: str, *priors: str, same: str, under: str = "defense") -> tuple[str, ...]:
-    """Return sentences for users on a search for the likeliest ``one`` (``image``), given ``under`` (``defense``).
+    """Return sentences for users on a search for the likeliest ``one`` (such as ``image``).
 
-    ``priors``: sentences on the priors. ``same``: what several updates have in common (such as ``examples``).
+    ``priors``: sentences on the priors. ``same``: noun for what several updates share (``examples``). ``under``: noun
+    for the condition of the likelihood.
     """
     looks = f"It looks for the likeliest {one} by the probability of what was observed under the {under}."
     number = likelihood.uploads

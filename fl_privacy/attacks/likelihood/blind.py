@@ -60,7 +60,7 @@ class PrivateConvolution:
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find the private convolution; raise ``NotAttackableError`` if other layers are private."""
+        """Find the private convolution; ``NotAttackableError`` unless it alone is private, before a public layer."""
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
         try:
@@ -249,7 +249,7 @@ def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
 
 
 def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the first principal component of ``put_out`` (V, O, h, w), resized to ``shape`` and flattened (V, CHW)."""
+    """Return the first principal component over channels of ``put_out`` (V, O, h, w), as flat images of ``shape``."""
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
@@ -267,7 +267,6 @@ class Deconvolution:
     known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
-        """Return each victim's best image (V, *shape) after ``turns`` turns from ``starts`` (V, S, N)."""
         still = self.private.patches(torch.zeros(1, *shape).to(self.means))
         moves = self.private.patches(self.basis.view(-1, *shape)) - still
         # memory fits the Jacobian of one image's attempts

@@ -37,10 +37,7 @@ class Belief:
     hidden: Tensors = field(default_factory=dict)
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
-        """Return the belief with independent noise of standard deviation ``std`` added.
-
-        The noise has ``law`` if the belief had no noise before; a sum of several kinds counts as normal.
-        """
+        """Return the belief with independent noise added; noise of several kinds counts as normal."""
         more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
@@ -142,10 +139,7 @@ class Channel:
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
-    """Return the negative log likelihood (V,) of ``observed`` (V, n), given the guess, under ``law``.
-
-    ``noise``: standard deviation. ``step``: distance between the levels of rounding, ``None`` without rounding.
-    """
+    """Return the negative log likelihood (V,) of ``observed`` (V, n); ``step``: spacing of rounded levels, if any."""
     if law == "unknown":
         # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
         size = observed.square().sum(1) * guessed.square().sum(1)
@@ -172,9 +166,10 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 
 
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
-    """Build the likelihood of V victims' ``updates`` under a known ``defense``.
+    """Build the likelihood of V victims' ``updates`` under a ``defense``, given by its public description.
 
-    ``defense``: public description; empty without a defense. ``like``: tensor with device and dtype to compute in.
+    If that is empty or has an effect of unknown likelihood, the law is ``unknown``. ``like``: tensor with device and
+    dtype to compute in.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}

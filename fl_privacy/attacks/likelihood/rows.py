@@ -233,10 +233,6 @@ class RowSearch:
         return self._losses(surprise.flatten(), uploads).view(searches, number)
 
     def _losses(self, surprise: Tensor, uploads: Callable[[Guesser, Tensor], Tensors]) -> Tensor:
-        """Return ``surprise`` (M,) plus the negative log likelihood of the guesses' uploads.
-
-        ``uploads(guesser, some)`` computes the uploads of the guesses with indices ``some``.
-        """
         elements = sum(value.shape[1] for value in self.likelihood.states[0][1][0].observed.values())
         found = []
         for some in torch.split(torch.arange(len(surprise), device=surprise.device), max(1, _ELEMENTS // elements)):
@@ -253,10 +249,7 @@ class RowSearch:
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Sample changes of cells, the class or the whole row at ``place`` in each search.
-
-        ``temperature``: scale, in nats, of the noise that lets a change with a higher loss win.
-        """
+        """Sample changes of cells, the class or the row at ``place`` in each search; ``temperature`` is in nats."""
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -364,7 +357,7 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at the likeliest batches of public rows and, if given, at an earlier guess ``start``."""
+    """Begin searches at likely public rows and, if given, ``start``; ``NotAttackableError`` without a likelihood."""
     likelihood, size = likelihood_of_victims(prepared, [victim]), prepared.shape[0]
     if not all(one.informative for _, channels in likelihood.states for one in channels):
         raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=tableak.")

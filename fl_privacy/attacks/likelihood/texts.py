@@ -117,7 +117,6 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) of M guesses without the embedding's part, and each position's gradient (M, B L, d)."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))
@@ -202,7 +201,7 @@ class _TextSearch:
 
 
 def why_not_searched(observation: Observation) -> str | None:
-    """Return the reason why ``observation`` can't be attacked, in one line; ``None`` if it can."""
+    """Return the reason why :class:`LikeliestText` can't attack ``observation``, in one line, or ``None``."""
     model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
     size = observation.upload.num_examples
     if getattr(model, "next_token", True) or size > _MOST_TEXTS:
@@ -375,7 +374,7 @@ def is_drowned(observation: Observation) -> bool:
 def _white(observation: Observation) -> tuple[float, float | None] | None:
     """Return (standard deviation of the noise, clipping norm or ``None``) if the only defense is Gaussian noise.
 
-    ``None`` for any other defense, for noise on gradients, and for clipping of each tensor.
+    ``None`` for any other defense, for noise on gradients, and for clipping of each tensor or to an unknown norm.
     """
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None

@@ -32,8 +32,8 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 class ImprintBlock(nn.Module):
     """Block before a model that measures an image's brightness in bins and adds a pattern that depends on it.
 
-    The pattern is scaled by the sum of the outputs of the layer ``measure``, one for each bin, which so gets a
-    gradient.
+    The pattern is scaled by the sum of the outputs of the layer ``measure``, one for each bin, so that this layer gets
+    a gradient.
 
     Args:
         bins: number of bins of brightness.

@@ -58,7 +58,7 @@ class ServerAttack(ABC):
         return None
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        """Return the model whose architecture all ``clients`` clients have to use; its values are not used."""
+        """Return the model that all ``clients`` clients have to train; only its architecture counts, not its values."""
         return model
 
     @abstractmethod
@@ -91,7 +91,7 @@ UNKNOWN = -1  # label of an image of unknown class
 def reconstruction_of(
     observation: Observation, images: Tensor, proven: Tensor, *, labels: bool = True
 ) -> Reconstruction:
-    """Return the reconstruction of the images (N, D) or (N, C, H, W) that were found in ``observation``.
+    """Return the reconstruction of images (N, D) or (N, C, H, W) found in ``observation``, a failed one without images.
 
     ``proven``: (N,) ``True`` for images that are no mixtures; none is proven if the update shows signs of a defense.
     ``labels``: ``True`` if the update is one batch's, so that its output layer gives the labels.

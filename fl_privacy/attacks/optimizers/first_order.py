@@ -85,7 +85,6 @@ class FirstOrder:
         number("attack.lr", self.lr, above=0, example=0.1)
 
     def start(self, variables: Tensor, *, iterations: int, images: int) -> "FirstOrderRun":
-        """Begin at ``variables`` (V, N); the first ``images`` of N are pixels, the others label logits."""
         return FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:

@@ -194,8 +194,8 @@ class StrongWolfe(_Rows):
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
         """Replace one end of the bracket by the trial, and return ``True`` (V,) for ``rows`` whose trial is accepted.
 
-        ``trial``: step, loss and slope (V,) each. ``rises``: (V,) its loss is too high. ``flat``: (V,) its slope is
-        small enough.
+        ``trial``: step, loss and slope (V,) each. ``rises``: (V,) ``True`` if the trial's loss is too high. ``flat``:
+        (V,) ``True`` if its slope is small enough.
         """
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)
@@ -326,7 +326,6 @@ class _LBFGSRun(_Rows):
         return torch.where(going[:, None], variables + move, variables), used_up | stopped, self._finished
 
     def _go_on(self, rows: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the ``rows`` (V,) that are not finished and move again, directions (V, N) and step lengths (V,)."""
         pair = gradient - self._gradient, self._move
         direction = self._history.direction(gradient, *pair, rows & ~self._fresh)
         descends = (gradient * direction).sum(1) <= -self._settings.tolerance_change

@@ -175,7 +175,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return each token's probability (V,) to be among ``expected`` tokens with the frequencies of public texts."""
+    """Return each token's probability (V,) to occur among ``expected`` tokens that are drawn like public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:

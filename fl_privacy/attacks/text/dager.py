@@ -108,8 +108,8 @@ class Dager(grouping.GroupAttack):
     (:mod:`fl_privacy.attacks.text.encoder_assembly`, ours) and known texts are subtracted.
 
     A reconstruction is ``proven`` if the whole update is reproduced (for copies, with its scale) and every alternative
-    is at least ten times farther from a span: for a single text any other token, for several any token outside the span
-    and any other choice inside, and other lengths if unknown.
+    is at least ten times farther from a span. For a single text, alternatives are all other tokens; for several, all
+    tokens outside the span and all other choices inside; and other lengths, if lengths are unknown.
 
     Attributes:
         tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.

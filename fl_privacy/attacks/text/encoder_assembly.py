@@ -27,7 +27,7 @@ _DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """A text's ``tokens`` (L,), and the distance ``residual`` of its states from the span."""
+    """A text's ``tokens`` (L,), and the distance ``residual`` of its hidden states from ``Assembly.span``."""
 
     tokens: Tensor
     residual: float
@@ -126,7 +126,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep each position's candidates that are nearest to the span in texts with random other tokens.
+    """Keep the candidates at each position that fit best: with them, random texts are nearest to the span.
 
     A token's state depends mostly on itself, so that random texts distinguish right tokens from wrong ones.
     """

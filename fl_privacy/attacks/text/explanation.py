@@ -29,9 +29,9 @@ def next_tokens(tokens: Tensor) -> Tensor:
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
     """Return ``tokens`` (B, L) with one more token appended to each text: the inferred label of its last position.
 
-    The label follows by least squares from the output layer's gradient, after the part of predictions with known labels
-    is subtracted. That part also gives the client's scaling; rows of the texts' own words are left out of it, since a
-    tied layer adds the embeddings' gradient to them. Texts of ``longest`` tokens are not extended.
+    The label follows by least squares from the output layer's gradient, minus the part that is due to known labels.
+    Comparing that part with the gradient gives the client's scaling, but not at rows of the texts' own words, to which
+    a tied layer adds the embeddings' gradient. Texts of ``longest`` tokens are not extended.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:
@@ -62,7 +62,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
     """Return the factor of the client's scaling, by comparing the gradient ``seen`` (V, d) with its part ``known``.
 
-    The rows of ``tokens`` and directions of ``states`` (B, d), to which ``seen`` has other parts, are left out.
+    Rows of ``tokens`` and directions of ``states`` (B, d) are left out, since other parts of ``seen`` lie there.
     ``None`` if nothing is left, or the factor is not positive.
     """
     others = torch.ones(len(seen), dtype=torch.bool, device=seen.device)
@@ -146,7 +146,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Replace soft labels by the classes that each text's ``copies`` add up to; ``None`` if a sum is not whole."""
+    """Replace soft labels by classes with the same sum over each text's ``copies``; ``None`` if a sum is not whole."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

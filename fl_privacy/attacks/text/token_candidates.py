@@ -64,10 +64,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return orthonormal rows (r, d) that span a gradient (O, d) without its noise, and d.
-
-    ``least``: singular value below which directions are rounding.
-    """
+    """Return an orthonormal basis (r, d) of ``rows`` (O, d) without noise or values below ``least``, and width d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
@@ -123,7 +120,7 @@ class Lengths:
     def of(cls, observation: Observation, model: TextModel) -> Self:
         """Return the known lengths, without a language model's last token, or else infer the greatest length.
 
-        It follows from the last row of the position embedding that the update changes.
+        The greatest length follows from the last row of the position embedding that the update changes.
         """
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
@@ -205,7 +202,7 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
     """Find every pair of token and position for which the first block's input is in ``span``.
 
     In several texts, pairs (v, p), (w, p) and (v, q) also put (w, q) in the span. Texts of unknown length end before
-    the first position without candidates; of known ones, the nearest tokens are taken if too few are in the span.
+    the first position without candidates; of known ones, the nearest tokens are taken if none is in the span.
     ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a random
     vector's.
     """

@@ -71,7 +71,6 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _of_one_token(states: Tensor) -> bool:
-    """Return ``True`` if inputs ``states`` (3, 4, d) of three probe texts agree at their common token."""
     if states.dim() != 3 or states.shape[:2] != (3, _LENGTH):
         return False
     one, two, three = states[:, _AT[0]]
@@ -92,7 +91,7 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return the views of an update; layers with the same input share one."""
+    """Return those parts of an update that are weighted sums of a layer's inputs, joined for layers with the same."""
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []
@@ -194,13 +193,13 @@ class EvidenceCandidates:
         yield from torch.split(torch.arange(self.size), max(1, _AT_ONCE // (self.length * width)))
 
     def sample(self, path: str) -> Tensor:
-        """Return the inputs (m, L, d), float64, of the layer ``path`` for a sample of tokens at each position."""
+        """Return float64 inputs (m, L, d) of the layer ``path`` for m sampled tokens at each position."""
         if path not in self._samples:
             self._samples[path] = self.of(self._order[: min(_EACH, self.size // 2)], path).double()
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return inputs (m, d), float64, of the layer ``path`` for tokens not in ``sample``, each at one position."""
+        """Return float64 inputs (m, d) of the layer ``path`` for m tokens not in ``sample``, each at one position."""
         tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):

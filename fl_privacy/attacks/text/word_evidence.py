@@ -74,7 +74,7 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Sample ``number`` texts of ``length`` tokens, from ``public`` texts if given: (number, length)."""
+    """Return texts (number, length) cut from ``public`` texts or, without these, of random tokens."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -136,8 +136,8 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
     """Return the index (L,) of the word at each position.
 
     ``words`` (k, d) and ``positions`` (L, d) are the gradients' rows of the word and the position embedding. A word's
-    row is the sum of its positions' rows; words are exchanged until the squared difference is least. If ``positions``
-    has zeros, as after pruning, words are not exchanged.
+    row is the sum of the rows of its positions; words are exchanged until these sums have the least squared error. If
+    ``positions`` has zeros, as after pruning, words are not exchanged.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -341,13 +341,13 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
-    """Return ``True`` without known noise, if at most ``most`` of the first victim's rows, a minority, changed."""
+    """Return ``True`` if no noise is stated, and at most ``most`` rows of the first victim, a minority, changed."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not stated_noise
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
-    """Return the distribution of ``expected``, and its scale (1,), with the greatest likelihood of all rows (V, d)."""
+    """Return the distribution in ``expected`` and its scale (1,) for which all rows (V, d) are likeliest."""
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -381,10 +381,10 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 
 
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw rows (m, d) of pure noise like the noise in ``values`` (V, d).
+    """Draw rows (m, d) of pure noise like the noise in ``values`` (V, d); the number m is chosen here.
 
-    Each element is drawn from its column in rows other than the possible ``words`` (k,). All rows are then scaled so
-    that their median squared length is that of the rows in ``values``, ``energy`` (V,).
+    Each element is drawn from its column in rows other than the possible ``words`` (k,). All rows are then scaled to
+    the median squared length of the rows in ``values``. ``energy``: (V,) squared lengths of these.
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False

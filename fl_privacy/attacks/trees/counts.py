@@ -99,9 +99,9 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 
 
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
-    """Return weight w, hessian sum H and gain of inner nodes, and four (n, 2) sums over their children.
+    """Return weight w, hessian sum H and gain of n inner nodes, and four sums (n, 2) over each node's two children.
 
-    Each sums (H, 1) over the two children, multiplied by: w of inner children; the value of leaves; w^2; the value^2.
+    The sums are those of (H, 1) times w of inner children, times the value of leaves, times w^2, and times the value^2.
     """
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]

@@ -102,7 +102,7 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OwnTree:
-    """A tree that the client fitted, and what it was fitted to."""
+    """A tree that the client fitted, with the earlier trees and the base margin that it was added to."""
 
     tree: Tree
     before: tuple[Tree, ...]  # trees whose outputs are the margins that ``tree`` was fitted to
@@ -135,10 +135,10 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Return the client's fitted trees, each with those before it; ``UserError`` if rounds differ in objective."""
+    """Return the client's fitted trees, each with those before it; ``UserError`` if rounds differ in kind."""
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:
-        raise UserError("Rounds of one objective and features are expected, but differ; give one client's.")
+        raise UserError("Rounds of one objective and features are expected, but got several; give one client's.")
     found: list[OwnTree] = []
     for one in exchanges:
         given = one.sent.trees if one.sent is not None else ()

@@ -226,10 +226,7 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Return by how much each of C candidate rows raises the squared residuals (C,), divided by 2 ``width``^2.
-
-        ``slot``, ``gradient``, ``hessian``: (C, T) each candidate's leaf index, gradient and hessian in T trees.
-        """
+        """Return by how much (C,) each of C candidate rows raises the squared residuals, divided by 2 ``width``^2."""
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
@@ -368,10 +365,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of all thresholds, with a missing state for features whose missing values a tree sends left.
-
-    ``UserError`` if the grid is too large.
-    """
+    """Return the grid of all thresholds, with states for missing values sent left; ``UserError`` if it is too large."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:

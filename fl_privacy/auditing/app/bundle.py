@@ -137,7 +137,7 @@ class App:
         return loaded(reference, self.folder)
 
     def _loaded_apart(self, reference: str) -> Any:
-        """Load an app with modules of its own while it runs, as its process would have."""
+        """Load an app with its own copy of the folder's modules, which are in ``sys.modules`` only while it runs."""
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
         try:
             app = self._loaded(reference)
@@ -162,7 +162,7 @@ class App:
         return app
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
-        """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` if key or type differ."""
+        """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` for new keys or types."""
         config: Config = dict(self.config)
         for key, value in read_pairs("--run-config", overrides).items():
             if key not in config:
@@ -181,7 +181,7 @@ class App:
 
 
 def modules_in(folder: Path) -> list[str]:
-    """List the loaded modules and packages of the code in ``folder``, without installed ones and this one."""
+    """List the loaded modules and packages of the code in ``folder``, except installed ones and ``fl_privacy``."""
 
     def place(module: object) -> str:
         return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
@@ -299,7 +299,7 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
-    """Return references to the modules of the only folder that holds both, if the package that is named is missing."""
+    """Return references with the only folder that holds both modules, if the package that they name is missing."""
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():
         return None
@@ -323,7 +323,7 @@ def is_importable(name: str) -> bool:
 
 
 def _asked_for(folder: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a project's requirements: of pyproject.toml (``content``, or read if empty), else requirements.txt."""
+    """Return a project's requirements: of pyproject.toml (``content``; empty: read here), else of requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         content = content or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(content, "project").get("dependencies"), list):

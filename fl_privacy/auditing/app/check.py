@@ -55,7 +55,7 @@ class DataAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The needs of an app, and those that are not met here."""
+    """The needs of an app, found in its code, and those that are not met here."""
 
     app: str
     runs: str
@@ -72,7 +72,7 @@ class Check:
     rounds: int = 0  # number that the app names, or 0
 
     def stops_with(self, *, stand_in: bool) -> str:
-        """Return why an audit can't start, in a sentence; with ``stand_in``, missing packages are no reason."""
+        """Return why an audit can't start, in a sentence; with ``stand_in``, missing packages do not prevent it."""
         return self.stops if self.modules or not stand_in else ""
 
     @property
