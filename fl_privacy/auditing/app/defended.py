@@ -63,9 +63,10 @@ class ReplyDefense:
     _answers: Counter[int] = field(default_factory=Counter, init=False)
 
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
-        """Defend the trained parameters in ``reply``, in place, as ``found`` matched them to arrays.
+        """Defend the trained parameters in ``reply``, in place.
 
-        ``UserError`` if one is not a floating-point array, an array is encoded, or there are none.
+        ``found``: which arrays hold which parameters. ``UserError`` if no parameter is found, one is not a
+        floating-point array, or an array is encoded.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()

@@ -210,7 +210,10 @@ _REPORTED: Mapping[str, Sequence[str]] = {
 
 @contextmanager
 def figures_noted(figures: dict[str, float]) -> Iterator[None]:
-    """Collect in ``figures`` the last numbers that Flower's strategies and servers report, by name and origin."""
+    """Collect in ``figures`` the last numbers that Flower's strategies and servers report.
+
+    Keys are like ``accuracy (training)``.
+    """
 
     def noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -257,8 +260,8 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    A table is ignored as a log that the app wrote if its file is newer than ``since`` (seconds since 1970) and it has
-    at most as many rows as messages were ``answered`` so far.
+    A table counts as a log that the app wrote, and is ignored, if its file is newer than ``since`` (seconds since 1970)
+    and it has no more rows than messages were ``answered`` so far.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

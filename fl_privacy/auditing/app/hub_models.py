@@ -50,7 +50,7 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
 
 
 def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of ``original`` or, if its files are not on this machine, a made-up object from ``made``."""
+    """Return the result of ``original``; if its files are not on this machine, make one up by ``made``."""
     found = attempt(lambda: original(kind, *args, **kwargs))
     name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
     if not isinstance(found, Failure):  # a tokenizer without a vocabulary stands where none was found
@@ -62,7 +62,7 @@ def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any,
 
 
 def _config(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
-    """Make the config of a small network, of the kind ``kind`` or, for automatic ones, that ``name`` suggests."""
+    """Make the config of a small network of the class ``kind``; for an ``AutoConfig``, ``name`` suggests the class."""
     kinds: Any = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     if not getattr(kind, "model_type", ""):
         plain = {key: re.sub(r"\W|_", "", key) for key in kinds.keys()}  # noqa: SIM118  (it has no usual iteration)

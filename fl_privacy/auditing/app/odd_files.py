@@ -76,7 +76,7 @@ class Score:
 
 
 class FittedStandIn:
-    """Placeholder of a fitted encoder, which numbers labels, or of a scaler, which changes nothing."""
+    """Placeholder of a fitted encoder or scaler: with ``classes`` it numbers labels, without it changes nothing."""
 
     def __init__(self, classes: int = 0) -> None:
         self.classes_ = np.arange(classes)
@@ -158,7 +158,7 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
 
 
 def stated(drawing: Drawing, path: str, there: Path) -> Any:
-    """Draw the data set that was saved to ``path`` with the features that its folder ``there`` states."""
+    """Draw the data set saved to ``path``, with the features in ``dataset_info.json`` of the folder ``there``."""
     hf, kept = importlib.import_module("datasets"), (there / "dataset_info.json").read_text(encoding="utf-8")
     kinds, rng = hf.Features.from_dict(json.loads(kept)["features"]), drawing.rng(path)
     classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), drawing.classes or 2)
@@ -180,7 +180,10 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 
 
 def records(drawing: Drawing, path: Path) -> Path | None:
-    """Write drawn records with the keys of a list of records next to the missing ``path``; ``None`` without one."""
+    """Write made-up records in place of a missing JSON file ``path``, and return the written file.
+
+    Keys are those of another JSON list of records in the same folder; ``None`` if there is no such list.
+    """
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)

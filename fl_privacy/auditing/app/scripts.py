@@ -321,13 +321,16 @@ def _chosen(
 
 
 def _unnumbered(path: Path, folder: Path) -> str:
-    """Return a path without the numbers that distinguish clients: client1.py and client2.py, site_a/run.py."""
+    """Return a path without what distinguishes clients' scripts: ``client`` for client1.py and client-b.py."""
     inner = path.relative_to(folder).with_suffix("").as_posix().lower()
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
-    """Yield the words of a command line that sets the options for which the scripts' parsers have no usable default."""
+    """Yield the words of a command line, guessed from the options that the scripts' parsers define.
+
+    Options with a usable default are left out.
+    """
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -412,7 +415,7 @@ _ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
 def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an ``add_argument`` call for each argument without default of the functions that Python Fire runs."""
+    """Yield calls of ``add_argument`` that equal the arguments without default of functions that Python Fire runs."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
     run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):

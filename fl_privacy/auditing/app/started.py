@@ -142,7 +142,6 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
-    """Return a strategy's evaluation; if it fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -163,7 +162,6 @@ def _name_rounds(strategy: Any) -> None:
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
-    """Return a function from a context to a client; ``made`` takes a context or, if old, the partition as text."""
     parameters = inspect.signature(made).parameters.values()
     takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
     return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
@@ -215,7 +213,7 @@ class _Clients:
 
 
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
-    """Return an empty ``__main__`` module for a script, and the folder to import its package from, if needed."""
+    """Return an empty ``__main__`` module for a script, and a list of the folder to import its package from, if any."""
     module, level = ModuleType("__main__"), 0
     module.__dict__.update(__file__=str(path), __builtins__=__builtins__, __package__="")
     with suppress(SyntaxError):  # its cells' own errors come when they run

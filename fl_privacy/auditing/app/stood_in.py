@@ -218,7 +218,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Return ``indices`` below ``held``, the number of made-up examples; if none is, map some into that range."""
+        """Return ``indices`` below ``held``, the number of made-up examples; if there are none, map some below it."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
@@ -431,9 +431,9 @@ def _is_of_packages(path: Path) -> bool:
 
 
 def _ends_without() -> bool | None:
-    """Return ``True`` if the app ends when the file that it now asks for is missing, ``False`` if it goes on.
+    """Return ``True`` if the app ends when the file that it asks for is missing, ``False`` if it goes on.
 
-    This is judged from the source of the ``if``, ``assert`` or ``try`` around the call; ``None`` if there is none.
+    The calling source decides: the ``if``, ``assert`` or ``try`` around the call; ``None`` without one.
     """
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
@@ -471,7 +471,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return, without a download, what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would."""
+    """Return what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, without a download."""
     if stand_in.OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
