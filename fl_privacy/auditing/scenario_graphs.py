@@ -66,10 +66,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for M guessed graphs (M, N, F) of N nodes.
-
-        ``None`` if the layer does not take one input for each node.
-        """
+        """Return a layer's inputs (M, N, D) in M guessed graphs (M, N, F); ``None`` without one input for each node."""
         number, seen = len(nodes), list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:

@@ -219,7 +219,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale a problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` if no factor fits."""
+    """Scale the loss so that its gradient is the sum of several losses'; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given

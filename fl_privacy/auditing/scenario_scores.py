@@ -100,10 +100,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """Pair each truth, for a control, with the guess at the next upload of different examples.
-
-    Batches count as equal if one would be a reconstruction of the other by ``reads(guess, truth)``.
-    """
+    """Pair each truth, for a control, with the guess at the next upload of examples that ``reads`` distinguishes."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -145,10 +142,7 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
 
 
 def labels_right(given: Tensor, truth: Tensor) -> int:
-    """Count the guessed labels that are right, in any order.
-
-    ``given``: classes (N,), or scores (N, K). ``truth``: classes (N,).
-    """
+    """Count the labels that are right by ``truth`` (N,), in any order; ``given``: classes (N,), or scores (N, K)."""
     given = given.argmax(-1) if given.is_floating_point() else given
     return (Counter(truth.tolist()) & Counter(given.flatten().tolist())).total()
 

@@ -19,7 +19,7 @@ equal examples are no coincidence."""
 
 
 def examples_of(seen: Watched) -> int:
-    """Return the number of examples behind a training: of one epoch if epochs were observed, else all loaded ones."""
+    """Return the number of examples behind a training: those of one epoch or, if not observed, all loaded ones."""
     return sum(seen.passes.values()) or seen.loaded
 
 

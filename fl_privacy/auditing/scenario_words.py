@@ -235,10 +235,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids ``words`` (N, L) of training batches, -1 for padding.
-
-    ``number``: index of the module that is, or holds, the transformer.
-    """
+    """Token ids ``words`` (N, L) of training batches, -1 for padding; ``number``: index of the transformer's module."""
 
     number: int
     words: Sequence[Tensor]
@@ -270,10 +267,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, with padding as -1; ``None`` if it has none.
-
-    ``size``: size of the vocabulary. ``padding``: token id of padding.
-    """
+    """Return the tokens (N, L) of a batch, below ``size``, with ``padding`` replaced by -1; ``None`` without any."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text

@@ -304,7 +304,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Names of the metrics in clients' replies, and the largest epsilon and least noise last ``stated`` in a round."""
+    """Collects metrics' names in clients' replies; ``stated`` is the largest epsilon and least noise last reported."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)

@@ -17,7 +17,7 @@ from fl_privacy.runs.server_attack import build_server_attack
 
 
 def backend_of(config: RunSettings) -> Backend:
-    """Build the backend for ``config.backend`` and ``config.secure_aggregation``."""
+    """Build the backend that ``config.backend`` and ``config.secure_aggregation`` choose."""
     if secure := secure_backend_of(config):
         return secure
     settings = plain_settings(config.backend)

@@ -47,7 +47,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def recognized(error: BaseException) -> BaseException | None:
-    """Return ``error`` as one of ``FAULTS``; ``None`` if it is a defect of the program."""
+    """Return ``error`` as one of the ``FAULTS`` that a user can mend; ``None`` if it is a defect of the program."""
     if isinstance(error, click.ClickException):
         said = error.message if "Did you mean" in error.message else error.format_message()  # one suggestion
         words, context = list[str](), error.ctx if isinstance(error, click.UsageError) else None
@@ -65,7 +65,7 @@ def recognized(error: BaseException) -> BaseException | None:
 
 
 def fail(error: BaseException) -> int:
-    """Print ``error`` as a line; return the exit status."""
+    """Print ``error`` in one line, and return the exit status for it."""
     say(f"error: {in_a_line(error)}", aside=True)
     return EXIT_NOTHING if isinstance(error, NothingReconstructedError) else EXIT_ERROR
 
@@ -95,7 +95,10 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` at the first signal to end the process; ignore further ones until the block is left."""
+    """Raise ``Interrupted`` at the first signal to end the process; ignore further ones until the block ends.
+
+    In other threads than the main one, signals stay as they are.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -29,7 +29,6 @@ class Generator(nn.Module):
         self.end = nn.Conv2d(width // 2, in_channels, 5, padding=2)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Generate images (B, C, H, W) in [0, 1] from noise (B, noise) and classes (B,)."""
         codes = torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)
         hidden = F.relu(self.start(codes)).reshape(len(noise), self.width, self.side, self.side)
         hidden = F.relu(self.middle(F.interpolate(hidden, scale_factor=2, mode="bilinear")))

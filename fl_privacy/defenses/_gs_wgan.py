@@ -100,7 +100,6 @@ class CriticNet(nn.Module):
         self.end = nn.Linear(2 * width * side**2, num_classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the score (B,) of each of ``images`` (B, C, H, W) for its class in ``labels`` (B,)."""
         hidden = F.leaky_relu(self.second(F.leaky_relu(self.first(images), 0.2)), 0.2)
         return cast(Tensor, self.end(hidden.flatten(1)).gather(1, labels[:, None]).squeeze(1))
 

@@ -131,7 +131,6 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 
 def _expect_within_reach(k: int, largest: float) -> None:
-    """Raise ``UserError`` if random coefficients are almost never all below ``largest``."""
     if (_shares(_TRIED, k, derive_generator(0, "instahide", "trial")).amax(1) <= largest).sum() < _WITHIN:
         raise UserError(
             f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"
@@ -140,7 +139,6 @@ def _expect_within_reach(k: int, largest: float) -> None:
 
 
 def _marks(images: Tensor) -> Tensor:
-    """Return a hash (N,) int64 of each image's bytes: their sum with random weights."""
     flat = images.flatten(1)
     largest = 2**53 // (255 * flat.shape[1])
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))

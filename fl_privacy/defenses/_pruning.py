@@ -71,7 +71,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score each element of ``gradients`` by ``by``, one of ``OF_STEPS``; larger is more important.
+    """Score the elements of ``gradients`` by one of ``OF_STEPS``, the more important the higher.
 
     ``samples``: see ``pruning``.
     """

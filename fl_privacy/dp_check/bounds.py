@@ -53,7 +53,6 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def _zero(function: Callable[[float], float], *, xtol: float, most: float = math.inf) -> float:
-    """Return the zero of a ``function`` that is above 0 at 0; infinite if there is none below ``most``."""
     high = 1.0
     while function(high) > 0 and high < most:
         high *= 2

@@ -210,10 +210,7 @@ _REPORTED: Mapping[str, Sequence[str]] = {
 
 @contextmanager
 def figures_noted(figures: dict[str, float]) -> Iterator[None]:
-    """Collect in ``figures`` the last numbers that Flower's strategies and servers report.
-
-    Keys are like ``accuracy (training)``.
-    """
+    """Collect in ``figures`` the last numbers that Flower reports, under keys such as ``accuracy (training)``."""
 
     def noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)

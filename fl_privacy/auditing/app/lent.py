@@ -257,10 +257,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Find the dotted ``names`` of a ``package`` that ``code`` uses.
-
-    Yield (module or class, name in it, dotted name) for each place where it is expected.
-    """
+    """Yield (module or class, name in it, dotted name) for each of the ``names`` of ``package`` that ``code`` uses."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
@@ -360,10 +357,7 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
-    """Return a method like Keras 2's ``<name>_generator`` that calls Keras 3's ``name``.
-
-    ``places``: names of the positional arguments after the generator.
-    """
+    """Return a method like Keras 2's ``<name>_generator``; ``places``: its positional arguments after the generator."""
 
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(places, args, strict=False)), **kwargs}

@@ -103,7 +103,6 @@ class SourceFile:
 
     @cached_property
     def flower(self) -> set[str]:
-        """Return the names that the file imports from Flower, or binds to it."""
         found = set[str]()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -198,10 +197,7 @@ def find_scripts(
 
 
 def cells_of(path: Path) -> list[str]:
-    """Return the Python code of a script, or of each of a notebook's code cells without IPython's commands.
-
-    ``UserError`` if it can't be read.
-    """
+    """Return the Python code of a script, or of each code cell of a notebook; ``UserError`` if it can't be read."""
     try:
         if path.suffix != ".ipynb":
             return [decode_source(b"\n".join(path.read_bytes().splitlines()))]  # as Python: it reads lines first
@@ -327,10 +323,7 @@ def _unnumbered(path: Path, folder: Path) -> str:
 
 
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
-    """Yield the words of a command line, guessed from the options that the scripts' parsers define.
-
-    Options with a usable default are left out.
-    """
+    """Yield the words of a command line for the options of the scripts' parsers that have no usable default."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]

@@ -199,7 +199,6 @@ class _Clients:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Restore the networks and optimizers of all clients to their present state when the block ends."""
         clients = [made.get("client") for made in self._made.values()]
         holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
         inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))

@@ -231,10 +231,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply after training; return it, or an error reply, and what its arrays meant before.
-
-        That is ``None`` if the reply was not defended.
-        """
+        """Defend a reply; return it, or an error reply, and what its arrays meant before (``None`` if not defended)."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

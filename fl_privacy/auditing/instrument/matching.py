@@ -177,7 +177,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _scaled(array: np.ndarray, value: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield integer codes decoded with the scale nearest to ``value``: for all, with an offset, or for each row."""
+    """Decode integer codes by the scale nearest to ``value``: yield them plain, with an offset, and scaled by row."""
     plain = array.astype(np.float64)
     codes = [(plain, None), *([(plain - plain.mean(), None)] if array.size >= LEAST_CODES else [])]
     by_row = [(plain, tuple(range(1, array.ndim)))] if array.ndim > 1 and array[0].size >= LEAST_CODES else []
@@ -208,7 +208,6 @@ def _by_place(
 
 
 def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], placed: Mapping[str, str]) -> str:
-    """Return ``weights`` if the arrays in ``placed`` are nearer to the sent ones than to zero, else ``delta``."""
     apart = near = 0.0
     names = list(sent)
     for place, (key, array) in enumerate(uploaded.items()):

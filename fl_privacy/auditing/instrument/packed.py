@@ -121,7 +121,6 @@ def _stored(content: bytes) -> Any:
 
 
 def _serialized(content: bytes) -> Any:
-    """Load bytes in the formats of pickle, PyTorch before 1.6 and safetensors; return ``None`` for others."""
     if content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return _stored(content) if content[:13] == _OLD_TORCH else _Unpickler(io.BytesIO(content)).load()
     size = int.from_bytes(content[:8], "little")

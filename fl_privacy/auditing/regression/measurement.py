@@ -313,7 +313,7 @@ EXACT = 14  # largest number of independent groups with all sign flips; beyond, 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Result of a paired test: whether more leaks than before, and the probability ``p`` of such a rise by chance."""
+    """Result of a paired test: ``worse`` if more leaks than before, and the probability ``p`` of it by chance."""
 
     worse: bool
     p: float

@@ -152,10 +152,7 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that multiplies images' difference from ``away_from(images)``, such as gray, by 1 + change.
-
-    uint8 images go to ``exact(images, 1 + change)``.
-    """
+    """Build an operation that multiplies images' difference from ``away_from(images)``, such as gray, by 1 + change."""
 
     def apply(images: Tensor, change: float) -> Tensor:
         if not images.is_floating_point():
