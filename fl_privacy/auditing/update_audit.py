@@ -182,7 +182,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Return the observation of a control, simulated alike on other examples; ``None`` if these are too few."""
+        """Simulate the update on other examples, as a control, and return its observation; ``None`` for too few."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others

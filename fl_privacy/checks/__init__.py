@@ -82,7 +82,7 @@ def number(
     infinite: bool = False,
     example: float | str,
 ) -> float:
-    """Return ``value``; ``UserError``, with an ``example``, unless it is finite (or ``infinite``) and within bounds."""
+    """Return ``value`` if it is within the bounds and finite (or ``infinite``); else ``UserError`` with ``example``."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     inside = inside and (_is_number(value) if infinite else abs(value) <= LARGEST)  # NaN is within no bound
     inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)

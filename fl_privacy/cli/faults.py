@@ -86,7 +86,7 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Interrupted(BaseException):
-    """Raised if the signal ``number`` asks the process to end; unlike KeyboardInterrupt, it is not caught by Typer."""
+    """Raised if a signal, ``number``, asks the process to end; unlike KeyboardInterrupt, Typer does not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

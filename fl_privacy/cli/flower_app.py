@@ -162,7 +162,7 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
-    """Outside simulations, log each ``UserError`` with a path (all if ``own_folder``) and raise one without details."""
+    """Outside simulations, log a ``UserError`` with a path (any, if ``own_folder``), and raise one without details."""
     try:
         yield
     except OpenSettingError:

@@ -78,7 +78,7 @@ OFFLINE: Mapping[str, str] = {
 
 
 class Sandbox:
-    """One audit of an app in a sandbox, run from outside; the app can't see ``out``, the folder of audits."""
+    """One audit of an app in a sandbox, as its parent process runs it; the app can't see ``out``, where audits are."""
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
         self.app, self.asked, self.out, self.given = expanded(app).absolute(), asked, expanded(out).absolute(), given

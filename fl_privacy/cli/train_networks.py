@@ -45,7 +45,7 @@ RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml`` and return its file; ``UserError`` if it holds another network."""
+    """Train the network of ``conf/evaluator.yaml``; return its file. ``UserError`` if that holds another network."""
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None

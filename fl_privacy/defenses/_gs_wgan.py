@@ -77,9 +77,9 @@ def gs_wgan(
 
 
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:
-    """Clip each of the gradients ``slopes`` (B, C, H, W) to norm 1, and add Gaussian noise.
+    """Clip each image's gradient in ``slopes`` (B, C, H, W) to norm 1, and add Gaussian noise.
 
-    The standard deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the distance of two clipped batches.
+    The standard deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the largest distance of two such batches.
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
     noise = _dp_noise.sample_noise(slopes, "gaussian", 1.0, rng)

@@ -50,7 +50,10 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
 def mislead(
     gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], *, budget: float, iterations: int
 ) -> Tensors:
-    """Return ``gradient`` with the perturbation of ``recup_fl`` against the classifiers ``heads`` of its ``sketch``."""
+    """Return ``gradient`` perturbed against classifiers of its attribute (see :func:`recup_fl`).
+
+    ``heads``: the classifiers, which take the ``sketch`` of a gradient.
+    """
     radius = budget * _norm(gradient)
     if radius == 0:
         return gradient

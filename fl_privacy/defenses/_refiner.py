@@ -46,7 +46,7 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """Cache of robust data by fingerprint, as bytes in a ``ClientState``; data stored since ``end_round`` are fresh."""
+    """Cache of robust data by fingerprint, as bytes in a ``ClientState``; data of this round count as fresh."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state
@@ -265,7 +265,7 @@ class _Refinement:
         return torch.cat(refined)
 
     def _weights(self, step: LocalStep, space: RobustSpace, target: Tensors, depths: dict[str, int]) -> Tensors:
-        """Return the weight in UM of each element of ``target``, the gradient of the batch or its examples (B, ...)."""
+        """Return UM's weights of the elements of ``target``, the gradient of the batch or of each example (B, ...)."""
         values = step.sent.parameters
         if self.weights != "integrated_gradients":
             return importance(target, values, depths, by=self.weights, decay=self.decay)

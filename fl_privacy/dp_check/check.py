@@ -25,7 +25,7 @@ PILOT_CALLS = 1800
 
 @dataclass(frozen=True, kw_only=True)
 class DpCheckRequest:
-    """Settings of a check of a claim.
+    """Settings of a check of a differential privacy claim.
 
     Attributes:
         epsilon: claimed epsilon; ``None`` takes what the mechanism states.
@@ -85,7 +85,7 @@ class DpCheckRequest:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: DpCheckRequest, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Return the verdict on the claim of ``mechanism``, or on the epsilon of its stated noise, by draws.
+    """Test ``mechanism`` by draws against its claim or, without one, the epsilon of its stated noise.
 
     ``mechanism``: function from an update, or an input of ``pair``, to the release. ``pair``: two inputs of the
     mechanism, if it does not take an update.

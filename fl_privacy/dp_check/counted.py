@@ -82,12 +82,12 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Return the mean number of values that releases on the first neighbor have in common with the update."""
+        """Return how many values, on average, a release on the first neighbor has in common with the update."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger one of two lower bounds for any noise: by angles (a tenth of ``error``) and by tests."""
+        """Return the larger of two lower bounds for any noise: by angles (a tenth of ``error``), and by counts."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

@@ -140,8 +140,8 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Return the PSNR in dB that at most a share ``delta`` of reconstructions exceeds (Equation 3).
 
-    Larger values meet the bound of ``PrivacyAware.epsilon``. It is -inf if no image has to be hidden. ``psnr`` (N,) is
-    that of each reconstruction to the transformed image; ``UserError`` if it is empty or has NaN.
+    A policy is private for each larger ``PrivacyAware.epsilon``. ``psnr`` (N,): PSNR of each reconstruction to the
+    transformed image; ``UserError`` if it is empty or has NaN. The result is -inf if ``delta`` is 1.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values
