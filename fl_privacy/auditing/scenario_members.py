@@ -34,7 +34,6 @@ class _Losses:
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
-        """Compute the loss (N,) of each of N ``examples`` with the parameters ``values``, by name in ``Watched``."""
         model = copy.deepcopy(self.model).eval()
         for module in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
             module.flatten_parameters()

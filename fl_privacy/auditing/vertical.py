@@ -116,10 +116,7 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
 
 
 def clusters_of(vectors: np.ndarray, number: int) -> np.ndarray:
-    """Group vectors (N, D) into ``number`` clusters by direction (Li et al. 2022, arXiv 2102.08504).
-
-    Directions of gradients are alike within a class.
-    """
+    """Group vectors (N, D) into ``number`` clusters by their direction (Li et al. 2022, arXiv 2102.08504)."""
     rows = _directions(vectors)
     return vq(rows, kmeans(rows, number, seed=0)[0])[0]
 

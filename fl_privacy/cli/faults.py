@@ -95,10 +95,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` at the first signal to end the process; ignore further ones until the block ends.
-
-    In other threads than the main one, signals stay as they are.
-    """
+    """In the main thread, raise ``Interrupted`` at the first signal to end the process; ignore further ones."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

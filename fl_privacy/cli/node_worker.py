@@ -51,10 +51,7 @@ def serve_node(address: str, app: str, report: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return the arguments of ``answer_messages``: for one app, installed or gated, or for the apps that runs bring.
-
-    ``policy``: name or file of a policy; empty for none.
-    """
+    """Return arguments of ``answer_messages`` for ``app``, behind ``policy`` if given, or for apps that runs bring."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:

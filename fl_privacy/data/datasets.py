@@ -224,10 +224,7 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Split off a fifth of each class, always the same one; return the rest and the fifth.
-
-    ``UserError`` for fewer than five examples.
-    """
+    """Return the rest and a fifth of each class, always the same; ``UserError`` for fewer than five examples."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"
@@ -275,10 +272,7 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Group classes as ``task`` says, and keep the old ones as attributes.
-
-    ``UserError`` unless ``task`` has two groups that contain each class once.
-    """
+    """Group classes by ``task``, and keep them as attributes; ``UserError`` unless each is in one of several groups."""
     listed = [str(own) for group in task.values() for own in group]
     wrong = [f"{n} {listed.count(n)} times" for n in examples.class_names if listed.count(n) != 1]
     wrong += [f"{n}, which is no class" for n in listed if n not in examples.class_names]

@@ -53,9 +53,9 @@ class ImageMemory:
         self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
 
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the cached images (B, C, H, W) or texts (B, L, d) in [0, 1] of ``keys``, else those of ``default``.
+        """Return the cached robust data of ``keys``, else those of ``default``: (B, C, H, W) or (B, L, d) in [0, 1].
 
-        Also return booleans (B,), true for cached keys, and booleans (B,), true for fresh data.
+        Also return two booleans (B,): ``True`` if cached, and if cached in this round.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)

@@ -251,10 +251,7 @@ def dsa(
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Return the distance of two gradients by class: 1 - cosine, summed over outputs O of all weights (P, O, ...).
-
-    P is the number of classes. Biases are left out.
-    """
+    """Return the sum of 1 - cosine of two gradients over the outputs O of all weights (P, O, ...) of P classes."""
     pairs = [(gradient.flatten(2), wanted[name].flatten(2)) for name, gradient in found.items() if gradient.dim() > 2]
     return torch.stack([(1 - F.cosine_similarity(one, other, dim=2)).sum() for one, other in pairs]).sum()
 

@@ -53,7 +53,6 @@ class LocalStep:
         )
 
     def loss(self, *, batch_norm: Literal["train", "eval"] | None = None) -> Tensor:
-        """Return the batch's mean loss, including ``changes``; ``batch_norm=None`` takes the plan's mode."""
         norm, scale = batch_norm or self.plan.batch_norm, self.plan.loss_scale
         return batch_loss(self.model, self.sent, self.batch, batch_norm=norm, loss_scale=scale, changes=self.changes)[0]
 

@@ -182,10 +182,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
 
 
 def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
-    """Split ``epsilon`` in the ratio 1 : (2 ``shared``)^(2/3) between threshold and queries of ``svt``.
-
-    ``shared``: number of uploaded elements.
-    """
+    """Split ``epsilon`` between svt's threshold and queries, 1 : (2 n)^(2/3), for n = ``shared`` uploaded elements."""
     threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
     return threshold, epsilon - threshold
 

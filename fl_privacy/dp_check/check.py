@@ -125,7 +125,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
-    """Return the epsilon recomputed from the ``stated`` facts, at the delta of ``claim``; ``None`` without facts."""
+    """Recompute epsilon from the ``stated`` facts, at the delta of ``claim`` or ``asked``; ``None`` without facts."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta

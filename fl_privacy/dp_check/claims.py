@@ -69,7 +69,7 @@ class Claim:
 
     @property
     def mu(self) -> float:
-        """Return the mu of one release, the distance of means in standard deviations, that the claim allows."""
+        """Return the ``mu`` that the claim allows one release: the shift of means by a unit, in standard deviations."""
         if self.sampled is not None and self.sampled.noise_multiplier:
             return 1 / self.sampled.noise_multiplier
         return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.rounds)

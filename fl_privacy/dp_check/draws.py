@@ -229,7 +229,7 @@ FEWEST_ON_A_LINE = 4
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) along the difference ``known`` of two neighbors, in all arrays and in each alone."""
+    """Return unit vectors (d,) along the neighbors' difference ``known``: as a whole, and its part in each array."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)

@@ -180,10 +180,7 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 
 
 def records(drawing: Drawing, path: Path) -> Path | None:
-    """Write made-up records in place of a missing JSON file ``path``, and return the written file.
-
-    Keys are those of another JSON list of records in the same folder; ``None`` if there is no such list.
-    """
+    """Write made-up records for a missing JSON ``path``, with the keys of a list beside it; ``None`` without one."""
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)

@@ -339,7 +339,6 @@ class _Runner:
         original(*given, **options)
 
     def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:
-        """Return the error of a script that fails or ends early, with possible causes such as missing arguments."""
         given = " ".join(words)
         if not isinstance(cause := error.__cause__, SystemExit):
             asked, options = (", ".join(sorted({*names})) for names in (self._unset, self._options))
@@ -375,7 +374,6 @@ class _Runner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any]) -> None:
-        """Run a script, or all cells of a notebook; after a failed cell, the rest runs before the error is raised."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:

@@ -250,7 +250,6 @@ class Hooks:
         return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables else []))
 
     def made(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Make a folder; if the path is not writable, as for ``/app``, make it in the app's working folder instead."""
         if (twin := self._twin(path)) != path:
             return Path(twin).mkdir(parents=True, exist_ok=True)
         try:

@@ -30,7 +30,7 @@ class InnerProducts:
     squared_target: Tensor  # (T, S, 1), of each target with itself
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return the cosine (S, K) of points and targets, ``whole`` or a mean over tensors; 0 for a zero gradient."""
+        """Return the cosine (S, K) of each point and its target: of ``whole`` gradients, or the mean over tensors."""
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
@@ -152,10 +152,9 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Return the plan of ``variant``; ``code`` has 21 points, the trapezoidal rule, and the mean cosine of layers.
+        """Return the plan of ``variant``; the authors' ``code`` differs from the ``paper`` in points, rule and cosine.
 
-        ``code_normalized`` also takes mean and variance over class means, normalized over all policies, like the
-        authors' ``searchalg/search_best.py``.
+        ``code_normalized`` also takes mean and variance over class means, and normalizes them over all policies.
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)

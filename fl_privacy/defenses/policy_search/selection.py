@@ -106,7 +106,7 @@ def require_fsim() -> ModuleType:
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Return, for each policy, the mean FSIM (Zhang et al. 2011) of transformed to original ``images``, by piq."""
+    """Return, for each policy, the mean similarity FSIM (Zhang et al. 2011) of transformed and original ``images``."""
     fsim = partial(require_fsim().fsim, data_range=1.0, chromatic=images.shape[1] == 3)
     found = [float(fsim(transformed_by(images, policy, seed), images)) for policy in policies]
     return torch.tensor(found).nan_to_num(0.0).tolist()
