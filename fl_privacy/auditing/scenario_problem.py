@@ -210,7 +210,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return notes on the network's other inputs, which the attacker knows; for a graph, also set ``model.kinds``."""
+    """Return notes on inputs that the attacker knows, such as categories; for a graph, also set ``model.kinds``."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -266,7 +266,7 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Return the program, the numbers of those of its inputs ``leaves`` to reconstruct, and the batch size.
+    """Return the program, the numbers of the inputs in ``leaves`` that are to be reconstructed, and the batch size.
 
     Integer inputs become floats in the program, if it still runs. ``NotAttackedError`` if no input is continuous.
     """
@@ -424,7 +424,7 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters that the loss uses directly; ``ValueError`` if it depends on them by a penalty."""
+    """Return the parameters that the loss uses directly; ``ValueError`` if the loss penalizes them."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]

@@ -100,7 +100,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """Pair each truth, for a control, with the guess at the next upload of examples that ``reads`` distinguishes."""
+    """For a control, pair each truth with the guess at the next upload whose examples differ, as ``reads`` judges."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -142,7 +142,7 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
 
 
 def labels_right(given: Tensor, truth: Tensor) -> int:
-    """Count the labels that are right by ``truth`` (N,), in any order; ``given``: classes (N,), or scores (N, K)."""
+    """Count the labels in ``given``, classes (N,) or scores (N, K), that are in ``truth`` (N,), in any order."""
     given = given.argmax(-1) if given.is_floating_point() else given
     return (Counter(truth.tolist()) & Counter(given.flatten().tolist())).total()
 

@@ -304,7 +304,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Collects metrics' names in clients' replies; ``stated`` is the largest epsilon and least noise last reported."""
+    """Collects from clients' replies the names of metrics and, in ``stated``, the last stated privacy parameters."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)

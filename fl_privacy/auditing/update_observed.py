@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: values of the file BEFORE or, if it lacks them, of the network; ``held``: the file's names."""
+    """The model as sent: values of the file BEFORE, else of the network; ``held``: names of the tensors in the file."""
 
     state: ModelState
     held: frozenset[str]

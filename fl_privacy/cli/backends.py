@@ -76,6 +76,6 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
 def unattacked(
     rounds_of: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> Generator[Round, None, object]:
-    """Call ``rounds_of``, which intercepts nothing, like a backend; ``audit`` and ``interceptor`` are ignored."""
+    """Run ``rounds_of`` in place of a backend that intercepts; ``audit`` and ``interceptor`` are ignored."""
     rounds: Generator[Round, None, object] = rounds_of(server, source(), **settings)
     return rounds

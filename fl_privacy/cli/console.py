@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Printer of progress lines with a pause between them; during a long step it repeats the line. ``silent``: none."""
+    """Printer of progress lines, some seconds apart; during a long step it repeats the line. ``silent`` prints none."""
 
     def __init__(self, say: Callable[[str], None], *, silent: bool) -> None:
         self._say, self._pause, self._silent = say, progress.BETWEEN_LINES, silent

@@ -39,7 +39,7 @@ def samples(data: object) -> Iterator[Sample]:
 
 
 def first_data_set(data: Any) -> Any:
-    """Return the data set that ``data`` is, that it loads, or with which it begins as a tuple or list."""
+    """Return the data set in ``data``: itself, a loader's, or the first of a tuple or list."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
         data = data[0]
     return data.dataset if isinstance(data, DataLoader) else data

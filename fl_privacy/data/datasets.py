@@ -224,7 +224,7 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Return the rest and a fifth of each class, always the same; ``UserError`` for fewer than five examples."""
+    """Split examples into four fifths and one fifth of each class, always alike; ``UserError`` for fewer than five."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"

@@ -186,7 +186,7 @@ class Natural:
 
 
 def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
-    """Return the number (clients, K) int64 of examples of each class in each of ``parts``, indices (N_i,)."""
+    """Count each client's examples by class: (clients, K) int64; ``parts``: indices (N_i,) of each client."""
     return torch.stack([examples.labels[part].bincount(minlength=len(examples.class_names)) for part in parts])
 
 

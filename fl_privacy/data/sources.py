@@ -147,7 +147,7 @@ def _open(path: str, config: str | None) -> Tables:
 
 
 class _Reached:
-    """True if the hub responds within ``seconds``; asked in a thread, since name lookups may take longer."""
+    """Object that is true if the hub responds within ``seconds``; a thread asks, since name lookups may take longer."""
 
     def __init__(self, seconds: float) -> None:
         self._until, self._found = time.monotonic() + seconds, False

@@ -74,8 +74,8 @@ def dp_merf(
 ) -> defense.Defense:
     """Train on images of a generator fitted to the client's noised random features (DP-MERF, Harder et al. 2021).
 
-    The noised sum over examples is that of random Fourier features times the one-hot label, of sensitivity 1. It makes
-    all uploads (epsilon, delta)-private for each example. The number of examples is public.
+    Noise is added once, to the sum over examples of random Fourier features times the one-hot label. It makes all
+    uploads (epsilon, delta)-private for each example. The number of examples is public.
 
     Args:
         images_per_class: generated images of every class.

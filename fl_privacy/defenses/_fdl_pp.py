@@ -72,7 +72,7 @@ class PassportConv2d(nn.Module):
         return self.gamma, self.beta
 
     def penalty(self) -> Tensor:
-        """Return the squared distance of stored gamma and beta to those from passports (Eq. 25); 0 if not stored."""
+        """Return the squared distance of stored gamma and beta from those of Eq. 24 (Eq. 25); 0 if none are stored."""
         pairs = zip(self.affine(), self.from_passports(), strict=True)
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
 

@@ -56,7 +56,7 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """Return a hook for ``Defense.model`` that shuffles the values within each private parameter, by client."""
+    """Return a hook for ``Defense.model`` that shuffles each private parameter's values anew for each client."""
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         names = set(private(model))

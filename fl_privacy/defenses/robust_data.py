@@ -154,7 +154,7 @@ class Pixels:
 class RobustTexts:
     """Space in which robust texts are sought: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    Noise are random words. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with -1.
+    The noise is random words. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with -1.
     """
 
     tokens: Tensor

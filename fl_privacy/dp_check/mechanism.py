@@ -123,8 +123,8 @@ def check_mechanism(
 ) -> MechanismCheck:
     """Test the claimed privacy of ``mechanism`` by many draws, and return a lower bound on its epsilon.
 
-    A pilot chooses the neighbors: an update of the clipping norm, or far larger, and zero (or its negative if a
-    unit is replaced). Fresh draws then give the bound.
+    A pilot of a few draws chooses the neighbors: an update of the clipping norm, or far larger, and zero (or its
+    negative if a unit is replaced). Fresh draws then give the bound.
 
     Args:
         mechanism: function from an update (tensors like ``like``) to the release (tensors), with fresh randomness at
@@ -217,7 +217,7 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
     """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum.
 
-    ``number``: how many calls, projected onto ``known`` (d,), are compared after either kind of calls.
+    ``number``: how many calls after calls with, and without, the unit are compared, projected onto ``known`` (d,).
     """
     if isinstance(mechanism, ManyAtOnce):
         return False

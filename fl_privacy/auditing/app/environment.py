@@ -51,7 +51,7 @@ OTHERS = ("__pycache__", "node_modules", "venv")
 
 @dataclass(frozen=True)
 class Around:
-    """Changes to an app's environment, and parts that were left out."""
+    """What was changed in an app's environment, and what was left out of it."""
 
     data: set[str]  # names of data sets that the app loaded from the mirror
     missing: str  # sentence on files that were not copied, or ""

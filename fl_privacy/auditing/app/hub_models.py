@@ -37,7 +37,7 @@ _ROOM, _LONGEST, _FEW = 512, 512, 100
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement) for functions of ``transformers`` that load networks or tokenizers."""
+    """Yield (module, function name, replacement); replacements draw what ``transformers`` would load from the hub."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),

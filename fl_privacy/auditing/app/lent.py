@@ -48,7 +48,7 @@ def lent_in_words(lent: list[str]) -> str:
 
 @contextmanager
 def moved_names_lent() -> Iterator[list[str]]:
-    """Provide earlier names of Flower (``EARLIER``) until the block ends; list those used, as ``module.name``."""
+    """Let code use earlier names of Flower (``EARLIER``) until the block ends; yield a list of those used."""
     asked: list[str] = []
     with ExitStack() as stack:
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy

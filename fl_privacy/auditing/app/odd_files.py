@@ -109,7 +109,7 @@ def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: An
 
 
 def unpickled(drawing: Drawing, path: Path) -> Any:
-    """Return a placeholder for a pickled object, by the file's name: an encoder, a scaler, weights, or arrays."""
+    """Return a placeholder for a pickled encoder, scaler, weights or arrays, as the file's name suggests."""
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
         return FittedStandIn(max(drawing.classes, 2))
@@ -180,7 +180,7 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 
 
 def records(drawing: Drawing, path: Path) -> Path | None:
-    """Write made-up records for a missing JSON ``path``, with the keys of a list beside it; ``None`` without one."""
+    """Write made-up records for a missing JSON ``path``, with the keys of a list near it; ``None`` without one."""
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)

@@ -76,7 +76,7 @@ class FromKeras(nn.Module):
     def _add(self, network: Any, entry: int) -> int:
         """Add the layers of ``network``; return the number of the network's output.
 
-        ``entry``: number of its input. 0 is the outermost input, n + 1 the output of layer n.
+        ``entry``: number of the network's input. 0 is the outermost network's input, n + 1 the output of layer n.
         """
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]

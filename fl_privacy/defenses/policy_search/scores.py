@@ -216,7 +216,7 @@ def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: 
 
 
 def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
-    """Return ``images`` transformed by ``policy``, with random choices from the policy's own stream."""
+    """Return ``images`` transformed by ``policy``; random choices follow from ``seed`` and the policy."""
     return transform(images, [policy], derive_generator(seed, "search", "policy", str(policy)))
 
 

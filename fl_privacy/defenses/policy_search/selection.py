@@ -69,7 +69,7 @@ class Selection:
         return sorted(useful, key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Return the ``keep`` most private accepted policies without common operations; ``UserError`` for fewer.
+        """Return the ``keep`` most private accepted policies that share no operation; ``UserError`` for fewer.
 
         ``untransformed``: privacy score without a policy; accepted policies have a lower one.
         """
