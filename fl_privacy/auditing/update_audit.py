@@ -182,7 +182,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Simulate the update on other examples, as a control, and return its observation; ``None`` for too few."""
+        """Simulate the update on other examples, as a control; return its observation, or ``None`` for few examples."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others

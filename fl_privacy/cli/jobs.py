@@ -173,7 +173,7 @@ def open_in_browser(page: Path) -> None:
 
 
 def run_job(command: Command, config: RunSettings, monitor: Monitor, *, early: int | None = None) -> Path:
-    """Run ``command`` with the settings ``config``, and return the folder; keep the model of round ``early``, too."""
+    """Run ``command`` with the settings ``config``, and return the folder; the model after round ``early`` is kept."""
     from fl_privacy.cli.backends import backend_of  # noqa: PLC0415
     from fl_privacy.runs.attack import attack_experiment  # noqa: PLC0415
     from fl_privacy.runs.run import run_experiment  # noqa: PLC0415

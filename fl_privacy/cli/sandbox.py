@@ -189,7 +189,7 @@ class Sandbox:
 
 
 def caches() -> dict[str, str]:
-    """Return environment variable -> existing folder of downloaded data."""
+    """Return the existing folders of downloaded data, by the environment variable that names each."""
     found = {}
     for variable, (above, parent, name) in CACHES.items():
         place = os.environ.get(variable) or (parent and str(Path(os.environ.get(above) or parent) / name))

@@ -228,7 +228,7 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
             )
     for frame in frames[1:]:
         if lacking := sorted(set(columns) - set(frame.columns)):
-            raise UserError(f"Column {lacking[0]} is expected in both splits of table {name}; add it to the other.")
+            raise UserError(f"Column {lacking[0]} is expected in table {name}, but its test split lacks it; add it.")
 
 
 def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:

@@ -25,8 +25,8 @@ from fl_privacy.types import Batch, Tensors
 class PassportConv2d(nn.Module):
     """Convolution whose scale and bias are computed from secret passports (Gu et al. 2021, Eq. 24).
 
-    Output is ``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))``, and beta in the same way from P_beta.
-    E and D are linear layers over channels with a leaky ReLU between them; Avg is the mean over positions.
+    Output is ``gamma * (W * X) + beta`` for input X, with ``gamma = Avg(D(E(W * P_gamma)))``, and beta in the same way
+    from P_beta. E and D are linear layers over channels with a leaky ReLU between them; Avg is the mean over positions.
 
     Args:
         convolution: convolution to replace, whose weight and geometry are kept.

@@ -180,7 +180,7 @@ class ModelGuard:
 
     def expect_honest(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> None:
         if reason := self.refusal(model, sent, batch, kept):
-            raise RefusedModelError(f"The model was refused: {reason}.")
+            raise RefusedModelError(f"The model was refused: {reason}; if the server is honest, loosen the guard.")
 
     def remembered(self, sent: ModelState) -> dict[str, Tensor]:
         return {LAST + name: p.detach().clone() for name, p in sent.parameters.items()}

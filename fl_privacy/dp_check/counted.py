@@ -87,7 +87,7 @@ class Drawn:
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger of two lower bounds for any noise: by angles (a tenth of ``error``), and by counts."""
+        """Return a lower bound on epsilon for any noise: the larger one, by angles (``error`` / 10) or by counts."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

@@ -77,7 +77,7 @@ class ReplyDefense:
                     places.append((record, key, name, value.dtype))
                     after[name] = torch.from_numpy(value.astype(np.float32))
         if not after or found.decoded or set(own.values()) != after.keys():
-            raise UserError(f"{self.defense.name} expects parameters, but uploads are coded or hold none; go without.")
+            raise UserError(f"{self.defense.name} expects parameters, but they are coded or missing; audit without it.")
         client = int(context.node_config[PARTITION])
         self._answers[client] += 1
         rng = derive_generator(self.seed, "client", client, f"answer-{self._answers[client]}", "defense")

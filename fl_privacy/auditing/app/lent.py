@@ -91,7 +91,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``find`` provide names that ``module`` lacks, until ``stack`` closes; it returns ``None`` if it has none."""
+    """Let ``find`` provide names that ``module`` lacks, until ``stack`` closes; it returns ``None`` for other names."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:

@@ -93,7 +93,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement) for functions that load files."""
+    """Yield (module, function name, replacement) for functions that load pickles and .mat files, also missing ones."""
     for module in ("pickle", "joblib"):
         if drawing.uses(module):
             yield module, "load", partial(_loaded, drawing)

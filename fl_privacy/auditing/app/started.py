@@ -212,7 +212,7 @@ class _Clients:
 
 
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
-    """Return an empty ``__main__`` module for a script, and a list of the folder to import its package from, if any."""
+    """Return an empty ``__main__`` module for a script, and the folders (one or none) to import its package from."""
     module, level = ModuleType("__main__"), 0
     module.__dict__.update(__file__=str(path), __builtins__=__builtins__, __package__="")
     with suppress(SyntaxError):  # its cells' own errors come when they run

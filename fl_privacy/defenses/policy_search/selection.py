@@ -140,7 +140,7 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Return the PSNR in dB that at most a share ``delta`` of reconstructions exceeds (Equation 3).
 
-    A policy is private for each larger ``PrivacyAware.epsilon``. ``psnr`` (N,): PSNR of each reconstruction to the
+    A policy meets ``PrivacyAware`` with any ``epsilon`` above it. ``psnr`` (N,): PSNR of each reconstruction to the
     transformed image; ``UserError`` if it is empty or has NaN. The result is -inf if ``delta`` is 1.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
