@@ -87,8 +87,7 @@ class GraphTrial:
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
         """Return how badly each of N nodes, in M guessed graphs, fits the gradients of ``layers``: (M, N).
 
-        It is the distance of a layer's input at the node from the gradient's row space, relative to the input, summed
-        over layers.
+        It is the distance of layers' inputs at the node from the gradients' row spaces, relative to the inputs, summed.
         """
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:

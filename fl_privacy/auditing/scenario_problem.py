@@ -266,7 +266,7 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Return the program, the numbers of the inputs in ``leaves`` that are to be reconstructed, and the batch size.
+    """Return the program, the ids of those inputs in ``leaves`` that are to be reconstructed, and the batch size.
 
     Integer inputs become floats in the program, if it still runs. ``NotAttackedError`` if no input is continuous.
     """
@@ -368,10 +368,9 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Return the number of the program's outputs (B, K), the loss on them, and the loss's targets.
+    """Return the id of the program's outputs (B, K), the loss on them, and the loss's targets.
 
-    If the app's loss can't be separated from the network, number and targets are ``None``, and the network's output is
-    the loss.
+    If the app's loss can't be separated from the network, id and targets are ``None``; the network outputs the loss.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}

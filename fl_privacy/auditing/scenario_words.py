@@ -235,7 +235,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids ``words`` (N, L) of training batches, -1 for padding; ``number``: index of the transformer's module."""
+    """Token ids ``words`` (N, L) of training batches, -1 for padding; ``number``: index of the observed transformer."""
 
     number: int
     words: Sequence[Tensor]

@@ -26,7 +26,7 @@ INSTALLED_BY: Mapping[str, str] = {
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
-    """Return the error for a missing ``package`` that ``what`` (``Epsilon``) needs; ``instead`` is an alternative."""
+    """Return the error for a missing ``package``, needed by ``what`` (such as Epsilon); ``instead``: an alternative."""
     other = f", {instead}" if instead else ""
     return UserError(
         f"{what} is expected to find the package {package}, but it is not installed; run"

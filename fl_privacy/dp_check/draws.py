@@ -243,9 +243,8 @@ def statistics_for(
 ) -> Statistics:
     """Choose the directions onto which releases are projected, and the counts.
 
-    Directions: ``known`` (d,), the neighbors' difference (``None`` takes that of the pilot's means), as a whole and in
-    each array; the direction in which the draws of the pilot ``found`` differ most; and ``also``. ``places``: slice of
-    each array.
+    Directions: the neighbors' difference ``known`` (d,), or that of the pilot's means; its part in each array
+    (``places``: slices); the one in which draws of the pilot ``found`` differ most; and ``also``.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

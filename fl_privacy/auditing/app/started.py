@@ -142,6 +142,7 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
+    """Evaluate by a strategy; if that fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")

@@ -359,7 +359,7 @@ class ReplayModel(nn.Module):
 
 
 def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """Return the numbers of constants, other than ``variables``, that have an entry per example and enter modules.
+    """Return ids of constants, except ``variables``, that have an entry for each example and are passed to modules.
 
     With ``whole``, also of those passed to other functions, such as the loss.
     """
@@ -373,7 +373,7 @@ def beside(program: Program, variables: Sequence[int], examples: int, *, whole: 
 
 
 def connections_of(model: ReplayModel) -> int:
-    """Return the number of the tensor (2, E) of a graph's E edges; -1 if the network takes no graph."""
+    """Return the id of the tensor (2, E) that holds a graph's E edges; -1 if the network takes no graph."""
     constants, nodes = model.program.constants, model.program.constants[model.variables[0]]
     if len(model.variables) > 1 or nodes.dim() != 2 or len(nodes) <= 2:  # (2, E) may be integers of two examples
         return -1
