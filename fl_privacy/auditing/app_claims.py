@@ -79,7 +79,7 @@ class ClaimedApp:
 def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) -> list[ClaimVerdict]:
     """Find, recompute and test the differential privacy claims of the app in ``folder``.
 
-    The app's code is executed: its server until the training starts and, with ``train``, one client's training;
+    The app's code is executed: its server until the training starts and, with ``train``, one client's training.
     ``UserError`` if ``folder`` is no Flower app, or its server fails.
     """
     app = begun_app(folder)
@@ -105,7 +105,7 @@ def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
 def claims_in_words(
     folder: Path, client: ClientApp, taken: Mapping[str, Any], watch: OpacusWatch, defense: Defense | None = None
 ) -> list[str]:
-    """Return sentences on an app's differential privacy claims, tested with few draws, and on what they do not cover.
+    """Return sentences on an app's differential privacy claims: results of tests with few draws, and what they omit.
 
     ``client`` has trained, observed by ``watch``. ``taken``: arguments with which the app's strategy was started, the
     strategy as ``self``; empty if none was. ``defense``: a defense that acted on the uploads, if any.

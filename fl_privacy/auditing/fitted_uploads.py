@@ -41,9 +41,9 @@ def _not_attacked(name: str, reason: str) -> Answer:
 
 @dataclass(eq=False)
 class FittedUploads:
-    """Uploads of clients that fit trees (``exchanges``) or other models (``parameters``), by client.
+    """Messages of clients that fit trees (``exchanges``) or other models (``parameters``), by client.
 
-    Both are pairs of what was sent to the client and its reply.
+    Both hold pairs: what the server sent, and the client's reply.
     """
 
     exchanges: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack each kind of uploads of at most ``clients`` clients; an answer has the reason if its attack failed."""
+        """Attack each kind of uploads of at most ``clients`` clients; the answer on a failed attack has the reason."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange
@@ -93,7 +93,7 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack in the role of the last client, which is sent models with the other clients' new trees."""
+        """Attack as the last client would: it is sent models that hold the other clients' new trees."""
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
@@ -199,7 +199,7 @@ def _trees(
 
 
 def _reconstructed(rounds: Sequence[trees.Exchange], fit: Sequence[Fitted], seed: int) -> trees.TreeReconstruction:
-    """Reconstruct a client's rows from its trees; ``fit`` states how many they are if the first tree does not."""
+    """Reconstruct a client's rows from its trees. ``fit`` gives their number if the first tree does not."""
     own, stated = trees.own_trees(rounds), len(fit[-1].rows) if fit else 0
     different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
     if stated * rounds[0].reply.features * different > MOST_CELLS:
@@ -244,7 +244,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct some rows, each from all other rows and the upload or, as a control, the model sent."""
+    """Reconstruct some rows of each client from its other rows and the upload; the control uses the sent model."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)
@@ -352,9 +352,9 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List the rows that came or went between successive rounds, each with the table (N, K) that held the row.
+    """List the rows added or removed between successive rounds, each with the table (N, K) that held the row.
 
-    A row is ``None`` if it can't be computed, since several came or went at once.
+    A row is ``None`` if it can't be computed, since several changed at once.
     """
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
@@ -377,13 +377,13 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return ``True`` for values of ``table`` near those of ``row``, in the K columns where it is not NaN: (N, K)."""
+    """Return booleans (N, K): which values of ``table`` are near those of ``row``, in its K columns without NaN."""
     spread = np.maximum(np.ptp(table, axis=0), 1e-12)
     return np.asarray((np.abs(table - row) <= EXACT_ROW * spread)[:, ~np.isnan(row)])
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find a GaussianNB's means, variances and counts in ``arrays`` by shape and order; ``None`` if missing."""
+    """Find a GaussianNB's means, variances and counts in ``arrays``; ``None`` without means or variances."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

@@ -31,7 +31,7 @@ def of_final_model(
     *,
     server: ServerPlan | str = PLAIN_MEAN,
 ) -> Iterator[Answer]:
-    """Yield what an outsider infers about the examples of ``clients`` from the mean of their ``latest`` models.
+    """Yield answers on what an outsider infers about ``clients``' examples from the mean of their ``latest`` models.
 
     Args:
         single: observed training step on one example, from which the app's loss is rebuilt.
@@ -153,6 +153,5 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
 
 
 def _unpadded(text: Tensor) -> Tensor:
-    """Shorten the run of equal tokens at the end of a text (L,), the padding, to one token."""
     others = (text != text[-1:]).nonzero().flatten()
     return text[: int(others[-1]) + 2] if len(others) else text[:1]

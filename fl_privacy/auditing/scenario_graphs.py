@@ -33,9 +33,9 @@ Layer = tuple[nn.Module, Tensor]
 
 
 class GraphTrial:
-    """Network of an observation, to be evaluated on guessed nodes.
+    """Evaluates the network of an observation on guessed graphs.
 
-    ``near``, ``deep``: layers whose input at a node depends only on the node and its neighbors (``near``), or on more
+    ``near``: layers whose input at a node depends only on the node and its neighbors; ``deep``: layers that see more
     nodes. ``present``: size (F,) of each feature in the gradients, 0 if no node has it.
     """
 
@@ -66,7 +66,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for M guessed graphs (M, N, F); ``None`` unless each node has one input."""
+        """Return a layer's inputs (M, N, D) in M guessed graphs (M, N, F); ``None`` without one input for each node."""
         number, seen = len(nodes), list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:
@@ -85,10 +85,9 @@ class GraphTrial:
         return seen[0].reshape(number, self.nodes, -1) if fits else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return, for M guessed graphs, how far each of N nodes is from fitting the gradients of ``layers``: (M, N).
+        """Return how badly each of N nodes, in M guessed graphs, fits the gradients of ``layers``: (M, N).
 
-        It is the distance of the layer's input at the node from the gradient's row space, relative to the input, and
-        summed.
+        It is the distance of layers' inputs at the node from the gradients' row spaces, relative to the inputs, summed.
         """
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
@@ -113,7 +112,7 @@ def neighbors(model: ReplayModel) -> list[list[int]]:
 
 
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
-    """Reconstruct the one-hot nodes whose layer inputs lie in the row spaces of the gradients.
+    """Reconstruct one-hot nodes from the condition that layer inputs lie in the row spaces of the gradients.
 
     See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if nothing is found.
     """
@@ -126,7 +125,7 @@ def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction 
 
 
 def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] | None:
-    """Return the error of the gradient nearest to the observed one, and its nodes (N, F); ``None`` without guesses."""
+    """Return (error, nodes (N, F)) of the guess whose gradient is nearest to the observed one; ``None`` without any."""
     columns = torch.arange(trial.width).split(list(widths))
     choices = [[c for c in each.tolist() if trial.present[c] > SMALLEST] for each in columns]
     most = MOST_ROWS // trial.nodes
@@ -158,8 +157,8 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
 def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor]) -> Answer:
     """Count nodes that are reconstructed correctly; nodes that the edges do not distinguish are interchangeable.
 
-    ``counts.chance`` is that of guesses by nodes of other graphs with the same degree, or by ``loaded`` nodes (N, F),
-    whichever are right more often; ``control`` counts another upload's guess, assigned by degree.
+    ``counts.chance`` is the hit rate of guesses without the update: nodes of other graphs with the same degree, or
+    ``loaded`` nodes (N, F), whichever is higher. ``control`` counts another upload's guess, assigned by degree.
     """
     truths, near = [p.truth.flatten(1) for p in problems], [neighbors(p.model) for p in problems]
     degrees, colors = (

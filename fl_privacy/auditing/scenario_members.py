@@ -34,7 +34,6 @@ class _Losses:
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
-        """Compute the loss (N,) of each of N ``examples`` with the parameters ``values``, by name in ``Watched``."""
         model = copy.deepcopy(self.model).eval()
         for module in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
             module.flatten_parameters()
@@ -60,7 +59,7 @@ class _Losses:
 
 
 def answered(ask: Callable[[], Answer], **about: Any) -> Answer:
-    """Return the answer of ``ask``, or the reason for its failure, with the time taken and further fields ``about``."""
+    """Return the answer of ``ask``, or one with the reason for its failure; add its time and the fields ``about``."""
     started, made = time.perf_counter(), attempt(ask)
     answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
     return replace(answer, seconds=time.perf_counter() - started, **about)
@@ -106,17 +105,17 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: f
 
 
 def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
-    """Yield the tensors (1, ...) of each loaded example; of several known epochs, only the first is used."""
+    """Yield the tensors (1, ...) of each loaded example; if epochs were observed, only those of the first epoch."""
     batches = ([t for t in tensors_in(batch) if t.dim()] for batch in seen.batches)
     singles = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
     yield from islice(singles, sum(seen.passes.values()) or None)
 
 
 def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknown: np.ndarray, uploads: str) -> Answer:
-    """Measure membership inference from the decrease of each example's loss in training.
+    """Measure membership inference by how much training decreases each example's loss.
 
     ``inside``, ``outside``: decreases of members and non-members. The answer has the TPR at 1 % and 0.1 % FPR (Carlini
-    et al. 2022). Its control uses instead the negated losses before training, ``known`` of members and ``unknown`` of
+    et al. 2022). The control uses the negated losses before training instead: ``known`` of members, ``unknown`` of
     non-members. ``uploads``: description of the uploads. ``NotAttackedError`` if a loss is not finite.
     """
     if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):

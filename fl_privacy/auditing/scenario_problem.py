@@ -60,7 +60,7 @@ class NotAttackedError(Exception):
 
 
 def reason_of(failed: Failure) -> str:
-    """Return the reason for a missing attack; an internal error of the attack is reported as such."""
+    """Return why an attack gave no result; if it failed by a defect of its own, the sentence says so."""
     for kind in ("NotAttackedError: ", "UserError: "):
         if failed.reason.startswith(kind):
             return failed.reason.removeprefix(kind).rstrip(".")
@@ -69,7 +69,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's ``reply`` (arrays by record/name), the training observed, and the parameters in the reply's arrays."""
+    """A client's ``reply`` (arrays by record/name), its observed training, and what the reply's arrays mean."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -82,10 +82,10 @@ class WatchedReply:
 
 
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
-    """Return the mean reply of other sites, as one site computes it from global models and its ``own`` reply.
+    """Return the mean reply of other sites as one site computes it from global models and its ``own`` reply.
 
     ``again``: mean reply of ``others`` sites. The site loses the digits to which single precision rounds the global
-    model, and what the server's ``plan`` hides.
+    model, and what the server's ``plan`` hides. ``NotAttackedError`` if the replies share no parameter.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -210,7 +210,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return notes on what the attacker knows; for a graph, set ``model.kinds`` from all its nodes (``rows``)."""
+    """Return notes on inputs that the attacker knows, such as categories; for a graph, also set ``model.kinds``."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -219,7 +219,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale a problem's loss to the accumulated gradient of several losses; ``NotAttackedError`` if no factor fits."""
+    """Scale the loss so that its gradient is the sum of several losses'; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -266,7 +266,7 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
-    """Return the program, the numbers of its inputs to reconstruct, chosen from ``leaves``, and the batch size.
+    """Return the program, the ids of those inputs in ``leaves`` that are to be reconstructed, and the batch size.
 
     Integer inputs become floats in the program, if it still runs. ``NotAttackedError`` if no input is continuous.
     """
@@ -312,13 +312,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``LocalPlan`` for the uploaded content ``shares`` and PyTorch's optimizer ``kind``."""
+    """Return the fields of ``LocalPlan`` for PyTorch's optimizer ``kind``; ``shares``: content of the upload."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
-    """Return the local plan of a client that uploads its observed gradient."""
+    """Return the local plan of a client that uploads the gradient of its observed step."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
@@ -340,9 +340,9 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return the minimum and width of each input's range, and notes on how the attacker knows them.
+    """Return the minimum and the width of each input's range, and notes on how the attacker knows them.
 
-    ``range_of``: loaded inputs, from which ranges are taken together with the true inputs ``truths``.
+    Ranges are those of the loaded inputs ``range_of`` and the true inputs ``truths`` together.
     """
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
@@ -368,9 +368,9 @@ def _ranges(
 def _loss(
     program: Program, variables: Sequence[int], batch: int, seen: Watched
 ) -> tuple[int | None, Loss, Tensor | None]:
-    """Return the number of the program's outputs (B, K), the loss on them, and the loss's targets.
+    """Return the id of the program's outputs (B, K), the loss on them, and the loss's targets.
 
-    If the app's loss can't be separated from the network, number and targets are ``None``, and the network computes it.
+    If the app's loss can't be separated from the network, id and targets are ``None``; the network outputs the loss.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
@@ -423,7 +423,7 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters that the loss uses directly; ``ValueError`` if it has a gradient for them (a penalty)."""
+    """Return the parameters that the loss uses directly; ``ValueError`` if the loss penalizes them."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]
@@ -459,7 +459,7 @@ def _width(program: Program, output: int) -> int:
 
 
 def cleaned(part: nn.Module) -> nn.Module:
-    """Copy a module without wrappers and third-party hooks; those of Keras and scikit-learn get PyTorch's layers."""
+    """Copy a module without wrappers and third-party hooks; Keras and scikit-learn networks are rebuilt in PyTorch."""
     if isinstance(part, FromSklearn):
         return InLayers(part)
     if is_keras(part):

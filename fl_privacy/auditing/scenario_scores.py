@@ -36,7 +36,7 @@ MOST_SHOWN = 8
 
 
 class TimeSpent:
-    """Timer that returns the seconds since its creation: the smaller one of wall-clock time and CPU time."""
+    """Timer whose call returns the seconds since its creation: wall-clock or CPU time, whichever is less."""
 
     def __init__(self) -> None:
         self._begun = time.perf_counter(), time.process_time()
@@ -55,7 +55,7 @@ def score(
     """Score the reconstructions ``found`` of ``problems``; the caller adds the answer's scenario.
 
     ``loaded``: inputs (N, ...) that serve as distractors. ``other``: reconstruction of another client's upload as the
-    control; without it, the control compares each truth with the reconstruction of the next problem.
+    control; without it, the control compares each truth with the guess at the next problem with different examples.
     """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
@@ -100,10 +100,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """Return guesses and truths for a control: each truth with the guess at the next upload of different examples.
-
-    Examples differ unless ``reads(guess, truth)``: one batch counts as a reconstruction of the other.
-    """
+    """For a control, pair each truth with the guess at the next upload whose examples differ, as ``reads`` judges."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -145,10 +142,7 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
 
 
 def labels_right(given: Tensor, truth: Tensor) -> int:
-    """Count the guessed labels that are right, in any order, each at most as often as it is true.
-
-    ``given``: classes (N,), or scores (N, K). ``truth``: classes (N,).
-    """
+    """Count the labels in ``given``, classes (N,) or scores (N, K), that are in ``truth`` (N,), in any order."""
     given = given.argmax(-1) if given.is_floating_point() else given
     return (Counter(truth.tolist()) & Counter(given.flatten().tolist())).total()
 
@@ -156,7 +150,7 @@ def labels_right(given: Tensor, truth: Tensor) -> int:
 def count_images(
     found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
 ) -> tuple[Counts, list[Shown]]:
-    """Return counts of images by outcome, with ``others`` as distractors, and each original with its guess."""
+    """Return counts of images by outcome, and each original with its guess; ``others`` are distractors."""
     shaped, scored, pictures = list(found), [], []
     for place, truth in enumerate(truths):
         if (batch := found[place].batch) is not None and batch.inputs.shape != truth.inputs.shape:
@@ -181,7 +175,7 @@ def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor
 
 
 def without_once(rows: Tensor, own: Tensor) -> Tensor:
-    """Return ``rows`` (N, F) without one equal row for each of ``own`` (M, F); further equal rows stay."""
+    """Remove from ``rows`` (N, F) one equal row for each row of ``own`` (M, F); further equal rows stay."""
     left = torch.ones(len(rows), dtype=torch.bool)
     for one in (torch.cdist(rows, own) <= SAME).T:
         left[(one & left).nonzero()[:1]] = False
@@ -189,7 +183,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Return counts of rows by outcome, with ``others`` (N, F) as distractors, and each original with its guess."""
+    """Return counts of rows by outcome, and each original with its guess; ``others`` (N, F) are distractors."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

@@ -19,14 +19,14 @@ equal examples are no coincidence."""
 
 
 def examples_of(seen: Watched) -> int:
-    """Return the number of examples behind a training: of one epoch if epochs were observed, else all loaded ones."""
+    """Return the number of examples behind a training: those of one epoch or, if not observed, all loaded ones."""
     return sum(seen.passes.values()) or seen.loaded
 
 
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the examples (N, ...) of one epoch in each of ``inputs``.
+    """Return the examples of one epoch from each of ``inputs`` (N, ...).
 
-    If epochs were not observed, return the distinct ones of the first ``MOST_POOL`` examples in each.
+    Without observed epochs, return the distinct ones among the first ``MOST_POOL`` examples.
     """
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
@@ -47,7 +47,7 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's real upload, and a sentence on what the attacker assumes.
+    """Build the observation of a client's real upload, and a sentence on what the attacker assumes about the training.
 
     ``number``: number of examples to guess. ``victim``: number in the observation's id.
     """
@@ -81,7 +81,7 @@ def sampled(
     """Return ``problem`` with ``number`` examples of ``pool``: those that ``guess`` has exactly, then random ones.
 
     An exact guess counts only if it equals no second example of the pool and none of ``others``, other clients' inputs.
-    These must be at least as many as the pool, and the features must have many values.
+    If these are fewer than the pool, or few features have many values, no guess counts.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

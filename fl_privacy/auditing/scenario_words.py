@@ -40,7 +40,7 @@ def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bo
     """Score the words inferred from changed rows of the embedding.
 
     ``None`` if clients train on no texts, or upload no embedding. ``found``: pairs of a client's reply to its training
-    and its reply on one text. ``uploaded``: ``False`` to use the first gradient of the reply instead of its upload.
+    and its reply on one text. ``uploaded``: ``False`` to use the first observed gradient instead of the upload.
     """
     read, texts, others = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[set[int]]()
     for client, again in found:
@@ -235,7 +235,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids ``words`` (N, L) of training batches, -1 for padding, and the transformer's ``number`` of a module."""
+    """Token ids ``words`` (N, L) of training batches, -1 for padding; ``number``: index of the observed transformer."""
 
     number: int
     words: Sequence[Tensor]
@@ -267,7 +267,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, below ``size``, with ``padding`` as -1; ``None`` if it has none."""
+    """Return the tokens (N, L) of a batch, below ``size``, with ``padding`` replaced by -1; ``None`` without any."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text
@@ -285,14 +285,14 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:
-    """Return -1 and the tokens that all texts contain, as of a public template; for up to two texts only -1."""
+    """Return the tokens that all texts contain, presumably a public template, and -1; only -1 for up to two texts."""
     rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
     return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBlock:
-    """True tokens, and those inferred from an upload's first block; ``said``: the method, or the reason for failure."""
+    """True tokens, and tokens inferred from an upload's first block. ``said``: the method, or why it failed."""
 
     truth: set[int]
     guess: set[int]
@@ -300,9 +300,9 @@ class FirstBlock:
 
 
 def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
-    """Infer tokens from the part of ``tensors`` that belongs to a transformer's first block; ``None`` without one.
+    """Infer tokens from the tensors of a transformer's first block; ``None`` without a transformer.
 
-    ``again``: reply behind the tensors. ``tensors``: by the names of ``Watched``. ``shares``: kind of ``tensors``:
+    ``again``: observed reply. ``tensors``: values by the names of ``Watched``. ``shares``: kind of ``tensors``:
     ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples behind them.
     """
     seen = again.watched

@@ -76,7 +76,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """First reply of a client that can be asked again: by the same message (``ask``) or a later one (``ask_later``)."""
+    """Client that can be asked again: for its first reply by ``ask``, or a later one by ``ask_later``."""
 
     number: int
     ask: Ask
@@ -95,7 +95,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the scenario ``name``; its ``leaves`` is false for gradients that never leave a client."""
+    """Return the scenario ``name``. Its ``leaves`` is ``False`` if it attacks gradients that never leave a client."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -112,7 +112,7 @@ class Scenarios:
         sites: number of all clients.
         server: rule by which the server moves the model, or the reason why that is no step along the mean update.
         evaluated: batches that clients evaluated.
-        attack_within: function from the largest number of evaluations to an attack that keeps to it.
+        attack_within: function from a number of evaluations to an attack that makes at most as many.
         tell: function that gets messages on the progress.
         defense: defense of uploads, which the attacker knows.
     """
@@ -389,7 +389,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask a client for its reply on example ``number`` alone, else on the fewest that work (two for batch norm)."""
+    """Ask a client for its reply on example ``number`` alone; if that fails, on as few examples as work."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)
@@ -411,9 +411,9 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...), unknown to the attacker before, that single first-layer neurons reveal.
+    """Return the inputs (N, ...) that single neurons of the first layer reveal, without those that are known anyway.
 
-    There are none if the optimizer is not SGD, or no first layer with a bias is found.
+    N is 0 if the optimizer is not SGD, or no first layer with a bias is found.
     """
     model = observation.model
     assert isinstance(model, ReplayModel)

@@ -15,7 +15,7 @@ Show = Callable[[AuditRecord], None]
 
 
 class AuditSession:
-    """An audit with its record and its page: of a strategy, of an app that is run, or of saved updates.
+    """An audit that writes its record and page: of a strategy, of an app that is run, or of saved updates.
 
     In a sandbox, ``show`` receives the records, and no files are written. ``line`` is the final summary for a terminal.
     """
@@ -30,7 +30,7 @@ class AuditSession:
         return (self.folder / PAGE).absolute()
 
     def record(self, going_on: str = "") -> AuditRecord:
-        """Return the record so far; ``going_on`` describes pending work."""
+        """Return the record so far; ``going_on`` says what is still being done."""
         raise NotImplementedError
 
     def attack_all(self) -> None:

@@ -58,9 +58,9 @@ GivenPlan = LocalPlan | Mapping[str, object] | Context | None
 def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
     """Return the local plan and the names of the fields that were given.
 
-    ``given``: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.
-    ``config``: config of the server's messages, searched with lower priority. ``UserError`` if a field does not exist,
-    or its value is out of range.
+    ``given``: a plan, a mapping of some of its fields, the server app's context (its run config is searched), or
+    ``None``. ``config``: config of the server's messages, searched with lower priority. ``UserError`` if a field does
+    not exist, or its value is out of range.
     """
     if isinstance(given, LocalPlan):
         return given, frozenset(f.name for f in fields(LocalPlan))
@@ -156,7 +156,7 @@ def audit(
 
 @dataclass(eq=False)
 class AuditedStrategy(StrategyAround):
-    """A strategy under audit, made by ``audit``; ``failure``: why there is no page after the training."""
+    """A strategy under audit, made by ``audit``. ``failure``: why the training ended without an audit page."""
 
     model: AuditedModel
     report: AuditReport
@@ -175,9 +175,8 @@ class AuditedStrategy(StrategyAround):
     def start(self, *args: Any, **kwargs: Any) -> Result:
         """Run the strategy's own ``start``, then attack the captures and print the place of the page.
 
-        Later errors of the audit are in ``failure``; the training's result is always returned. Before the training,
-        ``UserError`` if there is no client, arrays are not the model's, a round does not exist, or ``out`` can't be
-        written.
+        Later errors of the audit do not stop it: they are in ``failure``. Before the training, ``UserError`` if there
+        is no client, arrays are not the model's, a round does not exist, or ``out`` can't be written.
         """
         given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)
         given.apply_defaults()

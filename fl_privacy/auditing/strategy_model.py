@@ -131,7 +131,6 @@ def fitting_shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, shape: tuple[int, ...]) -> Any:
-    """Return the model's outputs on two black images if they are, or hold, logits (2, K); else ``None``."""
     try:
         made = copy.deepcopy(model).eval()(torch.zeros(2, *shape))
         logits = outputs_of(made)

@@ -82,8 +82,8 @@ def partition_of(reply: Message) -> int | None:
 class NamingServer(HonestButCurious):
     """An honest-but-curious server that gives each node a permanent number.
 
-    The number is the partition that the node claims, else the rank of its id among connected nodes; if another node has
-    it, the next free number.
+    It is the partition that the node claims, else the rank of the node's id among connected nodes; if another node has
+    that number, the next free one.
     """
 
     partitions: dict[int, int] = field(default_factory=dict, init=False)
@@ -113,7 +113,7 @@ class AuditReport(AuditSession):
     """The audit of a strategy; captured updates are attacked after the training, as in a run.
 
     Attributes:
-        partitions: client -> stated partition, at the end.
+        partitions: number of a client -> partition that it claims.
         identified: clients that claim a partition.
         nodes: largest number of nodes connected at once; ``None`` before the training.
         server: rule by which the strategy moves the model, or the reason why that is no step along the mean update.
@@ -304,7 +304,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Names of the metrics in clients' replies, and the largest epsilon and least noise last ``stated`` in a round."""
+    """Collects from clients' replies the names of metrics and, in ``stated``, the last stated privacy parameters."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
@@ -323,7 +323,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on the strategy's DP claims, tested on draws of its noise, and on those in clients' replies.
+    """Return verdicts on the strategy's DP claims, tested on draws of its noise, and on claims in clients' replies.
 
     ``rounds``: number of rounds that a claim covers.
     """

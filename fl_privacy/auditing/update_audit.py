@@ -182,7 +182,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Return the observation of a control, simulated alike on other examples; ``None`` if these are too few."""
+        """Simulate the update on other examples, as a control; return its observation, or ``None`` for few examples."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others
@@ -240,7 +240,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return (exact guesses, share of examples with a duplicate); ``None`` if an exactly guessed one has none."""
+        """Return (exact guesses, share of examples with a duplicate); ``None`` if an exactly guessed one is unique."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])
@@ -370,7 +370,7 @@ def _classes(shares: Tensor | None) -> str:
 
 
 def _nearest(guess: Reconstruction, truth: SiteExamples, number: int, seed: int) -> Batch:
-    """Return the ``number`` true examples nearest to the guesses, each once, or random ones if the attack failed."""
+    """Return the ``number`` true examples nearest to the guesses, each once; random ones if the attack failed."""
     size = len(truth.inputs)
     labels = torch.zeros(size).long() if truth.labels is None else truth.labels
     order = torch.randperm(size, generator=derive_generator(seed, "truth")).tolist()

@@ -71,7 +71,7 @@ def network_of(place: str) -> nn.Module:
 
 
 def _with_layers(program: nn.Module) -> nn.Module:
-    """Replace a program's parts by layers of ``torch.nn`` that compute the same."""
+    """Replace a program's operations by layers of ``torch.nn`` that compute the same."""
     for module in list(program.modules()):
         graph = getattr(module, "graph", None)
         for node in graph.nodes if isinstance(graph, Graph) else ():
@@ -145,7 +145,7 @@ def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[i
 
 
 def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename a file's arrays like the network's parameters and buffers; also return notes on what differs.
+    """Return a file's arrays under the names of the network's parameters and buffers, and notes on what differs.
 
     Arrays without names are taken in the order of ``state_dict()`` or of the parameters. ``what``: the file's name in
     messages. ``UserError`` if an array fits no parameter, or has another shape.
@@ -198,7 +198,7 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
 
 
 def _written_names(network: nn.Module) -> dict[str, str]:
-    """Map each name that transformers' ``save_pretrained`` writes to the name in the model."""
+    """Map each parameter name that transformers' ``save_pretrained`` writes to the name in the model."""
     loading = sys.modules.get("transformers.core_model_loading")
     written = getattr(loading, "revert_weight_conversion", None)  # earlier versions write the model's names
     if written is None:
@@ -213,7 +213,7 @@ def _written_names(network: nn.Module) -> dict[str, str]:
 
 
 def _prefixes(known: Mapping[str, str], given: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Return the prefix to cut from ``given`` names and the one to add, with which most of them are ``known``."""
+    """Return a prefix to cut from ``given`` names and one to add, so that most of them become ``known`` ones."""
     votes = Counter[tuple[str, str]]()
     ends = {name.split(".", place)[place]: name for name in known for place in range(1, name.count(".") + 1)}
     for name in given:
@@ -230,13 +230,13 @@ def _prefixes(known: Mapping[str, str], given: Mapping[str, Tensor]) -> tuple[st
 
 
 def layers_in_words(missing: Sequence[str]) -> str:
-    """Return a shortened list of ``missing`` parameter names."""
+    """Return up to three of the ``missing`` parameter names, and how many more there are."""
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return ", ".join(missing[:3]) + more
 
 
 def files_of(folder: Path) -> list[Path]:
-    """List the files of a folder by name, with numbers in names sorted by value."""
+    """List the files of a folder by name, with numbers in names in numerical order; hidden files are left out."""
 
     def place(path: Path) -> list[tuple[int, str]]:
         return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.stem)]
@@ -253,18 +253,18 @@ class SiteExamples:
 
 
 def place_of(data: Path, update: str) -> Path:
-    """Return the file or folder in ``data`` that is named like the update; without one, ``data`` itself."""
+    """Return the file or folder in ``data`` named like the ``update``; ``data`` itself if there is none."""
     return next((path for path in (data / update, *data.glob(f"{escape(update)}.*")) if path.exists()), data)
 
 
 def read_examples(
     place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None, seed: int | None = None
 ) -> SiteExamples:
-    """Read images of a file or folder (in folders by class, or not), a table ``.csv``, or a file with ``inputs``.
+    """Read a site's examples: images in a file or (class) folders, a table ``.csv``, or a file with ``inputs``.
 
-    A table's last column is the class if it has one column more than the ``width`` that the network takes. Of more than
-    20,000 examples, a sample of that size is drawn with ``seed``. ``UserError`` if there are no examples, they do not
-    fit the network, or they are too many and ``seed`` is ``None``.
+    A table's last column is the class if it has one column more than ``width``, the number that the network takes. Of
+    more than 20,000 examples, a sample of that size is drawn with ``seed``. ``UserError`` if there are no examples,
+    they do not fit the network, or they are too many and ``seed`` is ``None``.
     """
     if place.is_dir() or place.suffix.lower() in IMAGE_SUFFIXES:
         found = _images(place, kind, width, shape, seed)

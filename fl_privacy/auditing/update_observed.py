@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: values of the file BEFORE, else of the network; ``held``: names of the file's tensors."""
+    """The model as sent: values of the file BEFORE, else of the network; ``held``: names of the tensors in the file."""
 
     state: ModelState
     held: frozenset[str]
@@ -38,7 +38,7 @@ class SentModel:
 
 @dataclass(frozen=True, eq=False)
 class SavedUpdate:
-    """Values sent and uploaded, by the names in the model.
+    """One client's update: values sent (``sent``) and uploaded, by the names in the model.
 
     ``is_change``: ``True`` if ``upload`` is the change, ``False`` if it is the new values. ``steps``: number of local
     steps that the file states. ``said``: notes for the page.
@@ -87,7 +87,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
 
 
 def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
-    """Return the values in BEFORE under the network's names; ``UserError`` if they do not fit."""
+    """Return the values in the file BEFORE, under the network's names; ``UserError`` if they do not fit."""
     if before.is_change:
         raise UserError("BEFORE is expected to hold weights, but holds a change (WEIGHT_DIFF); give the model as sent.")
     values, said = named_as_in(network, before.arrays, "BEFORE")
@@ -102,7 +102,10 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Build the update from ``before`` to ``after`` under the network's names; ``UserError`` if unfit or zero."""
+    """Build the update from ``before`` to ``after`` under the network's names; ``UserError`` if unfit, or no change.
+
+    ``name``: the update's name on the page.
+    """
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -129,7 +132,7 @@ class Inferred:
     Attributes:
         steps: number of local steps that batch norm counted, or that the file states.
         examples: number of examples of one step, from the rank of a layer's change.
-        rate: learning rate times steps.
+        rate: learning rate times steps; ``None`` if not inferred, like other fields.
         classes: (K,) share of each class.
         backwards: ``True`` if the files seem swapped: in this order all classes but one would be in the batch.
     """
@@ -145,8 +148,8 @@ class Inferred:
 def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], num_classes: int) -> Inferred:
     """Infer facts about the training before an attack.
 
-    The change of the output layer's bias is -rate (p - c): p are the mean softmax outputs, c the shares of classes. For
-    classes that the batch lacks, the change is -rate p, which gives the rate, and then c.
+    The change of the output layer's bias is -rate (p - c): p are the mean softmax outputs, c the shares of classes.
+    Classes that the batch lacks have c = 0, so their change gives the rate, and then c.
     """
     counted = [int((v - update.sent.buffers[n]).max()) for n, v in update.buffers.items() if n.endswith(_COUNTER)]
     if min(counted, default=0) < 0:

@@ -26,7 +26,7 @@ LEAST_EXAMPLES, MOST_CLASSES, MOST_NODES, MOST_KEPT, MOST_VALUES, SHUFFLES = 20,
 
 
 class SplitTraining:
-    """Vectors of single examples that clients without a loss exchange with the server, and the server's labels."""
+    """Vectors of examples exchanged with clients that have no loss (split learning), and the labels on the server."""
 
     def __init__(self) -> None:
         self._labels: np.ndarray = np.empty(0)
@@ -36,7 +36,7 @@ class SplitTraining:
 
     @contextmanager
     def looking(self, *, client: bool = False) -> Iterator[None]:
-        """Observe losses in a block: the server's, with their labels, or in a nested block a ``client``'s."""
+        """Observe losses until the block ends: the server's, with their labels, or a ``client``'s."""
         functional = importlib.import_module("torch.nn.functional")
         with ExitStack() as stack:
             for name in LOSSES:
@@ -57,7 +57,7 @@ class SplitTraining:
     def note(
         self, node: int, down: Mapping[str, np.ndarray], up: Mapping[str, np.ndarray], *, own_loss: bool = False
     ) -> None:
-        """Keep those arrays, sent to (``down``) or by (``up``) a node, that have a vector for each labeled example.
+        """Keep those arrays sent to a node (``down``) or by it (``up``) that have a vector for each labeled example.
 
         ``own_loss``: ``True`` if the client differentiated a loss, so that it has labels of its own.
         """
@@ -69,7 +69,7 @@ class SplitTraining:
                     kept[node].append(array.reshape(len(array), -1).astype(np.float32))
 
     def answers(self) -> Iterator[Answer]:
-        """Yield an answer on the labels that a client can infer from what it receives for the vectors that it sent.
+        """Yield an answer on the labels that a client can infer from what the server returns for the client's vectors.
 
         There is none if clients have labels of their own, or sent no vectors.
         """
@@ -106,7 +106,6 @@ def classes_in(target: Any) -> np.ndarray:
 
 
 def _right(messages: Iterable[np.ndarray], labels: np.ndarray) -> tuple[int, int]:
-    """Return how many labels clusters of ``messages`` (N, D) get right, and the maximum for shuffled labels."""
     vectors, rng = np.concatenate([_directions(each) for each in messages], 1), np.random.default_rng(0)
     groups = clusters_of(vectors, int(labels.max()) + 1)
     return labels_right(groups, labels), max(labels_right(groups, rng.permutation(labels)) for _ in range(SHUFFLES))
@@ -117,12 +116,12 @@ def _directions(vectors: np.ndarray) -> np.ndarray:
 
 
 def clusters_of(vectors: np.ndarray, number: int) -> np.ndarray:
-    """Group vectors (N, D) in ``number`` clusters by direction, equal in a class (Li et al. 2022, arXiv 2102.08504)."""
+    """Group vectors (N, D) into ``number`` clusters by their direction (Li et al. 2022, arXiv 2102.08504)."""
     rows = _directions(vectors)
     return vq(rows, kmeans(rows, number, seed=0)[0])[0]
 
 
 def labels_right(groups: np.ndarray, labels: np.ndarray) -> int:
-    """Count labels that are right by the best assignment of clusters (``groups``) to classes."""
+    """Count labels that are right if clusters (``groups``) are assigned to classes in the best way."""
     table = crosstab(groups, labels).count
     return int(table[linear_sum_assignment(table, maximize=True)].sum())

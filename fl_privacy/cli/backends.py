@@ -17,7 +17,7 @@ from fl_privacy.runs.server_attack import build_server_attack
 
 
 def backend_of(config: RunSettings) -> Backend:
-    """Build the backend for ``config.backend`` and ``config.secure_aggregation``."""
+    """Build the backend that ``config.backend`` and ``config.secure_aggregation`` choose."""
     if secure := secure_backend_of(config):
         return secure
     settings = plain_settings(config.backend)
@@ -45,7 +45,7 @@ def backend_of(config: RunSettings) -> Backend:
 
 
 def secure_backend_of(config: RunSettings) -> Backend | None:
-    """Build the backend of ``secure_aggregation``; ``None`` for ``none``; ``UserError`` if it can't run ``config``."""
+    """Build the backend of ``secure_aggregation``; ``None`` for ``none``; ``UserError`` if ``config`` excludes it."""
     settings = plain_settings(config.secure_aggregation)
     name = settings.pop("name", None)
     if name == "none":
@@ -76,6 +76,6 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
 def unattacked(
     rounds_of: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> Generator[Round, None, object]:
-    """Return the rounds of ``rounds_of``, called like a backend; ``audit`` and ``interceptor`` are not used."""
+    """Run ``rounds_of`` in place of a backend that intercepts; ``audit`` and ``interceptor`` are ignored."""
     rounds: Generator[Round, None, object] = rounds_of(server, source(), **settings)
     return rounds

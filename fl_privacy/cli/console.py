@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Printer of progress lines, some seconds apart, which repeats the line of a long step; ``silent`` prints none."""
+    """Printer of progress lines, some seconds apart; during a long step it repeats the line. ``silent`` prints none."""
 
     def __init__(self, say: Callable[[str], None], *, silent: bool) -> None:
         self._say, self._pause, self._silent = say, progress.BETWEEN_LINES, silent

@@ -47,7 +47,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def recognized(error: BaseException) -> BaseException | None:
-    """Return ``error`` as one of ``FAULTS``; ``None`` if it is a defect of the program."""
+    """Return ``error`` as one of the ``FAULTS`` that a user can mend; ``None`` if it is a defect of the program."""
     if isinstance(error, click.ClickException):
         said = error.message if "Did you mean" in error.message else error.format_message()  # one suggestion
         words, context = list[str](), error.ctx if isinstance(error, click.UsageError) else None
@@ -65,7 +65,7 @@ def recognized(error: BaseException) -> BaseException | None:
 
 
 def fail(error: BaseException) -> int:
-    """Print ``error`` as a line; return the exit status."""
+    """Print ``error`` in one line, and return the exit status for it."""
     say(f"error: {in_a_line(error)}", aside=True)
     return EXIT_NOTHING if isinstance(error, NothingReconstructedError) else EXIT_ERROR
 
@@ -86,7 +86,7 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 class Interrupted(BaseException):
-    """Raised if the signal ``number`` asks the process to end; unlike KeyboardInterrupt, it is not caught by Typer."""
+    """Raised if a signal, ``number``, asks the process to end; unlike KeyboardInterrupt, Typer does not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -95,7 +95,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` at the first signal to end the process; ignore further ones until the block is left."""
+    """In the main thread, raise ``Interrupted`` at the first signal to end the process; ignore further ones."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

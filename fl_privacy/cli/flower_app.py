@@ -57,7 +57,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def run_on_nodes(grid: Grid, context: Context) -> None:
-    """Run the experiment of ``overrides`` with the clients behind ``grid``; ``UserError`` if these can't run it."""
+    """Run the experiment that the run config states, with the clients behind ``grid``; ``UserError`` if they can't."""
     try:
         overrides = _sized(_overrides(context), lambda: partitions_of(grid))
         config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
@@ -133,10 +133,10 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 
 @lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
-    """Compose the settings of ``overrides``, cached per process.
+    """Compose the settings of ``overrides``; results are kept.
 
     Overrides come over the network: only what is registered or ``trusted`` is built. A node refuses paths, except in
-    the settings ``unread``, which it ignores; ``None`` in simulations allows all.
+    the settings ``unread``, which it ignores; ``None`` allows all, for simulations.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"
@@ -162,7 +162,7 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
-    """Outside simulations, log each ``UserError`` with a path (all if ``own_folder``) and raise one without details."""
+    """Outside simulations, log a ``UserError`` with a path (any, if ``own_folder``), and raise one without details."""
     try:
         yield
     except OpenSettingError:

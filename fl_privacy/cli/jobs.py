@@ -32,10 +32,10 @@ def run_jobs(
     console: Console,
     open_page: bool = False,
 ) -> None:
-    """Run ``command`` for the overrides, or with ``multirun`` for every combination of listed values.
+    """Run ``command`` with ``overrides`` or, if ``multirun``, with each combination of their listed values.
 
-    A failed job of a sweep is reported and the sweep goes on, with a ``UserError`` at its end. The result and the page
-    are printed last; ``NothingReconstructedError`` if an attack failed on all of its victims.
+    A sweep goes on after a failed job, and ends with a ``UserError``. The result and the page are printed last.
+    ``NothingReconstructedError`` if an attack failed on all of its victims.
     """
     from fl_privacy.runs.config.compose import compose_run, expand_sweep, override_keys, to_yaml  # noqa: PLC0415  (Hydra)
 
@@ -82,7 +82,7 @@ def run_jobs(
 
 
 def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_page: bool) -> None:
-    """Run the baselines of a paper's preset and then the preset, and put the published figures on its page."""
+    """Run a paper's preset after its baselines, and put the paper's figures on the page."""
     from fl_privacy.runs.config.compose import merge_overrides, to_yaml  # noqa: PLC0415
 
     planned = [job for of_line in table.runs().values() for jobs in of_line for job in jobs]  # or an error, early
@@ -158,7 +158,7 @@ def _run_sweep(
 
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
-    """Print ``sentence`` and then the path of ``page``, a page or a folder; open it if ``open_page``."""
+    """Print ``sentence`` and then ``page``, the path of a page or folder; open it if ``open_page``."""
     say(f"{sentence}\n{page}")
     if open_page:
         open_in_browser(page)
@@ -173,7 +173,7 @@ def open_in_browser(page: Path) -> None:
 
 
 def run_job(command: Command, config: RunSettings, monitor: Monitor, *, early: int | None = None) -> Path:
-    """Run ``command`` with the settings ``config``, keep the model after round ``early``, and return the folder."""
+    """Run ``command`` with the settings ``config``, and return the folder; the model after round ``early`` is kept."""
     from fl_privacy.cli.backends import backend_of  # noqa: PLC0415
     from fl_privacy.runs.attack import attack_experiment  # noqa: PLC0415
     from fl_privacy.runs.run import run_experiment  # noqa: PLC0415
@@ -184,7 +184,7 @@ def run_job(command: Command, config: RunSettings, monitor: Monitor, *, early: i
 
 
 def expect_reconstructions(folders: Sequence[Path]) -> None:
-    """Raise ``NothingReconstructedError`` if an attack failed on all victims: this says nothing about privacy."""
+    """Raise ``NothingReconstructedError`` if an attack in ``folders`` failed on all victims."""
     from fl_privacy.runs.folder.read import failed_attackers  # noqa: PLC0415
 
     failed = [(folder, *found) for folder in folders for found in failed_attackers(folder).items()]

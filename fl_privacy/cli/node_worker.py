@@ -51,7 +51,7 @@ def serve_node(address: str, app: str, report: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return arguments of ``answer_messages`` by ``policy``: an installed or gated app, or the apps that runs bring."""
+    """Return arguments of ``answer_messages`` for ``app``, behind ``policy`` if given, or for apps that runs bring."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:
@@ -65,7 +65,7 @@ def answerer(app: str, policy: str) -> tuple[Any, ...]:
 
 
 def gated_app(reference: str, policy: str) -> Any:
-    """Start the app in its own process behind the gate of ``policy``; ``UserError`` if either is not available."""
+    """Start the app in its own process behind the gate of ``policy``; ``UserError`` if one of them is not available."""
     from fl_privacy.flower.app_process import Cell  # noqa: PLC0415
     from fl_privacy.flower.gate import Gate  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415

@@ -78,7 +78,7 @@ OFFLINE: Mapping[str, str] = {
 
 
 class Sandbox:
-    """One audit of an app in a sandbox, run from outside; the app can't see ``out``, the folder of audits."""
+    """One audit of an app in a sandbox, as its parent process runs it; the app can't see ``out``, where audits are."""
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
         self.app, self.asked, self.out, self.given = expanded(app).absolute(), asked, expanded(out).absolute(), given
@@ -87,7 +87,7 @@ class Sandbox:
         self._last: bytes | None = None
 
     def audit(self, tell: Any) -> tuple[str, Path]:
-        """Audit the app; return the line for a terminal and the page, with progress passed to ``tell``.
+        """Audit the app; return the line for a terminal and the page. ``tell`` gets the progress.
 
         ``UserError`` if the app can't be isolated here, or its audit did not end.
         """
@@ -189,7 +189,7 @@ class Sandbox:
 
 
 def caches() -> dict[str, str]:
-    """Return environment variable -> existing folder of downloaded data."""
+    """Return the existing folders of downloaded data, by the environment variable that names each."""
     found = {}
     for variable, (above, parent, name) in CACHES.items():
         place = os.environ.get(variable) or (parent and str(Path(os.environ.get(above) or parent) / name))

@@ -37,10 +37,10 @@ _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl
 def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str = "") -> int:
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
-    The worker imports PyTorch and loads the app before the SuperLink hears of the node, and is restarted if it dies.
-    ``patience``: seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node.
-    ``policy``: file or name of a policy, behind whose gate the worker answers. ``UserError`` if ``arguments`` set what
-    this command sets itself, or app, policy, ledger or isolation are not available.
+    The worker imports PyTorch and loads the app before the node connects, and is restarted if it dies. ``patience``:
+    seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node. ``policy``: file
+    or name of a policy for the worker's gate. ``UserError`` if ``arguments`` set what this command sets itself, or app,
+    policy, ledger or isolation are not available.
     """
     given = [name for argument in arguments if len(name := argument.partition("=")[0]) > len("--i")]
     if taken := [ours for ours in _OURS if any(ours.startswith(name) for name in given)]:
@@ -85,9 +85,9 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
 
 
 def _expect_policy(policy: str, key: Path | None, app: str) -> bool:
-    """Log the policy's gaps; ``UserError`` if the app is this package's, or can read ledger, policy or node key.
+    """Check a policy for this node, and log what it leaves open; return ``True`` if runs bring their apps.
 
-    Return ``True`` if runs bring their apps; their messages then don't wait for each other.
+    ``UserError`` if ``app`` is this package's, or can read ledger, policy or node ``key``.
     """
     from fl_privacy.site.gate import READY  # noqa: PLC0415
     from fl_privacy.site.gate.isolation import Wishes, readable  # noqa: PLC0415

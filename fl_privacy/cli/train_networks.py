@@ -45,7 +45,7 @@ RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml`` and return its file; ``UserError`` if it holds another network."""
+    """Train the network of ``conf/evaluator.yaml``; return its file. ``UserError`` if that holds another network."""
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
@@ -98,9 +98,10 @@ def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
 def place_of(
     settings: Mapping[str, Any], cached: str, key: str, about: Callable[[Path], Mapping[str, str]], console: Console
 ) -> tuple[Path, bool]:
-    """Return the output file, and ``True`` if it has a result of this ``key``; ``UserError`` if it has another.
+    """Return the output file, and ``True`` if it holds the result that ``key`` identifies already.
 
-    ``cached``: name in the cache, if ``settings`` name no file. ``about``: function that reads a file's metadata.
+    ``cached``: file name in the cache, if ``settings`` name none. ``about``: function that reads a file's metadata.
+    ``UserError`` if the file holds another result and ``overwrite`` is not set.
     """
     file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
     if settings["overwrite"] or not file.exists():
@@ -163,7 +164,7 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Return a slice of ``number`` evenly spaced ones of ``there`` examples, or of all for ``None``."""
+    """Return a slice of ``number`` evenly spaced examples out of ``there``; all for ``None``, or if there are fewer."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)
@@ -182,7 +183,7 @@ SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is 
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the generator of ``conf/generator.yaml`` and return its file; ``UserError`` if it holds another one."""
+    """Train the generator of ``conf/generator.yaml``; return its file. ``UserError`` if that holds another one."""
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")

@@ -39,7 +39,7 @@ FURTHER: Mapping[HTTPStatus, dict[str, str]] = {
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Server of the pages of ``watched`` on loopback, read-only, at an address that other users can't know."""
+    """Read-only server of the pages of ``watched`` on this machine, at an address that other users can't know."""
 
     daemon_threads = True
     block_on_close = False

@@ -31,15 +31,15 @@ Sample = tuple[Tensor, int]  # image (C, H, W) float as the model receives it, a
 def samples(data: object) -> Iterator[Sample]:
     """Yield the examples of ``data`` in order, each as an image and its class.
 
-    ``data``: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable of pairs (image, label) or mappings with
-    keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``; a tuple such as (train, test) stands for its first. ``UserError`` if
-    ``data`` or an example is of another kind.
+    ``data``: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable. Its examples are pairs (image, label) or
+    mappings with keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``. Of a tuple such as (train, test) the first counts.
+    ``UserError`` if ``data`` or an example is of another kind.
     """
     yield from map(as_sample, _examples(data))
 
 
 def first_data_set(data: Any) -> Any:
-    """Return the data set of ``data``, a data set, a loader, or a tuple or list that begins with one of these."""
+    """Return the data set in ``data``: itself, a loader's, or the first of a tuple or list."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
         data = data[0]
     return data.dataset if isinstance(data, DataLoader) else data
@@ -60,14 +60,14 @@ def _examples(data: object) -> Iterator[Any]:
 
 
 def as_sample(example: object) -> Sample:
-    """Convert an example to a tensor and a class; ``UserError`` if it has no image or no label."""
+    """Convert an example to (image, class); ``UserError`` if it has no image or no label."""
     if isinstance(example, Mapping):
         return as_image(example), _class(_first(example, LABEL_KEYS))
     return as_image(example), _class(example[1])  # type: ignore[index]
 
 
 def as_image(example: object) -> Tensor:
-    """Return the image (C, H, W) of an example, whatever its label; ``UserError`` if it has none."""
+    """Return the image (C, H, W) of an example, without looking at its label; ``UserError`` if it has none."""
     if isinstance(example, Mapping):
         return _pixels(_first(example, IMAGE_KEYS))
     if isinstance(example, Sequence) and len(example) >= 2:
@@ -103,7 +103,7 @@ def _class(label: Any) -> int:
 
 
 def _pixels(image: Any) -> Tensor:
-    """Convert an image to (C, H, W) float; whole numbers of 8 or 16 bits become [0, 1]."""
+    """Convert an image to (C, H, W) float; integers of 8 or 16 bits are scaled to [0, 1]."""
     if isinstance(image, Tensor):
         pixels, steps = image, _STEPS.get(str(image.dtype).removeprefix("torch."))
     else:
@@ -130,7 +130,7 @@ def probe_seed(probe: int, size: int) -> int:
 
 
 def declared_normalization(source: object) -> Normalization | None:
-    """Return the ``transforms.Normalize`` within ``source``: a transform, or a data set or loader with one."""
+    """Return the ``transforms.Normalize`` in the transform ``source``, or in the transform of a data set or loader."""
     seen, waiting = set[int](), [source]
     while waiting and len(seen) < MOST_LOOKED_AT:
         each = waiting.pop(0)

@@ -37,9 +37,10 @@ _FORMAT = 1
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """Return the result of ``make``, cached by ``name`` and ``key`` in ``folder`` or the user's cache.
+    """Return the examples that ``make`` builds, from a cache in ``folder`` or the user's cache, if they are there.
 
-    The folder is created readable by its owner only. If it can't be written, a warning names it.
+    ``name``, ``key``: identify the cached file. The folder is created readable by its owner only. If it can't be
+    written, a warning names it.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
     file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
@@ -223,7 +224,7 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Split off a fifth of each class, always the same one; return the rest and the fifth."""
+    """Split examples into four fifths and one fifth of each class, always alike; ``UserError`` for fewer than five."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"
@@ -271,7 +272,7 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Replace classes by those of ``task``, and keep the old ones as attributes; ``UserError`` for a wrong ``task``."""
+    """Group classes by ``task``, and keep them as attributes; ``UserError`` unless each is in one of several groups."""
     listed = [str(own) for group in task.values() for own in group]
     wrong = [f"{n} {listed.count(n)} times" for n in examples.class_names if listed.count(n) != 1]
     wrong += [f"{n}, which is no class" for n in listed if n not in examples.class_names]

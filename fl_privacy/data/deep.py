@@ -20,7 +20,7 @@ LEAST_OF_WHITE = 0.25
 
 @dataclass
 class Deep:
-    """Gray images with more than 8 bits per pixel, or signed; all share one black and one white level."""
+    """Notes gray images with signed values or more than 8 bits per pixel; they get a common black and white level."""
 
     places: list[int] = field(default_factory=list)  # indices of these images
     low: float = math.inf  # least value of all these images
@@ -58,7 +58,7 @@ class Deep:
 
 
 def gray_values(picture: Image.Image) -> Tensor | None:
-    """Return the values (H, W), float32, of a gray picture with more than 8 bits or signs; else ``None``."""
+    """Return the values (H, W) float32 of a gray picture with signed values or more than 8 bits; else ``None``."""
     signed = getattr(picture, "tag_v2", {}).get(_SAMPLE_FORMAT) == (_SIGNED,) and picture.mode == "L"
     if not signed and picture.mode != "F" and not picture.mode.startswith("I"):
         return None

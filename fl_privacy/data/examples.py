@@ -216,7 +216,7 @@ MOST_NAMED = 40  # most columns that an error names
 def find_column(
     columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
 ) -> str:
-    """Return the column ``chosen`` or the first of ``usual``, if need be in another case; ``UserError`` without one."""
+    """Return the column ``chosen``, or the first of ``usual``, also in another case; ``UserError`` if there is none."""
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling
@@ -239,7 +239,7 @@ def encode_labels(
     name: str,
     setting: str = "data.label_column",
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return label columns as class indices (N,) int64, the same in all ``parts``, and the K class names.
+    """Return label columns as class indices (N,) int64, and the K class names; all ``parts`` share the classes.
 
     With ``names``, values are indices of these, else the classes are the sorted distinct values. ``UserError``, with
     the other arguments in its message, if values are missing or do not fit, or there is only one class.

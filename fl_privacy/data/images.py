@@ -37,8 +37,8 @@ def decode_images(
 ) -> Tensor:
     """Decode ``count`` images of any format that PIL reads, in chunks, to (N, C, H, W) uint8.
 
-    An ``image_size`` (height and width) of ``None`` keeps the common size; ``channels`` (1 or 3) of ``None`` are those
-    of the first image. ``UserError`` if an image can't be read, or their sizes differ.
+    ``image_size`` (height and width): ``None`` keeps the size, which all must share. ``channels`` (1 or 3): ``None``
+    takes those of the first image. ``UserError`` if an image can't be read, sizes differ, or memory is short.
     """
     images: Tensor | None = None
     chunk: list[Tensor] = []

@@ -41,7 +41,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class EvenClasses:
-    """Every client gets the same number, within one, of examples of each class (SPN, Fan et al. 2020, Appendix C)."""
+    """Every client gets equally many examples of each class, or one more (SPN, Fan et al. 2020, Appendix C)."""
 
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients)
@@ -79,7 +79,7 @@ class ClassShares:
 
 
 def _drawn(shares: "np.ndarray[Any, Any]", quota: int, left: "np.ndarray[Any, Any]", rng: np.random.Generator) -> Any:
-    """Draw the number (K,) of examples of each class by ``shares`` (K,): ``quota`` in total, at most ``left`` (K,)."""
+    """Draw ``quota`` examples by class ``shares`` (K,); return their number (K,) by class, at most ``left`` (K,)."""
     taken = np.zeros_like(left)
     while missing := quota - int(taken.sum()):
         open_ = np.where(left > taken, shares, 0.0)
@@ -96,7 +96,7 @@ class Dirichlet:
     Attributes:
         alpha: concentration, above 0; small is skewed (0.1: one to three classes a client), large is nearly IID (100).
         min_examples: smallest number of examples of a client; up to ten draws are made to reach it.
-        self_balancing: ``True`` gives no more examples to a client that has an equal share, which distorts ``alpha``.
+        self_balancing: ``True`` stops giving examples to a client once it has an equal share, which distorts ``alpha``.
     """
 
     alpha: float = 0.5
@@ -186,7 +186,7 @@ class Natural:
 
 
 def partition_table(examples: LabelledExamples, parts: Sequence[Tensor]) -> Tensor:
-    """Return the number (clients, K) int64 of examples of each class in each of ``parts``, indices (N_i,)."""
+    """Count each client's examples by class: (clients, K) int64; ``parts``: indices (N_i,) of each client."""
     return torch.stack([examples.labels[part].bincount(minlength=len(examples.class_names)) for part in parts])
 
 

@@ -33,7 +33,7 @@ Tables = Mapping[str, "datasets.Dataset"]  # split, by the source's name for it 
 
 
 class Source(Protocol):
-    """Source of a data set."""
+    """Place from which a data set is loaded; ``identity`` changes if the files do."""
 
     def identity(self) -> list[str]: ...
 
@@ -47,7 +47,7 @@ def file_stamps(files: Iterable[str | os.PathLike[str]]) -> list[str]:
 
 
 def require(module: str, *, package: str | None = None) -> Any:
-    """Import ``module`` on first need; the ``UserError`` names the ``package`` to install."""
+    """Import ``module`` on first need; if it is missing, ``UserError`` names the ``package`` to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -147,7 +147,7 @@ def _open(path: str, config: str | None) -> Tables:
 
 
 class _Reached:
-    """Answer to whether the hub responds within ``seconds``; asked in a thread, since name lookups may take longer."""
+    """Object that is true if the hub responds within ``seconds``; a thread asks, since name lookups may take longer."""
 
     def __init__(self, seconds: float) -> None:
         self._until, self._found = time.monotonic() + seconds, False
@@ -267,7 +267,7 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
     """Return the folder of the data set ``name`` in ``root``, or ``root`` itself if ``name`` is ``own``.
 
-    Without ``root``, return its folder in ``FL_PRIVACY_DATA``, or ``None`` if there is none; ``UserError`` for ``own``.
+    Without ``root``, return its folder in ``FL_PRIVACY_DATA``, if any; ``own`` then raises ``UserError``.
     """
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name
@@ -277,7 +277,7 @@ def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
 
 
 def environment_folder(name: str) -> Path | None:
-    """Return the folder of the data set ``name`` under ``FL_PRIVACY_DATA``, if there is one."""
+    """Return the folder of the data set ``name`` in ``FL_PRIVACY_DATA``, if any; ``UserError`` if that is no folder."""
     root = os.environ.get(ROOT_VARIABLE)
     if not root:
         return None

@@ -104,9 +104,9 @@ def table_of(
     missing: Missing = "keep",
     standardize: Standardize = "numbers",
 ) -> Dataset:
-    """Make a data set of the pandas DataFrame ``frame`` and, if given, ``test`` rows, like :func:`load_table`.
+    """Make a data set of the rows in the pandas DataFrame ``frame``, and ``test`` rows, if given.
 
-    ``UserError`` if one is no DataFrame, or lacks a column.
+    For the other arguments see :func:`load_table`. ``UserError`` if one is no DataFrame, or lacks a column.
     """
     for given in (frame, *([] if test is None else [test])):
         if not hasattr(given, "columns") or not hasattr(given, "iloc"):
@@ -228,7 +228,7 @@ def _expect_columns(frames: Sequence[Any], columns: Sequence[str], reading: _Rea
             )
     for frame in frames[1:]:
         if lacking := sorted(set(columns) - set(frame.columns)):
-            raise UserError(f"Column {lacking[0]} is expected in both splits of table {name}; add it to the other.")
+            raise UserError(f"Column {lacking[0]} is expected in table {name}, but its test split lacks it; add it.")
 
 
 def _target(columns: Sequence[str], reading: _Reading, name: str) -> str:
@@ -308,7 +308,7 @@ _COMMAS = re.compile(r"\d{1,3}([.' \u00a0\u2009\u202f])\d{3}(\1\d{3})*(,\d+)?|\d
 
 
 def written_numbers(values: Any) -> Any:
-    """Return the numbers in a pandas column (N,) of ``Decimal`` or text, such as 1,234 or 3,14 or $ 1 234.50 or 12 %.
+    """Return the numbers that a pandas column (N,) holds as ``Decimal`` or text: ``1,234``, ``3,14``, ``$ 1 234.50``.
 
     ``None`` if some cell is no number, or all are digits alone, which may be codes of categories.
     """

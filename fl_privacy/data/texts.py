@@ -29,7 +29,7 @@ _LONGEST_PART = 12  # most characters of a part of a word; whole words may be lo
 
 
 def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
-    """Build a tokenizer of the package ``tokenizers``; ``UserError`` if there is none of the ``name``.
+    """Build or load the tokenizer ``name`` for the package ``tokenizers``; ``UserError`` if there is none.
 
     It is ``wordpiece`` (lower case, [CLS] and [SEP] around a text, like BERT), ``words`` (whole lower-case words) or
     ``bpe`` (bytes, like GPT-2), trained on ``texts`` to at most ``size`` tokens; ``minilm``; a file ``tokenizer.json``
@@ -80,7 +80,7 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
 
 
 def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
-    """Return at most ``size`` tokens: all characters, then the parts of words that save the most tokens.
+    """Return at most ``size`` tokens: all characters, then the parts of words that shorten the texts most.
 
     The package's own trainer breaks ties at random, so that runs could not be repeated.
     """

@@ -29,7 +29,6 @@ class Generator(nn.Module):
         self.end = nn.Conv2d(width // 2, in_channels, 5, padding=2)
 
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
-        """Generate images (B, C, H, W) in [0, 1] from noise (B, noise) and classes (B,)."""
         codes = torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)
         hidden = F.relu(self.start(codes)).reshape(len(noise), self.width, self.side, self.side)
         hidden = F.relu(self.middle(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
@@ -53,7 +52,7 @@ def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, wid
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
-    """Generate ``images_per_class`` images of every class, in 256 levels; this hides which classes the client has."""
+    """Generate ``images_per_class`` images, in 256 levels, of every class, also of those that the client lacks."""
     device = generator.start.weight.device
     labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
     with torch.no_grad():
@@ -75,8 +74,8 @@ def dp_merf(
 ) -> defense.Defense:
     """Train on images of a generator fitted to the client's noised random features (DP-MERF, Harder et al. 2021).
 
-    The sum over examples of random Fourier features times the one-hot label has sensitivity 1. One addition of noise
-    makes all uploads (epsilon, delta)-private for each example. The number of examples is public.
+    Noise is added once, to the sum over examples of random Fourier features times the one-hot label. It makes all
+    uploads (epsilon, delta)-private for each example. The number of examples is public.
 
     Args:
         images_per_class: generated images of every class.
@@ -121,7 +120,7 @@ def dp_merf(
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:
-    """Return the sum (F, K) over ``images`` (N, C, H, W) of F random features times one-hot ``labels`` (N,).
+    """Return the sum (F, K), over ``images`` (N, C, H, W), of F random Fourier features times one-hot ``labels`` (N,).
 
     ``frequencies`` are (F / 2, C H W). The features of an image have norm 1.
     """

@@ -17,7 +17,7 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
-    """Scale ``tensors`` down to the l2 ``norm``: as a whole (``scope`` ``global``), or one by one (``layer``).
+    """Scale ``tensors`` down to the l2 ``norm`` if they exceed it: all together (``global``) or each (``layer``).
 
     Tensors whose norm is not finite become zero, since noise would not hide them.
     """
@@ -139,14 +139,14 @@ def local_dp(
 ) -> Defense:
     """Clip, and add Gaussian noise by the classical formula for one round (Dwork and Roth 2014, Theorem A.1).
 
-    It equals Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)`` in distribution. The
-    formula is proven for one round and epsilon up to 1; for many rounds see ``privacy.guarantee``.
+    It equals Flower's ``LocalDpMod(clip_norm, sensitivity, round_epsilon, delta)`` in distribution. The formula is
+    proven for one round and epsilon up to 1; for many rounds see ``privacy.guarantee``.
 
     Args:
         round_epsilon: privacy budget of one round, above 0.
         delta: probability in (0, 1).
         clip_norm: largest l2 norm, to which the update is scaled down, above 0.
-        sensitivity: l2 distance of two updates that the noise hides; ``None`` takes ``clip_norm``.
+        sensitivity: l2 distance of two updates for which the noise is calibrated; ``None`` takes ``clip_norm``.
     """
     checks.number("defense.round_epsilon", round_epsilon, above=0, example=1.0)
     checks.number("defense.delta", delta, above=0, below=1, example=1e-5)
@@ -160,8 +160,8 @@ def local_dp(
 def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
-    Compose it before other gradient defenses, since it recomputes the gradient. The sum includes private parameters,
-    since they shape later uploads. ``privacy.guarantee`` turns the noise multiplier into epsilon.
+    Compose it before other gradient defenses, since it recomputes the gradient. Gradients of private parameters are
+    noised, too, since they shape later uploads. ``privacy.guarantee`` turns the noise multiplier into epsilon.
 
     Args:
         clip_norm: largest l2 norm C of one example's gradient, above 0.

@@ -25,8 +25,8 @@ from fl_privacy.types import Batch, Tensors
 class PassportConv2d(nn.Module):
     """Convolution whose scale and bias are computed from secret passports (Gu et al. 2021, Eq. 24).
 
-    Output is ``gamma * (W * X) + beta`` with ``gamma = Avg(D(E(W * P_gamma)))``, and beta in the same way from P_beta.
-    E and D are linear layers over channels with a leaky ReLU between them; Avg is the mean over positions.
+    Output is ``gamma * (W * X) + beta`` for input X, with ``gamma = Avg(D(E(W * P_gamma)))``, and beta in the same way
+    from P_beta. E and D are linear layers over channels with a leaky ReLU between them; Avg is the mean over positions.
 
     Args:
         convolution: convolution to replace, whose weight and geometry are kept.
@@ -72,7 +72,7 @@ class PassportConv2d(nn.Module):
         return self.gamma, self.beta
 
     def penalty(self) -> Tensor:
-        """Return the squared distance of stored gamma and beta to those from passports (Eq. 25); 0 if not stored."""
+        """Return the squared distance of stored gamma and beta from those of Eq. 24 (Eq. 25); 0 if none are stored."""
         pairs = zip(self.affine(), self.from_passports(), strict=True)
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
 

@@ -77,9 +77,9 @@ def gs_wgan(
 
 
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:
-    """Clip each of the gradients ``slopes`` (B, C, H, W) to norm 1, and add Gaussian noise.
+    """Clip each image's gradient in ``slopes`` (B, C, H, W) to norm 1, and add Gaussian noise.
 
-    The standard deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the distance of two clipped batches.
+    The standard deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the largest distance of two such batches.
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
     noise = _dp_noise.sample_noise(slopes, "gaussian", 1.0, rng)
@@ -100,7 +100,6 @@ class CriticNet(nn.Module):
         self.end = nn.Linear(2 * width * side**2, num_classes)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the score (B,) of each of ``images`` (B, C, H, W) for its class in ``labels`` (B,)."""
         hidden = F.leaky_relu(self.second(F.leaky_relu(self.first(images), 0.2)), 0.2)
         return cast(Tensor, self.end(hidden.flatten(1)).gather(1, labels[:, None]).squeeze(1))
 

@@ -94,9 +94,9 @@ def _keep(images: Tensor, labels: Tensor, kept: dict[str, Tensor]) -> None:
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
-    """Draw coefficients |z| / sum |z| (size, k) with normal z; rows with one above ``largest`` are drawn again.
+    """Draw mixing coefficients |z| / sum |z| (size, k) with normal z, so that none is above ``largest``.
 
-    This follows the authors' code; the paper does not specify it.
+    Rows with a larger one are drawn again. This follows the authors' code; the paper does not specify it.
     """
     shares = _shares(size, k, rng)
     while k > 1 and bool((over := shares.amax(1) > largest).any()):
@@ -140,7 +140,6 @@ def _expect_within_reach(k: int, largest: float) -> None:
 
 
 def _marks(images: Tensor) -> Tensor:
-    """Return a hash (N,) int64 of each image's bytes: their sum with random weights."""
     flat = images.flatten(1)
     largest = 2**53 // (255 * flat.shape[1])
     weights = torch.randint(largest, flat.shape[1:], generator=derive_generator(0, "instahide", "marks"))

@@ -17,9 +17,9 @@ from fl_privacy.types import Tensors
 
 
 def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
-    """Return boolean masks that are false at the floor(drop * n) smallest of n ``scores``.
+    """Return boolean masks that are false at the floor(drop * n) smallest of n ``scores``; ties are broken arbitrarily.
 
-    ``drop`` is in [0, 1). The scope ``layer`` counts n within each tensor, ``global`` over all. Ties are arbitrary.
+    ``drop`` is in [0, 1). The scope ``layer`` counts n within each tensor, ``global`` over all.
     """
     if scope == "layer":
         return {name: _mask(s.flatten(), drop).view(s.shape) for name, s in scores.items()}
@@ -36,7 +36,7 @@ def upload_scores(by: str, tensors: Tensors, rng: torch.Generator) -> Tensors:
 
 
 def _mask(scores: Tensor, drop: float) -> Tensor:
-    """Return a mask (n,) that is false at the share ``drop`` of lowest ``scores`` (n,); NaN is never dropped."""
+    """Return a mask (n,) that is false for the share ``drop`` of lowest ``scores`` (n,), and true for NaN."""
     dropped = int(drop * len(scores) + 1e-6)  # 0.29 * 100 is 28.999999999999996
     if dropped == 0:
         return torch.ones_like(scores, dtype=torch.bool)
@@ -49,10 +49,10 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, add first what earlier calls left out.
+    """Return ``compress(tensors)``; with ``feedback``, what earlier calls left out is added to ``tensors`` first.
 
-    ``state`` keeps this under names that begin with ``owner``. ``compress`` must not add privacy noise: feedback would
-    undo it.
+    It is kept in ``state``, under names that begin with ``owner``. ``compress`` must not add privacy noise: feedback
+    would undo it.
     """
     if not feedback:
         return compress(tensors)
@@ -71,7 +71,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score each element of ``gradients`` by ``by``, one of ``OF_STEPS``; larger is more important.
+    """Score the elements of ``gradients`` by one of ``OF_STEPS``, the more important the higher.
 
     ``samples``: see ``pruning``.
     """

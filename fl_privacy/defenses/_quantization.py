@@ -69,17 +69,17 @@ def largest_code(bits: int) -> int:
 
 
 def to_grid(values: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Scale ``values`` in [-scale, scale] to unrounded codes in [-c, c], float64, where c is ``largest_code(bits)``."""
+    """Scale ``values`` in [-scale, scale] to [-c, c], float64, without rounding; c is ``largest_code(bits)``."""
     return values.double() / scale.double() * largest_code(bits)
 
 
 def round_to_codes(positions: Tensor, bits: int) -> Tensor:
-    """Round ``positions``, unrounded codes, to the nearest code; with one bit, to 1 or -1 by the sign (1 for 0)."""
+    """Round ``positions`` in [-c, c] to the nearest code; with one bit, to -1 if negative, else to 1."""
     if bits == 1:
         return torch.where(positions < 0, -1.0, 1.0).double()
     return positions.round()
 
 
 def from_grid(codes: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """Return the values in [-scale, scale] of ``codes``, in the dtype of ``scale``."""
+    """Convert ``codes`` to values in [-scale, scale], in the dtype of ``scale``; the inverse of :func:`to_grid`."""
     return (scale.double() * (codes.double() + 0.0) / largest_code(bits)).to(scale.dtype)  # + 0.0 makes -0.0 positive

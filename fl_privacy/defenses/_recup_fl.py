@@ -50,7 +50,7 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
 def mislead(
     gradient: Tensors, sketch: GradientSketch, heads: Sequence[GradientClassifier], *, budget: float, iterations: int
 ) -> Tensors:
-    """Return ``gradient`` with the perturbation of ``recup_fl`` against the classifiers ``heads`` of its ``sketch``."""
+    """Return ``gradient`` perturbed against the classifiers ``heads`` of its ``sketch``, as in :func:`recup_fl`."""
     radius = budget * _norm(gradient)
     if radius == 0:
         return gradient

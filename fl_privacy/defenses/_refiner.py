@@ -46,16 +46,16 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """Cache of robust data by fingerprint, as bytes in a ``ClientState``; data stored since ``end_round`` are fresh."""
+    """Cache of robust data by fingerprint, as bytes in a ``ClientState``; data of this round count as fresh."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state
         self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
 
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the cached images (B, C, H, W) or texts (B, L, d) in [0, 1] of ``keys``, else those of ``default``.
+        """Return the cached robust data of ``keys``, else those of ``default``: (B, C, H, W) or (B, L, d) in [0, 1].
 
-        Also return booleans (B,), true for cached keys, and booleans (B,), true for fresh data.
+        Also return two booleans (B,): ``True`` if cached, and if cached in this round.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)
@@ -265,7 +265,7 @@ class _Refinement:
         return torch.cat(refined)
 
     def _weights(self, step: LocalStep, space: RobustSpace, target: Tensors, depths: dict[str, int]) -> Tensors:
-        """Return the weight in UM of each element of ``target``, the gradient of the batch or its examples (B, ...)."""
+        """Return UM's weights of the elements of ``target``, the gradient of the batch or of each example (B, ...)."""
         values = step.sent.parameters
         if self.weights != "integrated_gradients":
             return importance(target, values, depths, by=self.weights, decay=self.decay)

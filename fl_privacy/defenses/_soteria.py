@@ -47,7 +47,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
-    """Return the name of the layer in ``calls`` whose output is ``logits``, else of the last one."""
+    """Return the name of the call in ``calls`` whose output is ``logits``; if there is none, of the last call."""
     return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
 
 
@@ -81,7 +81,7 @@ _KEPT_BYTES = 1 << 25
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return norms (B, D) of d r_i / d x, and r = ``features(x)`` (B, D) at x = ``inputs`` (B, ...)."""
+    """Return norms (B, D) of the gradients d r_i / d x, and r = ``features(x)`` (B, D), at x = ``inputs`` (B, ...)."""
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
         copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))
@@ -238,7 +238,7 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
 
 
 def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) -> dict[str, Tensor]:
-    """Return the slice number, in [0, slices), of each element of ``tensors``, in slices of equal sensitivity.
+    """Divide the elements of ``tensors`` into slices of equal sensitivity; return each one's slice in [0, slices).
 
     A tensor's ``sensitivity`` is spread evenly over its elements; if all are zero, elements count equally.
     """
@@ -255,7 +255,7 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
 
 
 def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generator) -> dict[str, float]:
-    """Return estimates, by parameter name, of the Frobenius norm of d (gradient) / d (inputs).
+    """Estimate, by parameter name, the Frobenius norm of the derivative J of a gradient with respect to the inputs.
 
     It uses ``directions`` products with random sign vectors v, forward over reverse mode: E||J v||^2 = ||J||_F^2.
     Batch-norm layers are in evaluation mode.

@@ -21,7 +21,7 @@ Start = Literal["own", "shared"]
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
     """Return the names of the private modules; ``None`` takes the first convolution or linear layer.
 
-    ``UserError`` if a module does not exist, or if no parameter would be shared.
+    ``UserError`` if a module is missing or has no parameters, or if no parameter would be shared.
     """
     modules = dict(model.named_modules())
     if names is None:
@@ -45,7 +45,7 @@ def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
 
 
 def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHook:
-    """Return a hook for ``Defense.private`` that names all parameters and buffers of the modules ``choose(model)``."""
+    """Return a hook for ``Defense.private``: it names all parameters and buffers of the modules ``choose(model)``."""
 
     def kept(model: nn.Module) -> list[str]:
         chosen = choose(model)
@@ -56,7 +56,7 @@ def keep_with_clients(choose: Callable[[nn.Module], Sequence[str]]) -> PrivateHo
 
 
 def draw_own(private: PrivateHook) -> ModelHook:
-    """Return a hook for ``Defense.model`` that shuffles the values in each private parameter anew for each client."""
+    """Return a hook for ``Defense.model`` that shuffles each private parameter's values anew for each client."""
 
     def drawn(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         names = set(private(model))

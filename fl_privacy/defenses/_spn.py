@@ -155,12 +155,12 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 
 
 class PolarizationHead(nn.Module):
-    """Private head: linear layers from F ``features`` to K ``bits``, with a code for each class (SPN, section 3.1).
+    """Private head: linear layers from F ``features`` to K ``bits``, and a random code for each class (SPN, sec. 3.1).
 
     Weights and biases start from U(-bound, bound).
 
     Attributes:
-        weight: weight (K, W) of the last layer, W the last of ``widths``, or F.
+        weight: weight (K, W) of the last layer; W is the last of ``widths``, or F.
         bias: bias (K,) of the last layer.
         before: layers in front of the last one, each followed by ReLU.
     """
@@ -189,10 +189,9 @@ class PolarizationHead(nn.Module):
 
 
 def polarization_loss(outputs: Tensor, codes: Tensor, labels: Tensor, margin: float) -> Tensor:
-    """Return the mean over the batch of sum_k max(m - v_k t_k, 0), t the code of an example's class (SPN, Eq. 5).
+    """Return the batch's mean of sum_k max(m - v_k t_k, 0), for the code t of an example's class (SPN, Eq. 5).
 
-    ``outputs`` (B, K) are v, ``codes`` (C, K) are -1 and 1, ``margin`` is m; ``labels`` are classes (B,), or
-    probabilities (B, C).
+    ``outputs``: v (B, K). ``codes``: -1 and 1 (C, K). ``margin``: m. ``labels``: classes (B,), or probabilities (B, C).
     """
     if labels.dim() == 1:
         return (margin - outputs * codes[labels]).relu().sum(1).mean()

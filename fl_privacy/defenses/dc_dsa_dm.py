@@ -59,7 +59,7 @@ class Classes:
         return torch.randn(shape, generator=rng, device=rng.device).to(self.images)
 
     def finished(self, images: Tensor) -> Batch:
-        """Return normalized images (P, I, C, H, W) of the P present classes as a batch in [0, 1], in 256 levels."""
+        """Convert images (P, I, C, H, W) of the P present classes, normalized, to a batch in [0, 1] with 256 levels."""
         pixels = (MIDDLE + SPREAD * images.detach()).clamp(0, 1)
         return Batch((pixels.flatten(0, 1) * 255).round() / 255, self.present.repeat_interleave(images.shape[1]))
 
@@ -68,10 +68,10 @@ Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples 
 
 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
-    """Build a defense, described by ``part``, that trains on the images that ``make`` returns when it is first called.
+    """Build a defense that trains on the images that ``make`` returns; ``make`` is called once for a client.
 
-    The client's state keeps them as bytes: ``images_per_class`` for each class, of all or (not ``every_class``) its
-    own.
+    ``part`` describes it. The client's state keeps the images as bytes: ``images_per_class`` for each of all classes
+    or, unless ``every_class``, for each of the client's.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 
@@ -114,7 +114,7 @@ def siamese(rng: torch.Generator) -> Augmentation:
 
 
 def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
-    """Return a random augmentation of images (P, ...) that differs between the P ``classes``."""
+    """Return a random augmentation of images (P, ...): a different one for each of P ``classes``."""
     changes = [siamese(rng) for _ in range(classes)]
     return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
 
@@ -251,13 +251,13 @@ def dsa(
 
 
 def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
-    """Return the sum, over all weights (P, O, ...), P classes and O outputs, of 1 - cosine of two gradients."""
+    """Return the sum of 1 - cosine of two gradients over the outputs O of all weights (P, O, ...) of P classes."""
     pairs = [(gradient.flatten(2), wanted[name].flatten(2)) for name, gradient in found.items() if gradient.dim() > 2]
     return torch.stack([(1 - F.cosine_similarity(one, other, dim=2)).sum() for one, other in pairs]).sum()
 
 
 def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) -> Tensors:
-    """Return gradients (P, *shape) of the mean loss of each class's images (P, I, C, H, W) with labels (P,)."""
+    """Return the gradients (P, *shape) of each class's mean loss; images are (P, I, C, H, W), labels (P,)."""
     parameters = dict(network.named_parameters())
 
     def loss(values: Tensors, inputs: Tensor, label: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class ClientState:
 
 @dataclass(frozen=True, eq=False)
 class LocalStep:
-    """Local training step whose gradient a defense changes, with all that the defense may use."""
+    """Local training step in which a defense changes the gradient, with all that the defense may use."""
 
     model: nn.Module
     sent: ModelState  # model's values at this step, including private ones
@@ -53,14 +53,13 @@ class LocalStep:
         )
 
     def loss(self, *, batch_norm: Literal["train", "eval"] | None = None) -> Tensor:
-        """Return the batch's mean loss, including ``changes``; ``batch_norm=None`` takes the plan's mode."""
         norm, scale = batch_norm or self.plan.batch_norm, self.plan.loss_scale
         return batch_loss(self.model, self.sent, self.batch, batch_norm=norm, loss_scale=scale, changes=self.changes)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """Inputs of a defense that replaces a client's examples.
+    """What a defense that replaces a client's examples may use, apart from the examples.
 
     ``state`` may serve as a cache. ``rng`` is the same in every round, so that equal examples give equal results.
     """
@@ -140,7 +139,7 @@ class Defense:
         return bool(self.gradient) and self.gradient[0] in self.anew
 
     def prepare_for(self, model: nn.Module, input_shape: tuple[int, ...], public: Tensor | None = None) -> None:
-        """Run the hooks before training: ``fits``, then ``prepare`` or, for texts, ``texts`` with ``public`` tokens."""
+        """Run the hooks that come before training: ``fits``, then ``prepare`` or, for texts, ``texts``."""
         for fits in self.fits:
             fits(model)
         if modality_of(model).continuous:

@@ -26,7 +26,7 @@ _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 
 def encode(tensors: Tensors) -> dict[str, Tensor]:
     """Encode each tensor losslessly, by the shortest of a few encodings.
 
-    Zeros are left out if that saves bytes; evenly spaced values become codes. ``tensors`` are floating-point, up
+    Zeros are left out if that saves bytes; evenly spaced values become codes. ``tensors`` are floating-point, with up
     to 2^32 - 1 elements each; results are (bytes,) uint8 on the CPU, without shape and dtype.
     """
     return {name: torch.from_numpy(np.frombuffer(_encode(t), dtype=np.uint8).copy()) for name, t in tensors.items()}
@@ -52,7 +52,7 @@ def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
 
 
 def encoded_bytes(tensors: Tensors) -> int:
-    """Return the number of bytes to send ``tensors`` without names, each encoded if that is shorter."""
+    """Return how many bytes ``tensors`` take without names, each encoded if that is shorter."""
     total = 0
     for tensor in (tensor.detach().cpu() for tensor in tensors.values()):
         raw = tensor.dtype in (torch.float32, torch.float64) and plainly_shortest(tensor.numpy())
@@ -63,7 +63,7 @@ def encoded_bytes(tensors: Tensors) -> int:
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
     """Return ``True`` if a quick check shows that ``encode`` does not shorten ``array``, as for most updates.
 
-    Zeros shorten it only if there are enough; codes only if the few values that are tried lie on an even grid.
+    ``encode`` shortens arrays with enough zeros, or with values that lie on an even grid, of which a few are tried.
     """
     if array.dtype not in (np.float32, np.float64) or not array.size:
         return False
@@ -101,7 +101,7 @@ class _Layout:
         return self.flat[self.present]
 
     def _grid_bits(self, most: int) -> int:
-        """Return the fewest bits, up to ``most``, of integer codes for the nonzero values; 0 if no codes are exact."""
+        """Return the fewest bits, up to ``most``, whose integer codes give the nonzero values exactly; 0 if none do."""
         scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
         few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
         held = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few

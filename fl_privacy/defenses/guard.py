@@ -48,10 +48,10 @@ _MANY = 0.25  # tolerated share of suspicious rows; an imprint layer has nearly 
 
 
 def strange_structure(name: str, weight: Tensor) -> str | None:
-    """Return a phrase on what looks crafted in ``weight`` (outputs, ...), for a message; ``None`` if nothing does.
+    """Return a phrase on what looks crafted in ``weight`` (outputs, ...), or ``None``.
 
     Suspicious are values that are not finite, rows equal up to sign and scale (imprint), zero rows (class fishing), and
-    kernels with a single nonzero value, which copy the image.
+    kernels with a single nonzero value, which copy the image. ``name``: parameter's name in the phrase.
     """
     if weight.dim() < 2 or len(weight) < _LEAST_ROWS or weight[0].numel() < _LEAST_INPUTS:
         return None
@@ -85,7 +85,7 @@ class Behavior:
 
 @torch.no_grad()
 def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
-    """Return the behavior on ``batch`` of ``model`` with the values ``sent``, in evaluation mode."""
+    """Return the activations on ``batch`` of ``model``, with the values ``sent`` and in evaluation mode."""
     was_training = model.training
     model.eval()
     clipping = {n: m for n, m in model.named_modules() if isinstance(m, nn.ReLU | nn.ReLU6 | nn.Hardtanh)}
@@ -125,7 +125,7 @@ class RefusedModelError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelGuard:
-    """Conditions on a model before training on it.
+    """Conditions that a model has to meet before a client trains it.
 
     They prove nothing: a server that knows them can meet them all.
 
@@ -164,9 +164,9 @@ class ModelGuard:
         return known
 
     def refusal(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> str | None:
-        """Return the reason not to train on the values ``sent``, or ``None`` if nothing is suspicious.
+        """Return the reason not to train the model with the values ``sent``; ``None`` if nothing is suspicious.
 
-        ``kept`` is the client's state, with the last accepted model under ``LAST``.
+        ``kept``: tensors of the client's state, which hold the last accepted model.
         """
         if self.agreed and (different := self.agreed.difference(Architecture.of(model))):
             return f"its architecture is not the one agreed on: {different}"

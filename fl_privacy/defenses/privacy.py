@@ -65,7 +65,7 @@ def epsilons(
 ) -> list[float]:
     """Return ``epsilon``, for its other arguments, after each of the ascending ``steps``, faster than one by one.
 
-    ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of these.
+    ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of those.
     """
     settings: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "delta": delta}
     if not steps:
@@ -147,7 +147,7 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Return the least noise multiplier for which ``mixture_epsilon`` is ``epsilon``; ``UserError`` if none is."""
+    """Return the least noise multiplier at which ``mixture_epsilon`` is ``epsilon``; ``UserError`` if there is none."""
     checks.number("epsilon", epsilon, above=0, example=8.0)
     low, high = 1e-2, 1e6
     settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}
@@ -182,7 +182,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
 
 
 def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
-    """Split ``epsilon`` between threshold and queries, as 1 : (2 ``shared``)^(2/3) for ``shared`` uploaded elements."""
+    """Split ``epsilon`` between svt's threshold and queries, 1 : (2 n)^(2/3), for n = ``shared`` uploaded elements."""
     threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
     return threshold, epsilon - threshold
 
@@ -268,7 +268,7 @@ def guarantee(
     num_tensors: int = 1,
     buffers_shared: bool = False,
 ) -> Guarantee:
-    """Return the guarantee of ``defense``, which may be composed with post-processing.
+    """Return the differential privacy guarantee of ``defense``, which may include post-processing.
 
     Args:
         defense: defense that clips examples (unit ``example``) or noises clipped updates (unit ``client``).
@@ -316,7 +316,7 @@ def promises_privacy(defense: Defense) -> bool:
 
 
 def mechanism(defense: Defense) -> Part | None:
-    """Return the only part of ``defense`` with noise that accountants cover; ``None`` if there are none or several."""
+    """Return the only part of ``defense`` that adds noise or clips examples; ``None`` if there are none or several."""
     found = [part for part in defense.parts if isinstance(part.effect, Noise | ClippedExamples)]
     return found[0] if len(found) == 1 else None
 

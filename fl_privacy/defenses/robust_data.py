@@ -30,10 +30,10 @@ Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> (B,), differenti
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
-    """Return each element's weight in the utility metric (Eq. 3): |g theta| tau^i in layer i.
+    """Return each element's weight in the utility metric UM (Eq. 3): |g theta| tau^i in layer i.
 
     ``target``: gradients g, (*shape) or (B, *shape). ``values``: parameters theta. ``depths``: i of each parameter.
-    ``by``: which of g and theta to use. ``decay``: tau.
+    ``by``: which of g and theta are factors. ``decay``: tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
@@ -48,7 +48,7 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """Return the function UM (Eq. 4) for a batch's gradient: the sum of (weight (gradient - target))^2.
+    """Return a function from robust data to UM (Eq. 4): the sum of (weight (gradient - target))^2 for the batch.
 
     ``as_inputs``: map from robust data, such as ``start``, to the model's inputs.
     """
@@ -64,7 +64,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return UM (Eq. 4), like :func:`batch_gap`, for each example's gradient; ``target``, ``weights``: (B, *shape)."""
+    """Return the function of :func:`batch_gap`, but for each example; ``target`` and ``weights`` are (B, *shape)."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -106,7 +106,7 @@ def descend(
 
 
 def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
-    """Project ``gradient`` into the ball of l2 ``radius`` around ``center`` (appendix J)."""
+    """Project ``gradient`` into the l2 ball of ``radius`` around ``center`` (appendix J)."""
     apart = {name: (gradient[name] - c).double() for name, c in center.items()}
     length = torch.stack([a.square().sum() for a in apart.values()]).sum().sqrt()
     if float(length) <= radius:
@@ -115,7 +115,7 @@ def pull_within(gradient: Tensors, center: Tensors, radius: float) -> Tensors:
 
 
 def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[str, int]:
-    """Return each parameter's layer number, from 1 in the order of the forward pass; layers not called come last."""
+    """Map each parameter to its layer's place in the forward pass, from 1; layers that are not called come last."""
     layers = owners(model)
     model.eval()
     values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
@@ -131,7 +131,7 @@ Judge = Literal["evaluator", "mse"]
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Space in which robust images near ``true`` (B, C, H, W) in [0, 1] are searched; its noise is uniform."""
+    """Space in which robust images near ``true`` (B, C, H, W) in [0, 1] are sought; noise is uniform."""
 
     withheld: ClassVar[frozenset[str]] = frozenset()
 
@@ -152,9 +152,9 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class RobustTexts:
-    """Space in which robust texts are searched: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
+    """Space in which robust texts are sought: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    Random words are the noise. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with -1.
+    The noise is random words. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with -1.
     """
 
     tokens: Tensor
@@ -257,10 +257,10 @@ class _Network:
 
 
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
-    """Return estimates (C,), by layer, of each neuron's Shapley value for the batch's loss (Ghorbani and Zou 2020).
+    """Estimate, by layer, each neuron's Shapley value (C,) for the batch's loss (Ghorbani and Zou 2020).
 
-    In ``permutations`` random orders, neurons are replaced one by one by their mean output, and the rises of the loss
-    averaged. An order ends when the loss reaches that without neurons; the remaining neurons count 0.
+    In ``permutations`` random orders, neurons are replaced one by one by their mean output; the rise of the loss counts
+    for the neuron. An order ends when the loss reaches that without neurons; the remaining neurons count 0.
     """
     network = _Network(step)
     for name, number in network.neurons:
@@ -282,7 +282,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
 
 
 def shapley_of_elements(step: LocalStep, *, permutations: int = PERMUTATIONS) -> Tensors:
-    """Return tensors, by parameter name, with the Shapley value of each element's neuron."""
+    """Return tensors shaped like the parameters, by name: for each element, the Shapley value of its neuron."""
     values, parameters = neuron_shapley(step, permutations=permutations), step.sent.parameters
     found = {}
     for layer, own in values.items():

@@ -53,7 +53,6 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def _zero(function: Callable[[float], float], *, xtol: float, most: float = math.inf) -> float:
-    """Return the zero of a ``function`` that is above 0 at 0; infinite if there is none below ``most``."""
     high = 1.0
     while function(high) > 0 and high < most:
         high *= 2
@@ -62,7 +61,7 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws at or above T thresholds, on one neighbor (``hits``) and on the other (``misses``)."""
+    """Numbers (T,) of draws at or above T thresholds: on one neighbor (``hits``) and on the other (``misses``)."""
 
     hits: Floats
     of_hits: int
@@ -85,7 +84,7 @@ def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Float
 
     Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold. Each of
     these four rates has a Clopper-Pearson bound with a quarter of the error. ``counts``: at T thresholds that were
-    chosen without these draws. ``error``: probability with which each single bound may be wrong.
+    chosen on other draws. ``error``: probability with which each single bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -104,11 +103,11 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 
 
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
-    """Return a lower bound on epsilon from the angles between releases and an update of random direction.
+    """Return a lower bound on epsilon from the angles between releases and the update, whose direction is random.
 
-    Each angle of a few in each array is one test, with an equal share of the error. Without the update, the probability
-    of a smaller angle is at most the share of the sphere within it, divided by half of the test's error (Markov's
-    inequality).
+    For each array, a few angles are tested, each with an equal share of the error. Without the update, a release has an
+    angle below the tested one with a probability of at most the share of the sphere there, divided by half of the
+    test's error (Markov's inequality).
 
     Args:
         sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
@@ -128,11 +127,11 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 
 
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
-    """Return a lower bound on mu from the statistics (n,) and (m,) of two neighbors, for Gaussian noise.
+    """Return a lower bound on mu, for Gaussian noise, from a statistic's values (n,) and (m,) on two neighbors.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
     distribution. The bound is the mu for which a larger distance has probability ``error`` / 2, by a normal
-    approximation, or 0 without a significant distance. The projection must not depend on these draws.
+    approximation, or 0 without a significant distance. The statistic must have been chosen on other draws.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -166,8 +165,8 @@ def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> fl
 def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
     """Return ``True`` if ``values`` (n,) look Gaussian, by two tests with error probability ``error`` each.
 
-    Tests: third and fourth moments (D'Agostino and Pearson 1973), and mean over standard deviation (Geary 1936). Fewer
-    than 20 values always pass.
+    Tests: third and fourth moments (D'Agostino and Pearson 1973), and mean deviation over standard deviation (Geary
+    1936). Constant values, and fewer than 20, always pass.
     """
     found = np.asarray(values, dtype=np.float64)
     if len(found) < 20 or float(found.std()) <= 1e-9 * float(np.abs(found).max(initial=0.0)):
@@ -212,7 +211,7 @@ def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, 
 
 
 def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, error: float = 0.05) -> float:
-    """Return a lower bound: the largest epsilon that ``one_run_p_value`` rejects at level ``error``; 0 if none.
+    """Return a lower bound on epsilon: the largest that ``one_run_p_value`` rejects at level ``error``; 0 if none.
 
     >>> round(one_run_epsilon(canaries=1000, guesses=100, right=95, delta=1e-5), 2)
     2.17
@@ -266,9 +265,9 @@ def one_run_mu(*, canaries: int, guesses: int, right: int, error: float = 0.05) 
 def one_run_gaussian_epsilon(
     taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05
 ) -> tuple[float, int, int]:
-    """Return the lower bound on epsilon by ``one_run_mu``, the number of guesses, and the number of right guesses.
+    """Return a lower bound on epsilon by ``one_run_mu``, the number of guesses, and the number of right ones.
 
-    ``taken`` and ``left_out`` are the scores (k,) of participating and (m - k,) of other canaries. The m^(3/4) / 2
+    ``taken`` (k,), ``left_out`` (m - k,): scores of canaries that participated, and of the others. The m^(3/4) / 2
     canaries with the highest scores are guessed to have participated, and as many with the lowest not.
     """
     right = _right_guesses(taken, left_out)
@@ -278,7 +277,7 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Count right guesses for n = 1, ..., m // 2: in for the n highest of all m scores, out for the n lowest."""
+    """Count right guesses on m scores for n = 1, ..., m // 2: the n highest participated, the n lowest did not."""
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf
@@ -292,14 +291,14 @@ def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
 def best_one_run_epsilon(
     taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05, shares: int = 8
 ) -> tuple[float, int, int]:
-    """Return the best lower bound on epsilon, the number of guesses for it, and the number of right guesses.
+    """Return the best lower bound on epsilon, its number of guesses, and the number of right ones.
 
     The canaries with the highest scores are guessed to have participated, and as many with the lowest not.
 
     Args:
         taken: scores (k,) of participating canaries, higher if participation is likelier.
         left_out: scores (m - k,) of the other canaries.
-        shares: count of tried numbers of guesses, among which the error is divided (Bonferroni).
+        shares: how many numbers of guesses are tried; the error is divided among them (Bonferroni).
     """
     right = _right_guesses(taken, left_out)
     canaries = np.size(taken) + np.size(left_out)
@@ -313,7 +312,7 @@ def best_one_run_epsilon(
 
 
 def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta: float) -> float:
-    """Return the least epsilon at which N(mean, std^2) and N(0, std_without^2) are (epsilon, ``delta``)-close.
+    """Return the least epsilon for which N(mean, std^2) and N(0, std_without^2) are (epsilon, ``delta``)-close.
 
     This is the estimate of Andrew et al. 2023, section 3, from a canary's score with and without participation.
     """

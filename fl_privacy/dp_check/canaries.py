@@ -61,7 +61,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the largest bound that this number of canaries can give, with all guesses right."""
+        """Return the bound that this number of canaries would give with all guesses right, the largest possible."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
@@ -105,12 +105,13 @@ def canary_test(
     noise: Literal["gaussian", "other"] = "gaussian",
     confidence: float = 0.95,
 ) -> CanaryTest:
-    """Return bounds and an estimate of epsilon from the scores of canaries, each of which stands for a ``unit``.
+    """Return bounds and an estimate of epsilon from the scores of canaries.
 
     Args:
         taken: scores (k,) of participating canaries, higher if participation is likelier.
         left_out: scores (m - k,) of the other canaries; each canary was left out with probability 1/2.
         delta: probability in (0, 1).
+        unit: protected unit that a canary stands for.
         noise: ``gaussian`` if the claim assumes Gaussian noise, ``other`` to assume nothing. Scores that do not look
             Gaussian count as ``other``.
         confidence: confidence of bound and limit, in (0, 1).
@@ -178,9 +179,9 @@ def _doubt(there: NDArray[np.float64], absent: NDArray[np.float64]) -> str:
 
 
 def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) -> float | None:
-    """Return an estimate of epsilon, no bound, by Gaussians fitted to the scores (Andrew et al. 2023).
+    """Return an estimate of epsilon, which is no bound, from Gaussians fitted to the scores (Andrew et al. 2023).
 
-    ``None`` for fewer than ten scores with (k,) or without (m,) participation, or if one is not finite.
+    ``None`` for fewer than ten scores with (k,) or without (m,) participation, or constant or infinite ones.
     """
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
     if min(len(there), len(absent)) < FEWEST or not np.isfinite([*there, *absent]).all():

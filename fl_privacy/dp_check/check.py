@@ -25,7 +25,7 @@ PILOT_CALLS = 1800
 
 @dataclass(frozen=True, kw_only=True)
 class DpCheckRequest:
-    """Settings of a check of a claim.
+    """Settings of a check of a differential privacy claim.
 
     Attributes:
         epsilon: claimed epsilon; ``None`` takes what the mechanism states.
@@ -85,7 +85,7 @@ class DpCheckRequest:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: DpCheckRequest, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Return the verdict on the claim of ``mechanism``, or on the epsilon of its stated noise, by draws.
+    """Test ``mechanism`` by draws against its claim or, without one, the epsilon of its stated noise.
 
     ``mechanism``: function from an update, or an input of ``pair``, to the release. ``pair``: two inputs of the
     mechanism, if it does not take an update.
@@ -125,7 +125,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
-    """Return the epsilon recomputed from the ``stated`` facts, at the delta of ``claim``; ``None`` without facts."""
+    """Recompute epsilon from the ``stated`` facts, at the delta of ``claim`` or ``asked``; ``None`` without facts."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta

@@ -25,12 +25,12 @@ class Claim:
     """Claim of differential privacy.
 
     Attributes:
-        epsilon: privacy parameter, above 0.
+        epsilon: privacy parameter, at least 0; infinite claims nothing.
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
-        sampled: facts on sampling and releases of a round, if a test draws a release that surely holds the unit;
-            ``None`` for a single release without sampling.
+        sampled: facts on sampling and releases of a round; a test then draws releases that surely hold the unit.
+            ``None``: one release a round, without sampling.
     """
 
     epsilon: float
@@ -49,9 +49,9 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Return the epsilon of all releases if a unit moves each by ``mu`` standard deviations of Gaussian noise.
+        """Return the epsilon of all releases, if a unit moves each release's mean by ``mu`` standard deviations.
 
-        Without Poisson sampling, a unit is in the share ``sample_rate`` of the releases.
+        Noise is Gaussian. Without Poisson sampling, a unit is in the share ``sample_rate`` of the releases.
         """
         rate, steps = 1.0, self.rounds
         if self.sampled is not None:
@@ -69,7 +69,7 @@ class Claim:
 
     @property
     def mu(self) -> float:
-        """Return the mu of one release, the distance of means in standard deviations, that the claim allows."""
+        """Return the ``mu`` that the claim allows one release: the shift of means by a unit, in standard deviations."""
         if self.sampled is not None and self.sampled.noise_multiplier:
             return 1 / self.sampled.noise_multiplier
         return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.rounds)
@@ -185,9 +185,9 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
 def composed_epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, interval: float = 1e-4
 ) -> tuple[float, float]:
-    """Return epsilon after ``steps`` releases of the Poisson-sampled Gaussian, by RDP and by PLD.
+    """Return epsilon after ``steps`` releases of the Poisson-sampled Gaussian mechanism, by RDP and by PLD.
 
-    ``interval`` is PLD's step between privacy losses.
+    ``interval``: width of the steps in which PLD (privacy loss distribution) counts privacy losses.
     """
     if delta == 0:
         return math.inf, math.inf
@@ -212,7 +212,7 @@ def composed_epsilons(
 
 @contextmanager
 def errors_alone(name: str) -> Iterator[None]:
-    """Suppress messages of the logger ``name`` that are less severe than errors."""
+    """Suppress messages of the logger ``name`` below the level of errors."""
 
     def is_error(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR
@@ -228,7 +228,7 @@ def errors_alone(name: str) -> Iterator[None]:
 def expect_claim(epsilon: float | Claim, delta: float | None) -> Claim:
     """Return ``epsilon`` if it is a claim, else a claim of ``epsilon`` and ``delta`` for one release of a client.
 
-    ``UserError`` if delta is missing, or given twice.
+    ``UserError`` if delta is missing, or differs from the claim's.
     """
     if isinstance(epsilon, Claim):
         if delta is not None and delta != epsilon.delta:

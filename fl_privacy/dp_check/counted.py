@@ -82,12 +82,12 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Return the mean number of values that releases on the first neighbor have in common with the update."""
+        """Return how many values, on average, a release on the first neighbor has in common with the update."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger one of two lower bounds for any noise: by angles (a tenth of ``error``) and by tests."""
+        """Return a lower bound on epsilon for any noise: the larger one, by angles (``error`` / 10) or by counts."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])
@@ -95,7 +95,7 @@ class Drawn:
         return self._sampled(max(bounds))
 
     def _sampled(self, epsilon: float) -> float:
-        """Return a sampled release's epsilon from the ``epsilon`` of a release that surely holds the unit."""
+        """Convert the ``epsilon`` of a release that surely holds the unit to that of a sampled release."""
         return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:

@@ -34,7 +34,7 @@ class ManyAtOnce:
 
 @dataclass(eq=False)
 class ByRound:
-    """Mechanism that depends on the round; each call is the next round."""
+    """Mechanism whose releases depend on the round; each call is the next round."""
 
     at: Callable[[Any, int], Tensors]  # function (input, round) that returns the release of that round
     rounds: int = 0  # number of calls so far
@@ -96,7 +96,7 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Return at most ``MOST_TENSORS`` entries of ``places``, the first and the last ones."""
+    """Return ``places`` shortened to ``MOST_TENSORS`` entries: the first and the last ones."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -105,7 +105,7 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Statistics of a few releases (d,) on each neighbor, drawn to choose what the test looks at."""
+    """Statistics of a few releases (d,) on each neighbor, from which the test's projections are chosen."""
 
     neighbors: Neighbors
     means: Tensor  # means (2, d) on the first and the second neighbor
@@ -119,17 +119,17 @@ class Pilot:
 
     @property
     def bare(self) -> Tensor:
-        """Return the mask (d,) of values that have no noise and differ between the neighbors.
+        """Return a mask (d,) of values that have no noise and differ between the neighbors.
 
-        Whole numbers are excluded, since noised counts seldom change at a large epsilon.
+        Whole numbers are left out, since noised counts seldom change at a large epsilon.
         """
         whole = (self.means == self.means.round()).all(0)
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Return the largest distance of the two means along one of ``directions`` (d,), in standard deviations.
+        """Return the largest distance of the two means, in standard deviations, along one of ``directions`` (d,).
 
-        Without directions, all values are taken together. The distance is infinite if a value without noise differs.
+        Without directions, all values count together. The distance is infinite if a value without noise differs.
         """
         if bool(self.bare.any()):
             return math.inf
@@ -202,7 +202,7 @@ UNCHANGED = "the number of values that leave unchanged"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Statistics to compute of each release: projections and counts."""
+    """Computes statistics of releases: projections and counts."""
 
     names: Sequence[str]
     directions: Tensor  # unit vectors (P, d) onto which releases are projected
@@ -210,7 +210,7 @@ class Statistics:
     lines: Mapping[str, slice] = field(default_factory=dict)  # slices of arrays with an angle to ``update``
 
     def of(self, rows: Tensor) -> Tensor:
-        """Return the statistics (k, S) of k releases (k, d): projections, number of zeros, largest magnitude.
+        """Return S statistics (k, S) of k releases (k, d): projections, number of zeros, largest magnitude.
 
         If the update is known, the number of unchanged values and the sines of angles to the update follow.
         """
@@ -229,7 +229,7 @@ FEWEST_ON_A_LINE = 4
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) along the difference ``known`` of two neighbors, in all arrays and in each alone."""
+    """Return unit vectors (d,) along the neighbors' difference ``known``: as a whole, and its part in each array."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -243,9 +243,8 @@ def statistics_for(
 ) -> Statistics:
     """Choose the directions onto which releases are projected, and the counts.
 
-    Directions are those of ``known`` (d,), the neighbors' difference (``None`` takes that of the means of the pilot
-    ``found``), in all arrays and in each alone, the direction in which pilot draws differ most, and ``also``.
-    ``places``: slice of each array.
+    Directions: the neighbors' difference ``known`` (d,), or that of the pilot's means; its part in each array
+    (``places``: slices); the one in which draws of the pilot ``found`` differ most; and ``also``.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

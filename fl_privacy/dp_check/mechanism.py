@@ -96,7 +96,7 @@ class MechanismCheck:
 
 
 def doubt_in_words(confidence: float) -> str:
-    """Return the reason why a bound above the claim does not prove the claim false at this ``confidence``."""
+    """Return a phrase on why a bound above the claim, at this ``confidence``, does not prove the claim false."""
     above = f"the bound lies above the claim with a confidence of {100 * confidence:.3g} %"
     return f"{above}, and {100 * ACCUSATION:.4g} % are needed to call it false"
 
@@ -123,8 +123,8 @@ def check_mechanism(
 ) -> MechanismCheck:
     """Test the claimed privacy of ``mechanism`` by many draws, and return a lower bound on its epsilon.
 
-    A pilot chooses the neighbors: an update of the clipping norm, or far larger, and zero (or its negative if a
-    unit is replaced). Fresh draws then give the bound.
+    A pilot of a few draws chooses the neighbors: an update of the clipping norm, or far larger, and zero (or its
+    negative if a unit is replaced). Fresh draws then give the bound.
 
     Args:
         mechanism: function from an update (tensors like ``like``) to the release (tensors), with fresh randomness at
@@ -203,7 +203,7 @@ with the unit before one without it."""
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
     """Return a mechanism that makes one call with the unit, then ``LATER`` calls without it.
 
-    Its release is the projection of each call's release onto ``known`` (d,).
+    It releases the projections of all these calls onto ``known`` (d,), to test if a unit shows in later releases.
     """
     unit = known / known.norm()
 
@@ -217,7 +217,7 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
     """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum.
 
-    ``number``: number of compared calls after calls with and without the unit, projected onto ``known`` (d,).
+    ``number``: how many calls after calls with, and without, the unit are compared, projected onto ``known`` (d,).
     """
     if isinstance(mechanism, ManyAtOnce):
         return False
@@ -275,7 +275,7 @@ def _judged(
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Return the pilot draws of the pair that is easiest to distinguish, and this pair's difference (d,) if known.
+    """Return the pilot draws on the pair that is easiest to distinguish, and its difference (d,), if known.
 
     The pair ``preferred`` is taken unless another is better by more than chance. ``most``: most draws per neighbor.
     """
@@ -384,7 +384,6 @@ SEEDS, FIRST = 1 << 14, 16
 
 @cache
 def _streams(number: int) -> torch.Tensor:
-    """Return rows (3 S, number) of norm 1: the first normal values of three kinds of generators for S seeds."""
     drawn, generator, legacy = list[np.ndarray](), torch.Generator(), np.random.RandomState()  # reused: slow to make
     for seed in range(SEEDS):
         legacy.seed(seed)
@@ -396,7 +395,7 @@ def _streams(number: int) -> torch.Tensor:
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
     """Detect noise from generators with small seeds, by comparison with PyTorch's and NumPy's first values.
 
-    At least four of eight calls must match different seeds, since a generator that is seeded once can match one.
+    At least four of eight calls must match, with different seeds: a generator that is seeded once can match once.
     """
     if isinstance(mechanism, ManyAtOnce):
         return []

@@ -19,8 +19,8 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 def on_defense(defense: Defense, asked: DpCheckRequest, *, elements: int | None = None) -> list[ClaimVerdict]:
     """Return verdicts on the privacy that ``defense`` claims.
 
-    Epsilon is recomputed, and tested on draws of the upload or of one step of DP-SGD, if the defense has one of them.
-    ``elements`` is the number of an update's elements, if ``asked`` has the shapes of only some tensors.
+    Epsilon is recomputed, and tested on draws of the upload or of one step of DP-SGD, if the defense changes one of
+    them. ``elements``: number of an update's elements, if ``asked`` has the shapes of only some tensors.
     """
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
     facts = Facts(
@@ -74,7 +74,7 @@ def clip_norm_of(defense: Defense) -> float | None:
 
 
 def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:
-    """Return DP-SGD's noised gradient sum of four examples as a mechanism, and two batches that differ in one."""
+    """Return a mechanism, DP-SGD's noised gradient sum of four examples, and two batches that differ in one example."""
     rng = derive_generator(seed, "dp_check", "examples")
     model = nn.Linear(8, 4, bias=False)
     nn.init.zeros_(model.weight)  # every class is as likely, so that no example's gradient vanishes

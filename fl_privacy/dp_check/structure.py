@@ -37,7 +37,7 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Releases (n, d) drawn on each neighbor; of large releases, only d of the values are kept."""
+    """Releases (n, d) drawn on each neighbor; if releases are large, d of their values are kept."""
 
     first: Tensor
     second: Tensor
@@ -90,10 +90,10 @@ def _held(mechanism: Mechanism, given: Any, number: int, taken: Tensor) -> Tenso
 def uncovered(
     mechanism: Mechanism, pair: Neighbors, held: HeldDraws, *, shapes: Mapping[str, torch.Size], delta: float, seed: int
 ) -> list[Uncovered]:
-    """Search the draws ``held`` for parts of the release without fresh noise, and confirm them by fresh draws.
+    """Search the draws ``held`` for parts of the release without fresh noise, and confirm these by fresh draws.
 
-    A direction counts as such a part if fresh draws are constant along it, differ between the neighbors, and follow a
-    slight change of the input. Events rarer than the claim's ``delta`` are allowed.
+    A direction is such a part if fresh draws are constant along it, differ between the neighbors, and follow a slight
+    change of the input. Events rarer than the claim's ``delta`` are allowed.
     """
     candidates = [
         each for find in (_constant, _shared, _sums, _left_out) for each in find(held) if float(each[1].norm()) > 0
@@ -219,7 +219,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield kinds of sums that may have no noise: a description, and the index (d,) of each value's sum, or -1."""
+    """Yield groups of values whose sums may have no noise: a description, and each value's group (d,), -1 for none."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():
@@ -377,7 +377,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 def direction_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
     """Return the direction (d,) along which neighbors differ most relative to the noise (linear discriminant).
 
-    ``None`` if their difference ``known`` (d,) is unknown or nearly as good, or if there are too few draws.
+    ``None`` if their difference ``known`` (d,) is unknown or nearly as good a direction, or if draws are too few.
     """
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()

@@ -18,7 +18,7 @@ OWNED = {"client": "each client's data", "example": "each single record"}
 
 
 class Status(StrEnum):
-    """Status of a claim of differential privacy after its recomputation and tests."""
+    """Status of a differential privacy claim, after recomputation and tests."""
 
     CONTRADICTED = "contradicted"  # a test, or the claim's own figures, show that it is false
     DOUBTED = "doubted"  # a test's lower bound exceeds the claim, without the confidence to call it false

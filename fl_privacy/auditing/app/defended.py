@@ -63,9 +63,10 @@ class ReplyDefense:
     _answers: Counter[int] = field(default_factory=Counter, init=False)
 
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
-        """Defend the trained parameters in ``reply``, in place, as ``found`` matched them to arrays.
+        """Defend the trained parameters in ``reply``, in place.
 
-        ``UserError`` if one is not a floating-point array, an array is encoded, or there are none.
+        ``found``: which arrays hold which parameters. ``UserError`` if none do, or one is encoded or not
+        floating-point.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()
@@ -76,7 +77,7 @@ class ReplyDefense:
                     places.append((record, key, name, value.dtype))
                     after[name] = torch.from_numpy(value.astype(np.float32))
         if not after or found.decoded or set(own.values()) != after.keys():
-            raise UserError(f"{self.defense.name} expects parameters, but uploads are coded or hold none; go without.")
+            raise UserError(f"{self.defense.name} expects parameters, but they are coded or missing; audit without it.")
         client = int(context.node_config[PARTITION])
         self._answers[client] += 1
         rng = derive_generator(self.seed, "client", client, f"answer-{self._answers[client]}", "defense")

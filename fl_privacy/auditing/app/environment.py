@@ -51,7 +51,7 @@ OTHERS = ("__pycache__", "node_modules", "venv")
 
 @dataclass(frozen=True)
 class Around:
-    """Changes to an app's environment, and parts that were left out."""
+    """What was changed in an app's environment, and what was left out of it."""
 
     data: set[str]  # names of data sets that the app loaded from the mirror
     missing: str  # sentence on files that were not copied, or ""
@@ -210,7 +210,7 @@ _REPORTED: Mapping[str, Sequence[str]] = {
 
 @contextmanager
 def figures_noted(figures: dict[str, float]) -> Iterator[None]:
-    """Collect in ``figures`` the last numbers that Flower's strategies and servers report, by name and origin."""
+    """Collect in ``figures`` the last numbers that Flower reports, under keys such as ``accuracy (training)``."""
 
     def noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -257,8 +257,8 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    A table is ignored as a log that the app wrote if its file is newer than ``since`` (seconds since 1970) and it has
-    at most as many rows as messages were ``answered`` so far.
+    A table counts as a log that the app wrote, and is ignored, if its file is newer than ``since`` (seconds since 1970)
+    and it has no more rows than messages were ``answered`` so far.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

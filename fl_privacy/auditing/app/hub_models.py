@@ -37,7 +37,7 @@ _ROOM, _LONGEST, _FEW = 512, 512, 100
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement) for functions of ``transformers`` that load networks or tokenizers."""
+    """Yield (module, function name, replacement); replacements draw what ``transformers`` would load from the hub."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),
@@ -50,7 +50,6 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
 
 
 def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of ``original`` or, if its files are not on this machine, a made-up object from ``made``."""
     found = attempt(lambda: original(kind, *args, **kwargs))
     name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
     if not isinstance(found, Failure):  # a tokenizer without a vocabulary stands where none was found
@@ -62,7 +61,7 @@ def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any,
 
 
 def _config(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
-    """Make the config of a small network, of the kind ``kind`` or, for automatic ones, that ``name`` suggests."""
+    """Make the config of a small network of the class ``kind``; for an ``AutoConfig``, ``name`` suggests the class."""
     kinds: Any = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     if not getattr(kind, "model_type", ""):
         plain = {key: re.sub(r"\W|_", "", key) for key in kinds.keys()}  # noqa: SIM118  (it has no usual iteration)

@@ -39,7 +39,7 @@ _MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages t
 
 
 def lent_in_words(lent: list[str]) -> str:
-    """Return a sentence on earlier names and options that an app used, and that were provided."""
+    """Return a sentence on the outdated names and options in ``lent`` that an app used and that were provided to it."""
     return (
         f"The app uses {', '.join(lent)}, which the versions installed here, such as Flower"
         f" {metadata.version('flwr')}, lack or have elsewhere: it was lent them here, and would not run by itself."
@@ -48,7 +48,7 @@ def lent_in_words(lent: list[str]) -> str:
 
 @contextmanager
 def moved_names_lent() -> Iterator[list[str]]:
-    """Provide earlier names of Flower (``EARLIER``) until the block ends; list those used, as ``module.name``."""
+    """Let code use earlier names of Flower (``EARLIER``) until the block ends; yield a list of those used."""
     asked: list[str] = []
     with ExitStack() as stack:
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
@@ -91,7 +91,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Until ``stack`` closes, look up names that ``module`` lacks by ``find``; it returns ``None`` if it has none."""
+    """Let ``find`` provide names that ``module`` lacks, until ``stack`` closes; it returns ``None`` for other names."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -107,9 +107,9 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record; values that no record can hold are converted to JSON.
+    """Make a config record by ``original``; values that no record can hold are converted to JSON.
 
-    ``objects`` collects these values by the start of their JSON, and ``asked`` a sentence on each.
+    ``objects`` keeps these values, by the start of their JSON, to restore them. ``asked`` collects a sentence on each.
     """
     texts = dict(values)
     for key, value in texts.items():
@@ -257,7 +257,7 @@ def older_names_lent(code: str, asked: list[str] | None = None) -> Iterator[list
 
 
 def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (module or class, name in it, entry) for each dotted entry of ``names`` whose last part is in ``code``."""
+    """Yield (module or class, name in it, dotted name) for each of the ``names`` of ``package`` that ``code`` uses."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
     used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
@@ -268,7 +268,7 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _lend_name(stack: ExitStack, home: str, name: str, stands: str, asked: list[str]) -> None:
-    """Provide the missing ``home.name``, of a module or class, as the object at ``stands``; note uses in ``asked``."""
+    """Provide the object at the dotted path ``stands`` as ``home.name``, if missing there; note uses in ``asked``."""
     found = attempt(partial(resolve_name, stands))
     if isinstance(found, Failure):  # of a package that can't be imported, such as Keras without a backend
         return
@@ -357,10 +357,7 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
-    """Return a method like Keras 2's ``<name>_generator`` that calls Keras 3's ``name``.
-
-    ``places``: names of the positional arguments after the generator.
-    """
+    """Return a method like Keras 2's ``<name>_generator``; ``places``: its positional arguments after the generator."""
 
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(places, args, strict=False)), **kwargs}
@@ -452,7 +449,7 @@ def _is_codeless(spec: ModuleSpec | None) -> bool:
 
 
 def caller(passed: str) -> FrameType | None:
-    """Return the nearest calling frame outside of this package and files matching ``passed``, or ``None``."""
+    """Return the nearest calling frame outside of this package and of files whose path matches the regex ``passed``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and re.search(f"{_OURS}|{passed}", frame.f_code.co_filename):
         frame = frame.f_back
@@ -460,7 +457,7 @@ def caller(passed: str) -> FrameType | None:
 
 
 def is_installed(frame: FrameType | None) -> bool:
-    """Return ``True`` if ``frame`` is of installed code."""
+    """Return ``True`` if ``frame`` runs code of an installed package."""
     return frame is not None and "site-packages" in Path(frame.f_code.co_filename).parts
 
 

@@ -76,7 +76,7 @@ class Score:
 
 
 class FittedStandIn:
-    """Placeholder of a fitted encoder, which numbers labels, or of a scaler, which changes nothing."""
+    """Placeholder of a fitted encoder or scaler: with ``classes`` it numbers labels, without it changes nothing."""
 
     def __init__(self, classes: int = 0) -> None:
         self.classes_ = np.arange(classes)
@@ -93,7 +93,7 @@ class FittedStandIn:
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield (module, function name, replacement) for functions that load files."""
+    """Yield (module, function name, replacement) for functions that load pickles and .mat files, also missing ones."""
     for module in ("pickle", "joblib"):
         if drawing.uses(module):
             yield module, "load", partial(_loaded, drawing)
@@ -109,7 +109,7 @@ def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: An
 
 
 def unpickled(drawing: Drawing, path: Path) -> Any:
-    """Return a placeholder for a pickled object, by the file's name: an encoder, a scaler, weights, or arrays."""
+    """Return a placeholder for a pickled encoder, scaler, weights or arrays, as the file's name suggests."""
     if _ENCODER.search(path.stem):
         drawing.note(str(path), "an encoder of labels")
         return FittedStandIn(max(drawing.classes, 2))
@@ -158,7 +158,7 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
 
 
 def stated(drawing: Drawing, path: str, there: Path) -> Any:
-    """Draw the data set that was saved to ``path`` with the features that its folder ``there`` states."""
+    """Draw the data set saved to ``path``, with the features in ``dataset_info.json`` of the folder ``there``."""
     hf, kept = importlib.import_module("datasets"), (there / "dataset_info.json").read_text(encoding="utf-8")
     kinds, rng = hf.Features.from_dict(json.loads(kept)["features"]), drawing.rng(path)
     classes = next((kind.num_classes for kind in kinds.values() if hasattr(kind, "num_classes")), drawing.classes or 2)
@@ -180,7 +180,7 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 
 
 def records(drawing: Drawing, path: Path) -> Path | None:
-    """Write drawn records with the keys of a list of records next to the missing ``path``; ``None`` without one."""
+    """Write made-up records for a missing JSON ``path``, with the keys of a list near it; ``None`` without one."""
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)

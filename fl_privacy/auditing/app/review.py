@@ -249,7 +249,7 @@ def _local_claim(node: ast.Call) -> str:
 
 
 def _central_claims(app: App, found: Review) -> Iterator[CodeNote]:
-    """Yield the epsilon that a client spends under Flower's strategies with the run config's noise multiplier."""
+    """Yield a note on a client's epsilon under Flower's central DP, for each noise multiplier in the run config."""
     if not any(note.what.startswith(_CENTRAL) for note in found.protections):
         return
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 1)

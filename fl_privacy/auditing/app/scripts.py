@@ -103,7 +103,6 @@ class SourceFile:
 
     @cached_property
     def flower(self) -> set[str]:
-        """Return the names that the file imports from Flower, or binds to it."""
         found = set[str]()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -198,10 +197,7 @@ def find_scripts(
 
 
 def cells_of(path: Path) -> list[str]:
-    """Return the Python code of a script, or of each of a notebook's code cells without IPython's commands.
-
-    ``UserError`` if it can't be read.
-    """
+    """Return the Python code of a script, or of each code cell of a notebook; ``UserError`` if it can't be read."""
     try:
         if path.suffix != ".ipynb":
             return [decode_source(b"\n".join(path.read_bytes().splitlines()))]  # as Python: it reads lines first
@@ -321,13 +317,13 @@ def _chosen(
 
 
 def _unnumbered(path: Path, folder: Path) -> str:
-    """Return a path without the numbers that distinguish clients: client1.py and client2.py, site_a/run.py."""
+    """Return a path without what distinguishes clients' scripts: ``client`` for client1.py and client-b.py."""
     inner = path.relative_to(folder).with_suffix("").as_posix().lower()
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
-    """Yield the words of a command line that sets the options for which the scripts' parsers have no usable default."""
+    """Yield the words of a command line for the options of the scripts' parsers that have no usable default."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -412,7 +408,7 @@ _ADDS = re.compile(r"\badd_argument$|^click\.(option|argument)$")
 
 
 def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield an ``add_argument`` call for each argument without default of the functions that Python Fire runs."""
+    """Yield an ``add_argument`` call for each argument, without a default, of the functions that Python Fire runs."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and called(node) == "Fire")
     run = {dotted(node.args[0]) for node in calls if node.args}
     for node in ast.walk(tree):

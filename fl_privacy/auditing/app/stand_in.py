@@ -106,7 +106,7 @@ def labels(number: int, classes: int) -> np.ndarray:
 
 
 def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """Draw smooth pictures (N, H, W, C) of bytes: a coarse pattern of the class plus one of the picture."""
+    """Draw smooth pictures (N, H, W, C) of bytes: each is a coarse pattern of its class plus one of its own."""
 
     def smooth(many: int) -> np.ndarray:
         coarse = rng.normal(size=(many, 6, 6, shape.channels))
@@ -138,7 +138,7 @@ def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
 
 
 def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Sequence[object] | np.ndarray:
-    """Draw a table's column (N,) of the kind that ``name`` suggests: labels, texts, days, or positive numbers."""
+    """Draw the column (N,) of a table that ``name`` suggests: labels, texts, days, or positive numbers."""
     if LABEL.search(name):
         return labels(number, classes)
     if TEXT.search(name):

@@ -142,7 +142,7 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
-    """Return a strategy's evaluation; if it fails, return ``None`` and add the reason to ``failed``."""
+    """Evaluate by a strategy; if that fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -163,7 +163,6 @@ def _name_rounds(strategy: Any) -> None:
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
-    """Return a function from a context to a client; ``made`` takes a context or, if old, the partition as text."""
     parameters = inspect.signature(made).parameters.values()
     takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
     return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
@@ -201,7 +200,6 @@ class _Clients:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Restore the networks and optimizers of all clients to their present state when the block ends."""
         clients = [made.get("client") for made in self._made.values()]
         holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
         inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
@@ -215,7 +213,7 @@ class _Clients:
 
 
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
-    """Return an empty ``__main__`` module for a script, and the folder to import its package from, if needed."""
+    """Return an empty ``__main__`` module for a script, and the folders (one or none) to import its package from."""
     module, level = ModuleType("__main__"), 0
     module.__dict__.update(__file__=str(path), __builtins__=__builtins__, __package__="")
     with suppress(SyntaxError):  # its cells' own errors come when they run
@@ -342,7 +340,6 @@ class _Runner:
         original(*given, **options)
 
     def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:
-        """Return the error of a script that fails or ends early, with possible causes such as missing arguments."""
         given = " ".join(words)
         if not isinstance(cause := error.__cause__, SystemExit):
             asked, options = (", ".join(sorted({*names})) for names in (self._unset, self._options))
@@ -378,7 +375,6 @@ class _Runner:
         return value
 
     def _execute(self, path: Path, names: dict[str, Any]) -> None:
-        """Run a script, or all cells of a notebook; after a failed cell, the rest runs before the error is raised."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:

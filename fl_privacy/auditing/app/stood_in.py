@@ -197,7 +197,7 @@ class Hooks:
         return original(made, *args, **kwargs)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split made-up examples in the proportions of ``lengths``, which are for the missing data."""
+        """Split made-up examples in the proportions of ``lengths``, which are counts for the missing data."""
         whole = self.drawing.asked and len(dataset) and all(isinstance(each, int | np.integer) for each in lengths)
         if whole and not any(lengths):  # more clients than drawn examples: those far behind get some again
             ends = np.arange(len(lengths))[:, None] * _LEAST + np.arange(_LEAST)
@@ -218,7 +218,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Return ``indices`` below ``held``, the number of made-up examples; if none is, map some into that range."""
+        """Return ``indices`` below ``held``, the number of made-up examples; if there are none, map some below it."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
@@ -250,7 +250,6 @@ class Hooks:
         return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables else []))
 
     def made(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Make a folder; if the path is not writable, as for ``/app``, make it in the app's working folder instead."""
         if (twin := self._twin(path)) != path:
             return Path(twin).mkdir(parents=True, exist_ok=True)
         try:
@@ -431,9 +430,9 @@ def _is_of_packages(path: Path) -> bool:
 
 
 def _ends_without() -> bool | None:
-    """Return ``True`` if the app ends when the file that it now asks for is missing, ``False`` if it goes on.
+    """Return ``True`` if the app ends when the file that it asks for is missing, ``False`` if it goes on.
 
-    This is judged from the source of the ``if``, ``assert`` or ``try`` around the call; ``None`` if there is none.
+    The calling source decides: the ``if``, ``assert`` or ``try`` around the call; ``None`` without one.
     """
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
@@ -471,7 +470,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return, without a download, what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would."""
+    """Return what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, without a download."""
     if stand_in.OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)

@@ -53,7 +53,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's answer to a training message, and the state to ask the client again.
+    """A client's reply to a training message, and all that is needed to ask the client for it again.
 
     ``sent``: arrays of the message, by record/name.
     """
@@ -65,9 +65,9 @@ class KeptReply(WatchedReply):
 
 
 class TappedGrid(LocalGrid):
-    """Nodes that answer using ``client_app`` in this process; messages are recorded, and some answers are kept.
+    """Grid of nodes that answer by ``client_app`` in this process; it records messages and keeps some replies.
 
-    ``keeps``: number of clients whose first and latest answers are kept. ``tables`` is filled with the tables that
+    ``keeps``: number of clients whose first and latest replies are kept. ``tables`` is filled with the tables that
     clients load, by name. ``node_config``: additional node config; ``{partition}`` in a text becomes the node's.
     ``defense``: defense of each trained reply.
     """
@@ -108,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds: the rounds named in messages, or else the messages to one node."""
+        """Return the number of training rounds that messages name or, if they name none, of messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -123,7 +123,6 @@ class TappedGrid(LocalGrid):
         return sorted(every, key=lambda one: (order[one.severity], one.where))
 
     def covers(self) -> str:
-        """Return a phrase on how many of the trained replies the defense changed; empty if all."""
         if not self._covered[False]:
             return ""
         return f" on {self._covered[True]} of {self._covered.total()} replies"
@@ -138,7 +137,7 @@ class TappedGrid(LocalGrid):
         return found
 
     def get_node_ids(self) -> list[int]:
-        """List all nodes; one more joins if a server has sent no message yet and keeps asking for nodes."""
+        """List all nodes. One more joins if a server that has sent no message keeps asking for nodes."""
         if not self.inventory.messages:
             self._looks += 1
             self._since = self._since or time.monotonic()
@@ -232,10 +231,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply after training; return it, or an error reply, and what its arrays meant before the defense.
-
-        The meaning is ``None`` if the reply was not defended.
-        """
+        """Defend a reply; return it, or an error reply, and what its arrays meant before (``None`` if not defended)."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

@@ -44,9 +44,9 @@ _QUIET = np.errstate(all="ignore")  # untrusted numbers may be NaN, or overflow 
 
 @_QUIET
 def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> str | None:
-    """Return a phrase on how many rows of client data ``array`` holds; ``None`` if none, or possibly by chance.
+    """Return a phrase on how many rows of client data ``array`` holds; ``None`` for none, or if chance explains them.
 
-    ``tables``: (N, F) each, the client's data. ``unknown=True`` also compares the array in other shapes, in another
+    ``tables``: the client's data, (N, F) each. ``unknown=True`` also compares the array in other shapes, in another
     order of values in a row, or scaled.
     """
     if array.dtype.kind not in "fiub" or not array.size:
@@ -76,7 +76,7 @@ def _copies(rows: int, of: int, how: str) -> str:
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Return the numbers of columns of ``array`` and of a table, if the array (N,) or (N, f) is columns of it.
+    """Return the numbers of columns of ``array`` (N,) or (N, f) and of the table that has all these columns.
 
     A column's values may be in any order. Columns with too few different values are not compared, but at least half
     have to be. ``None`` if no table of ``tables`` (N, F) fits; its rows may be repeated. ``counts``: possible numbers
@@ -118,7 +118,7 @@ def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray 
 def array_in(content: bytes) -> np.ndarray | None:
     """Return the array in bytes of NumPy's format; ``None`` for other bytes, or for an array of Python objects.
 
-    No memory is allocated for claims of the header that the bytes do not hold.
+    The header's shape has to agree with the number of bytes, so that a false one allocates no memory.
     """
     file = io.BytesIO(content)
     try:
@@ -167,10 +167,10 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that are among the rows of ``known``, or return 0 if the equality may be chance.
+    """Count the rows that are among the rows of ``known``; 0 if that may be chance.
 
     ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the rows are the array's own, not
-    reshaped, so that many equal ones are evidence even if each is plain.
+    reshaped; many rows are then evidence even if each has few digits.
     """
     codes = np.unique(_codes(known, ordered=ordered))
     hits = rows[np.isin(_codes(rows, ordered=ordered), codes)]
@@ -230,7 +230,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count rows at the beginning that equal rows of ``known`` up to scale and offset; 0 if that may be chance."""
+    """Count, among the first rows, those equal to rows of ``known`` up to scale and offset; 0 if that may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     telling = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not telling:
@@ -257,7 +257,10 @@ def _written(lines: Sequence[np.ndarray], kind: str) -> Iterator[bytes]:
 
 
 def numbers_in(text: str) -> np.ndarray:
-    """Return the numbers (N,) of a text of numbers, or of a JSON list or object; (0,) if none."""
+    """Return the numbers (N,) in a text that consists of numbers, or in a JSON list or object.
+
+    The result is empty for other or too long texts, and for fewer than two numbers.
+    """
     if len(text) > MOST_LETTERS or not any(letter.isdigit() for letter in text[:1000]):
         return np.zeros(0)
     try:

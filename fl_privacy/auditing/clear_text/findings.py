@@ -47,7 +47,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = shipped(__file__, "kinds.yaml")
 
 
 def leak_of(kind: str, where: str, *found: object) -> Leak:
-    """Build a leak of a known ``kind`` at the entry ``where``; ``found`` fills the gaps of the kind's description."""
+    """Build a leak of a known ``kind`` in the entry ``where``; ``found`` fills the gaps of the kind's description."""
     known = _KINDS[kind]
     what = known["found"].format(*found)
     return Leak(severity=known["severity"], what=what, where=where, why=known["consequence"])
@@ -119,7 +119,10 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
-    """Return ``True`` if ``array`` has the classes of all examples; if there are only two, order or name must agree."""
+    """Return ``True`` if ``array`` holds the classes of all examples, in any order.
+
+    For two classes, either the order or the array's name in ``where`` must agree, too.
+    """
     labels = loaded.labels
     if labels is None or array.dtype.kind not in "fiub":
         return False
@@ -240,7 +243,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Return the statistic, column and number of examples that give the number ``value``, or ``None``.
+    """Return the statistic, column and number of examples that explain the number ``value``, or ``None``.
 
     A number of few digits may be a setting; its ``key`` then has to name the column or a statistic.
     """

@@ -31,7 +31,7 @@ MOST_TREES, _NOTED = 32, "_fl_privacy_table"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fitted:
-    """One call of an estimator's ``fit`` on ``rows`` (N, F), NaN for no value, and ``labels`` (N,).
+    """One call of an estimator's ``fit`` on ``rows`` (N, F), NaN for a missing value, and ``labels`` (N,).
 
     ``kind``: ``trees`` (XGBoost), ``network``, or the estimator's class. ``nodes``: a structured array for each
     scikit-learn tree, at most ``MOST_TREES`` of a forest.
@@ -46,7 +46,7 @@ class Fitted:
 
 
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
-    """List the scikit-learn tree nodes that leak in a reply, as one array for each field or pickled.
+    """List the leaks in a reply that holds nodes of scikit-learn's trees, pickled or as an array for each field.
 
     ``arrays`` and ``values``: content of the reply by record/name.
     """

@@ -42,9 +42,9 @@ def owner_of(kind: type, name: str) -> type:
 
 
 def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimizer:
-    """Return a PyTorch optimizer with the settings of a Keras optimizer of ``variables``, which makes no step.
+    """Return a PyTorch optimizer that states the settings of a Keras optimizer of ``variables``; it makes no step.
 
-    If PyTorch has no equal one, its class is named like ``RMSprop of Keras``.
+    If PyTorch has no equal optimizer, the class of the result is named like ``RMSprop of Keras``.
     """
     settings, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
@@ -62,8 +62,8 @@ def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimi
 class FromKeras(nn.Module):
     """A Keras network in PyTorch's layers, with copies of its weights; images are (B, C, H, W).
 
-    ``named``: name of a parameter in the Keras network -> its name here. ``layouts``: name of a parameter here -> the
-    Keras axis of each of its axes.
+    ``named``: parameter's name in the Keras network -> name here. ``layouts``: parameter's name here -> its axes in
+    Keras, in the order of PyTorch.
     """
 
     def __init__(self, network: Any) -> None:
@@ -74,9 +74,9 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``; return the number of its output.
+        """Add the layers of ``network``; return the number of the network's output.
 
-        ``entry``: number of its input, 0 for the outermost network's; layer n has the output n + 1.
+        ``entry``: number of the network's input. 0 is the outermost network's input, n + 1 the output of layer n.
         """
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
@@ -133,10 +133,7 @@ def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
 
 
 def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-    """Yield the PyTorch layers that equal a Keras layer, each with its weights by name.
-
-    ``UserError`` if PyTorch has no equal ones.
-    """
+    """Yield PyTorch layers that together equal a Keras layer, with their weights by name; ``UserError`` without any."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     if len(shape) == 4 and None in shape[1:]:
         raise UserError("one image size is expected, but the app's Keras network takes images of any size; set it")

@@ -45,7 +45,7 @@ def matched(
     after: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> Matched:
-    """Find the meaning of uploaded arrays, by comparison with arrays ``sent`` and tensors observed in training.
+    """Find out what uploaded arrays mean, by comparison with arrays ``sent`` and tensors observed in training.
 
     ``before``, ``after``: values before and after training. ``gradients``: gradients of the first step. All three are
     by name in ``Watched``.
@@ -104,7 +104,7 @@ def _by_parts(
 
 
 def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the name of the value that each array equals, also in another dtype; a repeated value is a tied weight."""
+    """Map each array to the name of the value that it equals, also in another dtype; tied weights share a name."""
     found: dict[str, str] = {}
     holders: dict[tuple[tuple[int, ...], str], list[str]] = defaultdict(list)
     for name, value in values.items():
@@ -135,7 +135,7 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
 def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Match arrays that are multiples or integer codes of ``values``; return (name, decoded array) for each.
+    """Map arrays that are multiples or integer codes of ``values`` to (name of the value, decoded array).
 
     Arrays and values in ``known`` are left out. If ``divides``, the values' scale is restored, else only their sign.
     """
@@ -177,7 +177,7 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
 
 
 def _scaled(array: np.ndarray, value: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield integer codes decoded with the scale nearest to ``value``: for all, with an offset, or for each row."""
+    """Decode integer codes to values nearest to ``value``: by one scale, by one with an offset, and by one per row."""
     plain = array.astype(np.float64)
     codes = [(plain, None), *([(plain - plain.mean(), None)] if array.size >= LEAST_CODES else [])]
     by_row = [(plain, tuple(range(1, array.ndim)))] if array.ndim > 1 and array[0].size >= LEAST_CODES else []
@@ -208,7 +208,6 @@ def _by_place(
 
 
 def _kind(uploaded: Mapping[str, np.ndarray], sent: Mapping[str, np.ndarray], placed: Mapping[str, str]) -> str:
-    """Return ``weights`` if the arrays in ``placed`` are nearer to those sent than to zero, else ``delta``."""
     apart = near = 0.0
     names = list(sent)
     for place, (key, array) in enumerate(uploaded.items()):
@@ -238,7 +237,7 @@ def memories_in(
     counts: Collection[int],
     labels: np.ndarray | None,
 ) -> list[Leak]:
-    """List the uploaded parameters and buffers in which the client wrote an entry or vector for each example.
+    """List the uploaded parameters and buffers in which the client stored a value or vector for each example.
 
     ``parameters``: uploaded array -> name of the parameter or buffer. ``moved``: names that a gradient or a mean over
     batches changed, which are not searched. ``counts``: possible numbers of examples.

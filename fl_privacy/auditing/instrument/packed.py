@@ -121,7 +121,6 @@ def _stored(content: bytes) -> Any:
 
 
 def _serialized(content: bytes) -> Any:
-    """Load bytes in the formats of pickle, PyTorch before 1.6 and safetensors; return ``None`` for others."""
     if content.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
         return _stored(content) if content[:13] == _OLD_TORCH else _Unpickler(io.BytesIO(content)).load()
     size = int.from_bytes(content[:8], "little")
@@ -149,7 +148,7 @@ def _inflated(content: bytes) -> bytes | None:
 
 
 def _plain(content: bytes) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (kind, numbers) for each float type as which the bytes have a mean magnitude plausible for weights."""
+    """Yield (dtype, numbers) for each float dtype in which the bytes have a mean magnitude plausible for weights."""
     for kind in ("<f4", "<f8", "<f2"):
         if len(content) % int(kind[-1]) == 0:
             numbers = np.frombuffer(content, kind)
@@ -179,11 +178,11 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters that were sent as some values with their indices, or joined to one array, under any names.
+    """Find parameters that were sent sparsely (values with indices or a mask) or joined to one array, under any names.
 
-    Indices are into a parameter, or into all of them joined, or they are a mask. ``arrays``: those of the reply that
-    are not parameters themselves. ``values``: expected values by parameter. ``trained``: names of trained parameters,
-    which may be joined without the others. ``base``: values where none was uploaded; ``None`` for zero.
+    Indices count within one parameter, or all of them joined. ``arrays``: arrays of the reply that are not parameters
+    themselves. ``values``: expected values by parameter. ``trained``: names of trained parameters, which may be joined
+    without the others. ``base``: values of elements that were not uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array
@@ -215,7 +214,6 @@ def spread(
 
 
 def _says_places(array: np.ndarray) -> bool:
-    """Return ``True`` if all values are whole and at least 0, so that they may be indices or a mask."""
     if array.dtype.kind == "f":
         return bool(array.size and np.isfinite(array).all() and (array == np.floor(array)).all() and array.min() >= 0)
     return array.dtype.kind in "biu" and array.size > 0 and bool(array.min() >= 0)
@@ -263,7 +261,8 @@ class _Search:
     ) -> _Placed | None:
         """Return the first of ``targets`` that has ``numbers`` at the indices in another array; ``None`` if none has.
 
-        ``key``: array of the numbers. ``targets``: parameters, alone or joined; those in ``whole`` need no indices.
+        ``key``: name of the array ``numbers``. ``targets``: lists of parameters, which are joined. Those in ``whole``
+        may be sent without indices.
         """
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)
@@ -293,9 +292,9 @@ class _Search:
 
 
 def _places(array: np.ndarray, number: int, size: int, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Return flat indices (number,) into ``size`` values, if ``array`` holds such indices or a mask; else ``None``.
+    """Return the flat indices (number,) that ``array`` holds, as numbers or as a mask; ``None`` if it holds neither.
 
-    ``shape``: shape of the values; indices may then be one for each axis.
+    ``size``, ``shape``: number and shape of the values; there may be an index for each axis.
     """
     if array.size == size > number and array.dtype.itemsize == 1:
         chosen = np.flatnonzero(array.reshape(-1))

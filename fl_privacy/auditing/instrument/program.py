@@ -138,7 +138,7 @@ class Program:
         return replace(self, calls=tuple(calls))
 
     def steps(self) -> list[Any]:
-        """Return the recorded structure without tensors' values; it is equal for batches of one loop."""
+        """Return the recorded structure without the values of tensors, to compare batches of one loop."""
         called = [(c.function, c.part, repr((c.args, c.kwargs)), c.outputs) for c in self.calls]
         return [self.root, [id(part) for part in self.parts], called]
 
@@ -267,7 +267,7 @@ def _loaded(way: Program) -> Program:
 
 
 def _as_one_batch(ways: Sequence[Program]) -> Program | None:
-    """Return the first of ``ways`` with the batches of all these programs joined; ``None`` if their calls differ."""
+    """Join the batches of the programs ``ways`` in the first one; ``None`` if their calls differ."""
     ways = [_loaded(way) for way in ways]
     first, joined, sizes = ways[0], dict[int, Tensor](), tuple[int, ...]()
     if any(way.steps() != first.steps() or way.constants.keys() != first.constants.keys() for way in ways):
@@ -325,7 +325,6 @@ class ReplayModel(nn.Module):
             self.register_buffer(f"scale{place}", width, persistent=False)
 
     def looked_for(self, inputs: Tensor) -> Tensor:
-        """Convert inputs (N, ...) of the client's code, for the first variable, to values in [0, 1]."""
         return (inputs.float() - self.get_buffer("low0")) / self.get_buffer("scale0")
 
     def entered(self, values: Tensor) -> list[Tensor]:
@@ -360,9 +359,9 @@ class ReplayModel(nn.Module):
 
 
 def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
-    """List the ids of constants with an entry for each example that are passed to modules, without ``variables``.
+    """Return ids of constants, except ``variables``, that have an entry for each example and are passed to modules.
 
-    With ``whole``, also of those that are passed to other functions, such as the loss.
+    With ``whole``, also of those passed to other functions, such as the loss.
     """
     constants = program.constants
     taken = [number for call in program.calls if call.part >= 0 for number in call.taken]
@@ -374,7 +373,7 @@ def beside(program: Program, variables: Sequence[int], examples: int, *, whole: 
 
 
 def connections_of(model: ReplayModel) -> int:
-    """Return the number of the tensor (2, E) of a graph's E edges; -1 if the network takes no graph."""
+    """Return the id of the tensor (2, E) that holds a graph's E edges; -1 if the network takes no graph."""
     constants, nodes = model.program.constants, model.program.constants[model.variables[0]]
     if len(model.variables) > 1 or nodes.dim() != 2 or len(nodes) <= 2:  # (2, E) may be integers of two examples
         return -1

@@ -26,7 +26,7 @@ _ACTIVATIONS = {"relu": nn.ReLU, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "ident
 
 
 class FromSklearn(nn.Module):
-    """The network of a scikit-learn estimator, with weights (inputs, outputs) as scikit-learn has them."""
+    """The network of a scikit-learn estimator in PyTorch; weights are (inputs, outputs), as in scikit-learn."""
 
     def __init__(self, estimator: Any) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Initialize an estimator's network, and mark it if the app calls ``partial_fit`` only to make the network."""
+    """Initialize an estimator's network, and mark it if the app calls ``partial_fit`` only to create the network."""
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)

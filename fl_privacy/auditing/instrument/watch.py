@@ -143,7 +143,7 @@ class TrainingWatch:
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
         """Return the arguments of a call, with batches cut to the chosen examples.
 
-        Arguments are cut if they enter a module (``enters``) or meet tensors computed from a cut batch; after the
+        Arguments are cut if they enter a module (``enters``), or if one was computed from a cut batch; after the
         optimizer's first step, nothing is cut.
         """
         if self._recorder is not None and self._depth == 0:

@@ -171,10 +171,10 @@ def measure_training(
 ) -> Measurement:
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
-    Each batch is an upload: ``train`` trains on it once, on a copy of the model; the literature finds this the worst
-    case for a batch size. The server sees the change of the parameters after ``defense`` was applied to it. The
-    attacker tries without and with knowledge of the defense, and the better result counts. ``UserError`` if an argument
-    does not fit, or the attack failed on an image.
+    Each batch is an upload: ``train`` trains on it once, on a copy of the model; the literature calls this the worst
+    case. The server sees the change of the parameters after ``defense`` was applied to it. The attacker tries without
+    and with knowledge of the defense, and the better result counts. ``UserError`` if an argument does not fit, or the
+    attack failed on an image.
 
     Args:
         model: the app's model, or a function that builds it, called with the random state of ``seed``.
@@ -313,7 +313,7 @@ EXACT = 14  # largest number of independent groups with all sign flips; beyond, 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Result of a paired test: whether more leaks than before, and the probability ``p`` of such a rise by chance."""
+    """Result of a paired test: ``worse`` if more leaks than before, and the probability ``p`` of it by chance."""
 
     worse: bool
     p: float
@@ -325,8 +325,8 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
     """Test whether the same images are reconstructed better ``now`` than ``before``.
 
     It is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an upload
-    in either measurement are flipped together. It is exact for up to ``EXACT`` groups. A rise that the printed digits
-    of the mean do not show is ignored. ``UserError`` if images or metrics differ, or there are too few uploads.
+    in either measurement are flipped together. It is exact for up to ``EXACT`` groups. A rise too small to change the
+    printed mean is ignored. ``UserError`` if images or metrics differ, or there are too few uploads.
     """
     expect_enough(before.uploads)
     expect_enough(now.uploads)
@@ -353,10 +353,10 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
 
 
 def sign_flip_p(sums: np.ndarray) -> float:
-    """Return the one-sided p-value of the total of ``sums`` (G,), one for each independent group, under random signs.
+    """Return the one-sided p-value of the sum of ``sums`` (G,), if each of these has a random sign.
 
-    Fisher 1935, "The Design of Experiments", section 21. With more than ``EXACT`` groups it is estimated from 2^14
-    draws, which include the observed signs (Phipson and Smyth 2010).
+    ``sums``: one for each independent group. See Fisher 1935, "The Design of Experiments", section 21. With more than
+    ``EXACT`` groups it is estimated from 2^14 draws, which include the observed signs (Phipson and Smyth 2010).
     """
     count = len(sums)
     if count <= EXACT:

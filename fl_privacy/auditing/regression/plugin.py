@@ -51,14 +51,14 @@ def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
 
 
 class LeakageCheck:
-    """Checks of a test against its baseline; with ``update``, measurements become the baseline instead."""
+    """Fixture that compares the leakage measured by a test with its baseline, or with ``update`` stores a new one."""
 
     def __init__(self, *, test: str, path: Path, update: bool, said: list[str]) -> None:
         self.test, self.path, self.update, self.said = test, path, update, said
         self._measured = 0
 
     def training(self, **settings: Any) -> None:
-        """Check uploads of the app's own training function; arguments are those of ``measure_training``."""
+        """Check uploads of the app's own training function; for the arguments see ``measure_training``."""
         from fl_privacy.auditing.regression import measure_training  # noqa: PLC0415
 
         self._check(lambda: measure_training(**settings))

@@ -28,7 +28,7 @@ def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: float) -> Tensor:
-    """Rotate counterclockwise about the center, nearest pixels, like ``PIL.Image.rotate``; vacated pixels are gray."""
+    """Rotate counterclockwise about the center by nearest pixels, like ``PIL.Image.rotate``; gray fills the corners."""
     height, width = images.shape[-2:]
     angle = -math.radians(degrees)
     cosine, sine = round(math.cos(angle), 15), round(math.sin(angle), 15)
@@ -130,7 +130,7 @@ class Operation:
         return KINDS[self.name].magnitude(self.level)
 
     def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
-        """Transform ``images`` (..., C, H, W); ``sign`` 1 or -1 multiplies a ``signed`` operation's magnitude.
+        """Transform ``images`` (..., C, H, W); a ``signed`` operation's magnitude is multiplied by ``sign``, 1 or -1.
 
         On uint8 the result equals Pillow's within rounding; on float in [0, 1] it is differentiable.
         """
@@ -138,7 +138,7 @@ class Operation:
 
 
 def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Extend ``exact``, an operation on uint8, to float images: the same values, with the gradient 1."""
+    """Extend ``exact``, an operation on uint8, to float images: values are those of ``exact``, the gradient is 1."""
 
     def apply(images: Tensor) -> Tensor:
         if not images.is_floating_point():
@@ -152,9 +152,9 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that multiplies images' difference from ``away_from(images)``, such as gray, by 1 + change.
+    """Build an operation that multiplies the difference of images from ``away_from(images)``, such as gray.
 
-    uint8 images go to ``exact(images, 1 + change)``.
+    The factor is 1 + change. uint8 images go to ``exact(images, factor)``.
     """
 
     def apply(images: Tensor, change: float) -> Tensor:
@@ -245,7 +245,7 @@ TABLES: Mapping[Table, tuple[Operation, ...]] = {
 
 @dataclass(frozen=True)
 class Policy:
-    """Sequence of image operations, by their ``indices`` in the ``table``; without indices, images stay unchanged."""
+    """Sequence of image operations: ``indices`` of the ``table``. The empty sequence leaves images unchanged."""
 
     indices: tuple[int, ...]
     table: Table = "paper"
@@ -274,9 +274,9 @@ def transform(
 ) -> Tensor:
     """Transform each of ``images`` (N, C, H, W) in [0, 1] by a random one of ``policies``, with random signs.
 
-    Images are rounded to 256 levels first, like image files. The number of draws per image is constant. With
-    ``by_probability`` each operation is applied with AutoAugment's probability. ``UserError`` for images that are
-    neither gray nor RGB.
+    Images are rounded to 256 levels first, like image files. The number of draws per image does not depend on the
+    policy. With ``by_probability``, each operation is applied with AutoAugment's probability. ``UserError`` for images
+    that are neither gray nor RGB.
     """
     check_shape(images.shape[1:])
     longest = max(len(policy.indices) for policy in policies)

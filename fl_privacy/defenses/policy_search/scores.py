@@ -23,14 +23,14 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products, in each of T tensors, of gradients at S x K points with the gradients at S targets."""
+    """Inner products of gradients at S x K points with gradients at S targets, in each of T tensors."""
 
     dot: Tensor  # (T, S, K), of each point with its target
     squared: Tensor  # (T, S, K), of each point with itself
     squared_target: Tensor  # (T, S, 1), of each target with itself
 
     def cosine(self, of: Cosine) -> Tensor:
-        """Return the cosine (S, K) of points and targets, ``whole`` or a mean over tensors; 0 for a zero gradient."""
+        """Return the cosine (S, K) of each point and its target: of ``whole`` gradients, or the mean over tensors."""
         parts = (self.dot, self.squared, self.squared_target)
         if of == "whole":
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
@@ -40,7 +40,7 @@ class InnerProducts:
 
 
 class GradientSimilarity:
-    """Comparison of single images by their gradients, in evaluation mode, at most ``at_once`` gradients at a time."""
+    """Compares images by their gradients, in evaluation mode; ``at_once``: most gradients in memory."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) of gradients with the last one of their row, and with themselves.
+        """Return inner products (T, s, K + 1) of gradients: with the last gradient of their row, and with themselves.
 
         ``images``: s rows (s, K + 1, C, H, W), each with one class of ``labels`` (s,).
         """
@@ -115,7 +115,7 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inner products like ``_compare``, of gradients that are sums over P positions of outer products.
+    """Return inner products like ``_compare``, of gradients given as outer products that are summed over P positions.
 
     The factors are ``deltas`` (s, L, O, P) and ``inputs`` (s, L, D, P), with L gradients in a row.
     """
@@ -152,10 +152,9 @@ class PrivacyPlan:
     def named(
         cls, variant: Variant, *, points: int | None = None, alpha: float = 0.7, beta: float = 0.3
     ) -> "PrivacyPlan":
-        """Return the plan of ``variant``; ``code`` has 21 points, the trapezoidal rule, and the mean cosine of layers.
+        """Return the plan of ``variant``; the authors' ``code`` differs from the ``paper`` in points, rule and cosine.
 
-        ``code_normalized`` also takes mean and variance over class means, normalized over all policies, like the
-        authors' ``searchalg/search_best.py``.
+        ``code_normalized`` also takes mean and variance over class means, and normalizes them over all policies.
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
@@ -178,7 +177,7 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy, lower is better, and the mean and variance of the areas that give it."""
+    """Privacy score of one policy, lower is better. ``mean``, ``variance``: of the areas from which it is computed."""
 
     score: float
     mean: float
@@ -204,7 +203,7 @@ def privacy_scores(
 
 
 def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:
-    """Return privacy scores from means and variances that are first scaled to [0, 1] over all policies.
+    """Return privacy scores from means and variances, each scaled to [0, 1] over all policies.
 
     This follows the authors' ``searchalg/search_best.py``; if all values are equal, they become 0.
     """
@@ -217,7 +216,7 @@ def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: 
 
 
 def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
-    """Return ``images`` transformed by ``policy``, with random choices from the policy's own stream."""
+    """Return ``images`` transformed by ``policy``; random choices follow from ``seed`` and the policy."""
     return transform(images, [policy], derive_generator(seed, "search", "policy", str(policy)))
 
 

@@ -69,7 +69,7 @@ class Selection:
         return sorted(useful, key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Return the ``keep`` most private accepted policies without common operations; ``UserError`` for fewer.
+        """Return the ``keep`` most private accepted policies that share no operation; ``UserError`` for fewer.
 
         ``untransformed``: privacy score without a policy; accepted policies have a lower one.
         """
@@ -106,7 +106,7 @@ def require_fsim() -> ModuleType:
 
 
 def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
-    """Return, for each policy, the mean FSIM (Zhang et al. 2011) of transformed to original ``images``, by piq."""
+    """Return, for each policy, the mean similarity FSIM (Zhang et al. 2011) of transformed and original ``images``."""
     fsim = partial(require_fsim().fsim, data_range=1.0, chromatic=images.shape[1] == 3)
     found = [float(fsim(transformed_by(images, policy, seed), images)) for policy in policies]
     return torch.tensor(found).nan_to_num(0.0).tolist()
@@ -140,8 +140,8 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Return the PSNR in dB that at most a share ``delta`` of reconstructions exceeds (Equation 3).
 
-    Larger values meet the bound of ``PrivacyAware.epsilon``. It is -inf if no image has to be hidden. ``psnr`` (N,) is
-    that of each reconstruction to the transformed image; ``UserError`` if it is empty or has NaN.
+    A policy meets ``PrivacyAware`` with any ``epsilon`` above it. ``psnr`` (N,): PSNR of each reconstruction to the
+    transformed image; ``UserError`` if it is empty or has NaN. The result is -inf if ``delta`` is 1.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values
