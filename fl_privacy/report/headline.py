@@ -145,7 +145,7 @@ def _upper(counts: Counts) -> str:
 
 
 def read_in_words(counts: Counts) -> str:
-    """Return the number of reconstructed examples in words; if 0, also the upper bound of the leaking share."""
+    """Describe how many examples were reconstructed; if none, also the 95 % bound of the share that leaks."""
     return _few_words(counts) + ("" if counts.read else f" (up to {_upper(counts)})")
 
 

@@ -173,7 +173,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Points of a defense family and an attacker, by strength; ``series`` numbers the color, ``None`` if undefended."""
+    """Curve of one attacker over a defense's strengths; ``series``: number of the color, ``None`` if undefended."""
 
     points: Sequence[ChartPoint]
     series: int | None

@@ -74,7 +74,9 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` with models that normalize as ``stated`` (``None``: not at all), else as ``own``."""
+    """Return ``observations`` whose models normalize as clients have ``stated`` (``None``: not), other clients' as
+    ``own``.
+    """
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -209,10 +211,10 @@ MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000  # values of a guess, and local ste
 def worth_attacking(
     observations: Sequence[Observation], *, every: bool = False
 ) -> tuple[Sequence[Observation], list[str]]:
-    """Return the observations to attack, and sentences on the others.
+    """Return the observations to attack, and a sentence on the others, if any.
 
-    Probes are chosen if there are any, else training updates of few images and steps; with ``every``, all but huge
-    ones.
+    Probes (extra uploads for the attack) are chosen if there are any, else training updates of few images and steps.
+    ``every`` chooses all but huge updates.
     """
     if every:
         sizes = {o.id: (o.upload.num_examples * math.prod(o.input_shape), _steps(o)) for o in observations}
@@ -236,7 +238,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Return undefended one-step uploads that the server computes for each round and each of ``number`` images."""
+    """Return undefended one-step uploads of ``number`` images, which the server computes with each round's model."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -261,7 +263,7 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 def describe_app(
     observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Return sentences on the threat model and the clients, then the sentences ``found`` about single updates."""
+    """Return sentences on the threat model, on updates (``found``, with counts), and on the clients' ``defenses``."""
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",

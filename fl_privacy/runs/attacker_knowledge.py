@@ -62,7 +62,8 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return earlier updates of the same examples as ``observations``; store ``observations`` for later calls."""
+        """Return earlier updates of the same examples, at most ``ROUNDS_TOGETHER - 1`` each; remember ``observations``.
+        """
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -84,7 +85,7 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function victim -> name of its examples, equal in each round; ``None`` if the examples change.
+    """Return a function that names a victim's examples, equally in each round; ``None`` if its examples change.
 
     Examples change if a client trains on a part of its data, or augmentation or a defense redraws images. Mixed images
     count as unchanged, since each mixture contains the same image.
@@ -106,7 +107,7 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Build the source of features and of substitutes for private layers; ``None`` if attackers need neither.
+    """Build what attackers know besides the protocol: features, substitutes for private layers; ``None`` for neither.
 
     ``UserError`` if ``threats.features_at`` names no module, or is set without knowledge of features.
     """

@@ -28,7 +28,8 @@ T = TypeVar("T")
 
 
 def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of section ``name`` with its settings and ``arguments``; ``UserError`` if one is wrong."""
+    """Call the ``_target_`` of the section ``name`` with its settings and ``arguments``; ``UserError`` if that fails.
+    """
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
     check_arguments(locate_target(section, name), settings, name)
@@ -69,7 +70,7 @@ def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
-    """Raise ``UserError`` if ``function`` has no parameter for one of ``settings``, or its type is wrong."""
+    """Raise ``UserError`` if ``function`` has no parameter for one of ``settings``, or a setting has the wrong type."""
     try:
         signature = Signature.of(function)
     except (TypeError, ValueError) as error:

@@ -46,7 +46,8 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and the option's settings for ``group=option``; ``None`` if it may change other sections."""
+    """Return group, option and settings for ``group=option``, cached by ``stamp``; ``None`` if others may change with it.
+    """
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"
@@ -120,7 +121,8 @@ _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model
 
 
 def complete(config: DictConfig) -> None:
-    """Add missing settings with their defaults to the sections ``COMPLETED``; ``UserError`` for a missing target."""
+    """Add missing settings, with their defaults, to the sections in ``COMPLETED``; ``UserError`` for a missing target.
+    """
     for name, missing in _left_out(config).items():
         with open_dict(section := OmegaConf.select(config, name)):
             section.update(missing)
@@ -236,7 +238,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the key with several values (``seed`` of ``seed=0,1``), or ``""``; ``UserError`` for several such keys."""
+    """Return the one key with several values, ``seed`` in ``seed=0,1``; empty without one, ``UserError`` for two."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
@@ -319,7 +321,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Raise ``UserError`` for unknown keys; return ``overrides``, with ``++`` for settings that no file names."""
+    """Raise ``UserError`` for unknown keys; return ``overrides`` that add settings which no file names (``++key=``)."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

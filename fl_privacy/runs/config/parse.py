@@ -143,7 +143,7 @@ MOST_NAMED = 24  # most names in an error
 
 
 def called(option: str, section: Any) -> str:
-    """Return the name of ``option``; for ``custom``, that of the user's function or class in ``section``."""
+    """Return the name of ``option``, or of the user's function or class in ``section`` if the option is ``custom``."""
     if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
         return str(section["_target_"]).rpartition(".")[2]
     return option

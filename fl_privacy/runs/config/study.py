@@ -30,7 +30,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """One attack of a study: the training whose model it attacks, the state of that model, and overrides."""
+    """One attack of a study: the training whose model it attacks, the model's state (untrained, ...), and overrides."""
 
     training: str
     state: State
@@ -157,7 +157,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """Kind of upload in a benchmark: training, model states to attack, and malicious servers' overrides by name."""
+    """Kind of upload in a benchmark: training, states of the model to attack, and each malicious server's overrides."""
 
     training: str
     states: tuple[State, ...]

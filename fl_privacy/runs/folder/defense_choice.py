@@ -33,7 +33,8 @@ CAN_INFER: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return ``True`` if ``measure``, called ``name``, is above chance, corrected for ``among`` measures in total."""
+    """Return ``True`` if ``measure`` is above chance, corrected for ``among`` measures; ``name``: name of the measure.
+    """
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
@@ -50,7 +51,7 @@ def answered_above_chance(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
-    """Return the finding on question ``about`` that leaks most, and its main measure; ``None`` without that measure."""
+    """Return the result that leaks most on the question ``about``, and its main measure; ``None`` if none has it."""
     name = HEADLINE.get(about, "")
     known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
     sign = -1 if name in LOW_LEAKS else 1
@@ -109,7 +110,6 @@ class Candidate:
 
     @property
     def at_most(self) -> float:
-        """Return the upper 95 % bound of the share of examples reconstructed; 1 if none was scored."""
         return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
 
     @property
@@ -182,7 +182,10 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the best attacker's excess over guesses without the update, least over rounds; ``None`` if unknown."""
+    """Return the excess of the best attacker over guesses without the update, in its worst round; ``None`` if unknown.
+
+    "Worst" is the round with the least excess over all attacks.
+    """
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -213,9 +216,9 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing.
+    """Return the most accurate candidate that leaks nothing; ``psnr_below``: dB that no image may reach.
 
-    ``None`` if all leak, undefended ones exist and do not leak, or the modalities of ``candidates`` differ.
+    ``None`` if all leak, if nothing was reconstructed even without a defense, or if modalities differ.
     """
     if not comparable(candidates) or unread_undefended(candidates):
         return None
