@@ -52,8 +52,7 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Return ``model`` without wrappers such as ``torch.compile``, and with a tensor (B, K) as its output.
 
-    Changes are made to a copy. ``shape``: (C, H, W) of an input. ``UserError`` if the model does not take such inputs,
-    or its output holds no tensor (B, K).
+    Changes are made to a copy. ``shape``: (C, H, W) of an input. ``UserError`` if the input or the output does not fit.
     """
     model = unwrapped(model)
     if model in _copies:

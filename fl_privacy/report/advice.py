@@ -130,7 +130,6 @@ def _measured_against(
 
 
 def _private_by_name_alone(table: MeasuredTable) -> list[str]:
-    """Return sentences on NVFlare's filters in ``table``: the epsilon spent, or that a filter adds no noise."""
     said, elements = list[str](), table.defenses[0].upload_bytes / 4
     for one in table.defenses[1:]:
         given = dict(each.removeprefix("defense.").partition("=")[::2] for each in one.overrides)

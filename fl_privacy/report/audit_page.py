@@ -316,7 +316,6 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
 
 
 def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
-    """Return a sentence for each observer on what it can infer; ``server`` is the subject of the server's sentence."""
     sentences = []
     for who, subject in {"server": server, **{who: other["learns"] for who, other in OTHERS.items()}}.items():
         parts = []
@@ -378,8 +377,7 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
     """Return the record of a strategy's audit, with an answer for each round and attacker, and one for another site.
 
-    ``name``: name of the app. ``site``: what the other site reconstructs, and the number of sites; ``None`` if that was
-    not attacked.
+    ``name``: name of the app. ``site``: what another site reconstructs, and the number of sites; ``None``: not tried.
     """
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []
@@ -427,8 +425,6 @@ def _shown(page: AuditRecord) -> list[tuple[Answer, list[dict[str, Any]]]]:
 
 
 def _bars(page: AuditRecord) -> list[Bar]:
-    """Return bars of data sent in the clear, then of scenarios; the worst scenario that leaks also has reconstructions.
-    """
     clear = []
     for one in page.findings:
         if one.severity == "data":

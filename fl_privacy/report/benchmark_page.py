@@ -95,7 +95,6 @@ def why_incomplete(standing: StudyRow) -> str:
 
 
 def _rows(board: Board, uploads: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a table row for each defense of ``board``, ranked ones first; ``uploads``: names of kinds of uploads."""
     rows, rank = list[dict[str, Any]](), 0
     for order, standing in enumerate([*board.ranked, *board.beyond]):
         ranked, defended = order < len(board.ranked), not standing.entry.undefended

@@ -51,8 +51,7 @@ LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
     """Write a printable page on a run or an app's audit, without client data, and return the page's path.
 
-    ``out`` is by default ``<run_dir>/brief.html``. ``UserError`` if ``run_dir`` holds neither a run nor an app's audit,
-    or the page can't be written.
+    By default ``out`` is ``<run_dir>/brief.html``. ``UserError`` for another kind of folder, or if writing fails.
     """
     if out is not None:
         expect_file_name(out)

@@ -73,8 +73,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return the accuracy of ``run`` in percent of the undefended run's (recorded, or in ``runs``); ``None`` if unknown.
-    """
+    """Return the accuracy of ``run`` in percent of the undefended run's, recorded or from ``runs``; else ``None``."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -165,10 +164,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return points of the metric ``name`` over the accuracy, which ``use_pmm`` gives in percent of the undefended run's.
-
-    Runs that differ only in the seed give one point, for the strongest attacker.
-    """
+    """Return a point (metric ``name`` over accuracy, ``use_pmm``: in percent) for runs that differ only in the seed."""
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)

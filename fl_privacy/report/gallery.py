@@ -49,8 +49,7 @@ def grid_picture(
 ) -> None:
     """Write a PNG of originals next to their reconstructions, with captions, readable only by its owner.
 
-    Each row has the original, the ``transformed`` image, the reconstruction, and the guess of the ``adaptive``
-    attacker. ``None`` leaves a place empty.
+    In a row: original, ``transformed`` image, reconstruction, guess of the ``adaptive`` attacker; ``None``: left empty.
     """
     columns = min(PAIRS_IN_A_ROW, len(originals))
     rows = -(-len(originals) // columns)
@@ -82,8 +81,6 @@ def grid_picture(
 
 
 def _rows(image: Pixels) -> Pixels:
-    """Arrange an image (C, H, W) for a PNG: (H, W, 3) of the first three channels, or (H, W), the mean of one or two.
-    """
     if image.shape[0] >= 3:
         return np.ascontiguousarray(image[:3].transpose(1, 2, 0))
     return image.astype(np.float32).mean(0).round().astype(np.uint8)
@@ -145,10 +142,7 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Return the records of attacked examples that have a value of ``metric_name``, the most leaked first.
-
-    Order is by the higher value of the plain and the adaptive attacker; high values must mean more leakage.
-    """
+    """Return the records with ``metric_name``, the most leaked first, by the higher value of the two attackers."""
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):

@@ -78,10 +78,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write the HTML page of a sweep to ``page``, the sweep's figures next to it as JSON, and return ``page``.
-
-    ``psnr_below``: goal in dB that no image may reach. ``UserError`` if a file can't be written.
-    """
+    """Write the page of a sweep, with its figures as JSON next to it; ``psnr_below``: dB that no image may reach."""
     rows = read_study(entries)
     with writable(page, "another place with out=FOLDER"):
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))

@@ -74,9 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` whose models normalize as clients have ``stated`` (``None``: not), other clients' as
-    ``own``.
-    """
+    """Return ``observations`` with models that normalize as ``stated`` by clients (``None``: not), else as ``own``."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -101,8 +99,8 @@ def report_app(
 ) -> str:
     """Attack suitable updates, write the page, and return one line on the result.
 
-    ``attack=None`` attacks none. ``jobs``: processes that attack at once. ``candidates``: number of other images with
-    which guesses are compared.
+    ``attack=None`` attacks none. ``jobs``: parallel processes. ``candidates``: number of images to compare guesses
+    with.
     """
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)

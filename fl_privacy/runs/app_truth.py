@@ -148,8 +148,8 @@ class NamedImages:
 def find_images(data: object) -> NamedImages:
     """Open the images of ``data``; ``UserError`` if it holds none.
 
-    ``data`` is a data set, its name, a loader, a list of examples, a folder of images, or a function from partition to
-    one of these; ``None`` gives no images.
+    ``data``: data set or its name, loader, list of examples, folder, or a function from partition to these; or
+    ``None``.
     """
     if data is None:
         return NamedImages()

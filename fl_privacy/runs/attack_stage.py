@@ -46,8 +46,6 @@ class Tracer:
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> distortion.Tracing | None:
-        """Return how often tracing fails; ``None`` for fewer than two owners of images, or if no originals are known.
-        """
         known = [
             (score, score.originals)
             for score in scores
@@ -78,7 +76,6 @@ class Tracer:
         )
 
     def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return further images (n, C, H, W) of ``clients``, none of them ``attacked``, and their owners (n,)."""
         room = (self.queries or 0) - len(attacked)
         if room <= 0:
             return attacked[:0], clients[:0]

@@ -117,9 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return s random coordinates of an update (s,), and there each canary's unit direction (m, s); both stay the
-        same.
-        """
+        """Return random coordinates (s,) of an update, and each canary's direction there (m, s), drawn only once."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]

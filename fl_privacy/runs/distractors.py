@@ -103,7 +103,6 @@ def at_most(number: int, shape: tuple[int, ...]) -> int:
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    """Return random crops (N, C, H, W) of photographs, of 10 to 100 % of the largest size; none unless C is 1 or 3."""
     pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
     if not pictures or shape[0] not in (1, 3):
         return torch.empty(0, *shape)

@@ -48,7 +48,7 @@ class SummedReplay:
 
 
 def together(batches: Sequence[Batch]) -> Batch:
-    """Join batches into one, padded with :func:`as_wide`."""
+    """Join batches into one; texts are padded to the longest."""
     alike = as_wide(batches)
     return Batch(torch.cat([batch.inputs for batch in alike]), torch.cat([batch.labels for batch in alike]))
 
@@ -114,7 +114,6 @@ def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """Return the client's nearest image for each image of ``batch``, of the same class if the client has that class."""
     labels = hard_labels(batch.labels)
     own = client.examples.labels[client.indices].to(labels.device)
     nearest = torch.empty_like(batch.inputs)
@@ -149,7 +148,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Build the summed probes if sites ``own`` attack or SecAgg+ sums; ``UserError`` for a sum of one client."""
+        """Return the summed probes if sites (``own``) attack or SecAgg+ is on; ``UserError`` for sums of one client."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:

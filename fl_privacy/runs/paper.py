@@ -52,10 +52,7 @@ class PaperTable:
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Return line of the table -> for each strength, the runs to start.
-
-        These are ``command`` and, if there is one, ``attack`` on uploads of an untrained model.
-        """
+        """Map each line of the table to runs, a list for each strength: ``command``, and ``attack`` if there is one."""
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])
@@ -85,10 +82,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table of a paper's preset in ``overrides``, unless they change what it fixes.
-
-    ``UserError`` for a wrong ``paper=``, or one without such a preset.
-    """
+    """Return the table of a paper's preset in ``overrides``, if they keep it; ``UserError`` for a wrong ``paper=``."""
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
     own = [text for key, text in given.items() if key not in (FORM, "experiment")]

@@ -122,7 +122,7 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of the encoded values of G categorical columns, and a mask (false for padding)."""
+        """Return indices (G, L) of the encoded values of G categorical columns, and a mask: false for padding to L."""
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)

@@ -28,10 +28,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Return the settings of file ``base`` with the options ``chosen``, and the option of each group.
-
-    ``chosen``: texts such as ``attack=idlg``. Raises Hydra's errors.
-    """
+    """Return the settings of file ``base`` with options ``chosen`` (``attack=idlg``), and the option of each group."""
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     if len(apart) == len(chosen):
@@ -46,8 +43,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and settings for ``group=option``, cached by ``stamp``; ``None`` if others may change with it.
-    """
+    """Return group, option and settings of ``group=option``; ``None`` if others may change. ``stamp``: cache key."""
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"

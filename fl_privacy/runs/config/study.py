@@ -268,7 +268,6 @@ def _expect_training(name: str, trainings: Mapping[str, object], where: str) -> 
 
 
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the mapping ``raw`` with lists as tuples; ``UserError`` unless its keys and types match ``sections``."""
     if not isinstance(raw, Mapping):
         raise UserError(f"{what} is expected to be a mapping, but got {raw!r}; write KEY: VALUE lines.")
     for key in raw:

@@ -92,8 +92,6 @@ def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
-    """Return the option of each group, after checking the groups ``parts``; ``UserError`` for code not to be trusted.
-    """
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
         option = choices.get(part)

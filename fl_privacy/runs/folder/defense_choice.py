@@ -182,10 +182,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the excess of the best attacker over guesses without the update, in its worst round; ``None`` if unknown.
-
-    "Worst" is the round with the least excess over all attacks.
-    """
+    """Return the best attacker's excess over guesses without the update, least over rounds and attacks, if known."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -205,10 +202,7 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most.
-
-    ``None`` if there is none, undefended examples were reconstructed, or the modalities of ``candidates`` differ.
-    """
+    """Return the undefended candidate that leaks most; ``None`` without one, if one leaks, or if modalities differ."""
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None

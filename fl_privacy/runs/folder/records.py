@@ -97,7 +97,7 @@ _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
-    """Describe the error in a mapping that should have ``fields``; ``None`` if it is valid."""
+    """Describe the first error in a mapping that should have ``fields`` (key -> type); ``None`` if it is valid."""
     if not isinstance(content, Mapping):
         return f"it is {_shown(content)}, no mapping"
     for name, annotation in fields.items():
@@ -287,7 +287,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], plain: object, where: str, **parts: Part) -> T:
-    """Build the dataclass ``kind`` from JSON; ``parts`` build fields by name. ``ValueError`` for wrong content."""
+    """Build the dataclass ``kind`` from JSON; ``ValueError`` if it does not fit. ``parts``: field -> how to build."""
     if not isinstance(plain, dict):
         raise ValueError(f"{where} is {beginning(plain)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]

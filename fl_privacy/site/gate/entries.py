@@ -170,7 +170,6 @@ class Account:
         return self.recent.append((entry.when, "train" if entry.kind == "mended" else entry.kind))
 
     def _settle(self, entry: Entry) -> None:
-        """Close an entry with its outcome; weights without noise cost nothing if they did not leave."""
         asked = self.open.pop(entry.number, None)
         given_back = asked is not None and asked.rho is None and entry.rho == 0.0
         changed = {name: getattr(entry, name) for name in ("when", "outcome", "left", *_OF_A_LINE)}

@@ -98,7 +98,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 
 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
-    """Return the reply in place of a failed app's: the received arrays plus noise, which hides the failure.
+    """Return a reply in place of one that failed: the received arrays plus noise, so that the failure is hidden.
 
     ``None`` if the policy has no noise, or lets an app choose other values.
     """

@@ -40,7 +40,7 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Return the value of plain YAML; ``UserError`` with ``name`` for anything else or duplicate keys."""
+    """Return the value of plain YAML; ``UserError``, which begins with ``name``, for anything else or double keys."""
     try:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -49,7 +49,7 @@ def loaded(content: bytes, name: str) -> object:
 
 
 def mapping(where: str, given: object) -> Mapping[str, Any]:
-    """Return ``given``, or an empty mapping for ``None``; ``UserError`` unless it is a mapping with text keys."""
+    """Return ``given``, or an empty mapping for ``None``; ``UserError`` about ``where`` for another type or keys."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
