@@ -83,8 +83,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def derive_generator(
     seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
 ) -> torch.Generator | SecretGenerator:
-    """Derive the generator of the stream ``names``, such as ("client", 3); from a ``Secret`` it is always on the CPU.
-    """
+    """Derive the generator of the stream ``names``, such as ("client", 3); for a ``Secret`` it is on the CPU."""
     if isinstance(seed, Secret):
         return SecretGenerator(seed.derive(*names))
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *names))

@@ -132,8 +132,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Return Hugging Face's ``values`` under the names of ``model``; position embeddings get the first segment's added.
-    """
+    """Return Hugging Face's ``values`` by the names of ``model``; position embeddings include the first segment's."""
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {

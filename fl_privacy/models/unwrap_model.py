@@ -34,7 +34,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_names(model: nn.Module) -> dict[str, str]:
-    """Return a mapping from the names of parameters and buffers of ``model`` to the names without wrappers."""
+    """Return a mapping from the names of parameters and buffers to those without the wrappers' prefixes."""
     wrapped = [
         f"{path}." if path else "" for path, module in model.named_modules(remove_duplicate=False) if _wraps(module)
     ]

@@ -35,8 +35,7 @@ LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 1
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json`` and, for an app, page and record, all with mode 0600; return the content of ``audit.json``.
-    """
+    """Write ``audit.json`` and, for an app, page and record, all with mode 0600; return the first one's content."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))

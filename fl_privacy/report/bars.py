@@ -56,7 +56,7 @@ def bars_of(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each question on all uploads of the training, such as membership, that has an estimate."""
+    """Return a bar for each inference question on the training's uploads, such as membership, with an estimate."""
     return [_of_question(one, one.estimate) for one in answers if one.question != "examples" and one.estimate]
 
 

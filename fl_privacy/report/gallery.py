@@ -142,7 +142,7 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Return the records with ``metric_name``, the most leaked first, by the higher value of the two attackers."""
+    """Return the records of examples, most leaked first by ``metric_name`` (the higher value of both attackers)."""
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
@@ -229,8 +229,7 @@ class Piece:
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
-    """Return views of the best, median and worst text by the metric ``by``; of up to three texts if all score the same.
-    """
+    """Return views of the best, median and worst text by the metric ``by``; of any three if all score the same."""
     ranked = rank_by(run, by)
     if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -359,7 +358,7 @@ class Screening:
 def films_of_run(
     run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
-    """Return a film for each attacker, of the last round with one; ``pairs`` hold the originals."""
+    """Return each attacker's film of the last filmed round; ``pairs`` hold the originals."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}

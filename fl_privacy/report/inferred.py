@@ -30,7 +30,7 @@ SHOWN_FROM = 1e-3  # smallest FPR on a ROC curve's axis, unless there are more n
 
 @dataclass(frozen=True)
 class MeasureTitle:
-    """Title and meaning of a column, and the words for the strongest result."""
+    """Words for a measure: title and meaning of a column, and a phrase for the strongest result."""
 
     title: str
     meaning: str

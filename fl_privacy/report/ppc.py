@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cap:
-    """Calibrated averaged performance of a defense (SPN), higher is better, over ``points`` strengths."""
+    """Calibrated averaged performance (CAP of SPN's paper) of a defense over ``points`` strengths; higher is better."""
 
     mechanism: str
     distance: str
@@ -62,8 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return a sample for each attacker of each attack on a defense of a trade-off, and the worst: :func:`with_worst`.
-    """
+    """Return a sample for each attacker and defense of a trade-off, and those that :func:`with_worst` adds."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -243,11 +242,11 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """Return a sample for each attacker of each defended run with all figures, and the worst: :func:`with_worst`.
+    """Return a sample for each attacker of each defended run with all figures, and those that :func:`with_worst` adds.
 
     The defense's strength is the setting with most values in ``runs``, the first declared if several have. Runs that
-    differ in the defense's other settings have different defenses; runs that differ elsewhere, except in the seed,
-    different attacks.
+    differ in other settings of the defense count as different defenses; those that differ elsewhere, except in the
+    seed, as different attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []

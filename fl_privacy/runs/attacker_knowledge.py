@@ -62,8 +62,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return earlier updates of the same examples, at most ``ROUNDS_TOGETHER - 1`` each; remember ``observations``.
-        """
+        """Return earlier updates of the same examples (``ROUNDS_TOGETHER - 1`` at most); keep ``observations``."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:

@@ -28,8 +28,7 @@ T = TypeVar("T")
 
 
 def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of the section ``name`` with its settings and ``arguments``; ``UserError`` if that fails.
-    """
+    """Call the ``_target_`` of section ``name`` with its settings and ``arguments``; ``UserError`` if that fails."""
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
     check_arguments(locate_target(section, name), settings, name)

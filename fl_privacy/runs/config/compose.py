@@ -117,8 +117,7 @@ _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model
 
 
 def complete(config: DictConfig) -> None:
-    """Add missing settings, with their defaults, to the sections in ``COMPLETED``; ``UserError`` for a missing target.
-    """
+    """Add missing settings with their defaults to sections in ``COMPLETED``; ``UserError`` for a missing target."""
     for name, missing in _left_out(config).items():
         with open_dict(section := OmegaConf.select(config, name)):
             section.update(missing)

@@ -66,8 +66,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in ``path`` that captured updates fix; ``UserError`` for code neither registered nor trusted.
-    """
+    """Return the settings in ``path`` that captured updates fix; ``UserError`` for code not registered or trusted."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]

@@ -33,8 +33,7 @@ CAN_INFER: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return ``True`` if ``measure`` is above chance, corrected for ``among`` measures; ``name``: name of the measure.
-    """
+    """Return ``True`` if the measure called ``name`` is above chance, corrected for ``among`` measures in total."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
