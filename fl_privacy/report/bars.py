@@ -75,7 +75,10 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return a bar of the reconstructed share of ``counts``, in ``red`` if it leaks; ``aside``: words next to it."""
+    """Return a bar of the reconstructed share of ``counts``, next to that of ``control`` (guesses without the upload).
+
+    ``red``: ``True`` if the share leaks. ``aside``: words next to the bar.
+    """
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
     bounded = counts.share is None or counts.interval != (0.0, 1.0)

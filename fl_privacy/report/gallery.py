@@ -276,7 +276,7 @@ _RANKS = ("Best", "Second", "Third")
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[str, Any]]:
-    """Return views of three rows with many right cells, from different clients and uploads if possible."""
+    """Return views of three rows in ``found`` with many right cells, of different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
     shown = from_many(ranked, 3, "row")
     ranks = _RANKS if shown == ranked[:3] and not _equal(run, TABLE_METRIC) else ("", "", "")
@@ -303,7 +303,7 @@ def _equal(run: Run, by: str) -> bool:
 
 
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
-    """Return the view of an attacked row: the name, the original cell and the guessed cells of each column."""
+    """Return the view of an attacked row: name, original cell (``?`` if unknown) and guessed cells of each column."""
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"a guess without the update: up to {metric(control, TABLE_METRIC)}"]

@@ -242,7 +242,7 @@ def _series(rows: Sequence[StudyRow]) -> dict[str, int]:
 
 
 def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str, Markup]:
-    """Draw privacy over utility, one chart for membership and one for attribute inference, by axis title.
+    """Return axis title -> chart of privacy over utility, one for membership and one for attribute inference.
 
     Each point is a row's strongest attack; a line shows what guessing reaches, and a ring marks ``best``.
     """

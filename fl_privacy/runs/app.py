@@ -99,8 +99,7 @@ def report_app(
 ) -> str:
     """Attack suitable updates, write the page, and return one line on the result.
 
-    ``attack=None`` attacks none. ``jobs``: parallel processes. ``candidates``: number of images to compare guesses
-    with.
+    ``attack=None`` attacks none. ``jobs``: parallel processes. ``candidates``: number of distractor images.
     """
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
@@ -261,7 +260,10 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 def describe_app(
     observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Return sentences on the threat model, on updates (``found``, with counts), and on the clients' ``defenses``."""
+    """Return sentences on the threat model, the model, single updates, and defenses that clients state.
+
+    ``found``: sentence -> number of updates. ``defense``: what most clients state; ``defenses``: what each states.
+    """
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",

@@ -147,8 +147,7 @@ class NamedImages:
 def find_images(data: object) -> NamedImages:
     """Open the images of ``data``; ``UserError`` if it holds none.
 
-    ``data``: data set or its name, loader, list of examples, folder, or a function from partition to these; or
-    ``None``.
+    ``data``: data set or its name, loader, list of examples, folder, function from partition to these, or ``None``.
     """
     if data is None:
         return NamedImages()

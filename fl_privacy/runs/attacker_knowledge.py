@@ -62,7 +62,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return earlier updates of the same examples (``ROUNDS_TOGETHER - 1`` at most); keep ``observations``."""
+        """Return earlier updates of the same examples (``ROUNDS_TOGETHER - 1`` at most); store the new ones."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -84,7 +84,7 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function that names a victim's examples, equally in each round; ``None`` if its examples change.
+    """Return a function from a victim to the name of its examples, the same in each round; ``None`` if they change.
 
     Examples change if a client trains on a part of its data, or augmentation or a defense redraws images. Mixed images
     count as unchanged, since each mixture contains the same image.

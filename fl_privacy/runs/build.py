@@ -240,7 +240,7 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a run's section ``attack``, if any, with ``threads`` CPU threads for each shard."""
+    """Build the attack of a run's section ``attack``, if any; each shard (part) of it uses ``threads`` CPU threads."""
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)

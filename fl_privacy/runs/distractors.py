@@ -283,7 +283,7 @@ def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> 
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """Yield the (training) examples of ``data`` except the indices ``taken``, in random order if possible."""
+    """Yield (image, label) of ``data`` (its training split, if any) except indices ``taken``, at random if possible."""
     return (sample for _, sample in _indexed_at_random(data, taken, rng))
 
 

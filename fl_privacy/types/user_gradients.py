@@ -112,7 +112,7 @@ def read_gradients(
 def examples_by_rank(
     plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> int | None:
-    """Infer the number of examples from the rank of ``gradients``, here changes of weights, if it shows that."""
+    """Infer the number of examples from the rank of ``gradients``, changes of the ``parameters`` of ``plain``."""
     num_classes, vectors = _watched(plain, shape, parameters)
     return _Evidence(parameters, gradients, num_classes, vectors, of_weights=True).batch_size()
 

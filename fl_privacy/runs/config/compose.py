@@ -82,7 +82,7 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` to ``config``; ``UserError`` if a key is missing or exists."""
+    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` to ``config``; ``UserError`` for a missing or repeated key."""
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:
@@ -316,7 +316,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Raise ``UserError`` for unknown keys; return ``overrides`` that add settings which no file names (``++key=``)."""
+    """Raise ``UserError`` for unknown keys; return ``overrides``, with ``++`` before keys that no settings file has."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

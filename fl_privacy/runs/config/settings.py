@@ -28,7 +28,11 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting; ``captured``: ``True`` if captured updates fix its value; ``group``: further metadata."""
+    """Declare a setting of a run.
+
+    ``within``: least and largest value. ``captured``: ``True`` if captured updates fix the value; ``None``: they do for
+    settings of training and defense.
+    """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 

@@ -69,7 +69,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid; overrides of ``attack`` go to attacks, those of ``inference`` to trainings, others to both."""
+    """Load a trade-off's grid; overrides of ``attack`` go to attacks, of ``inference`` to trainings, others to both."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())

@@ -105,7 +105,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` if ``overrides`` import code that ``trust`` does not name, or refer to other settings."""
+    """Raise ``UserError`` if ``overrides`` (of ``where``) import code not in ``trust``, or refer to other settings."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")
@@ -233,7 +233,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if overrides from the network name a file or folder, unless the key is in ``unread``."""
+    """Raise ``UserError`` if overrides of a message, ``where``, name a file or folder in keys other than ``unread``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)

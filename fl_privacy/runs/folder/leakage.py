@@ -99,7 +99,7 @@ def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modal
 
 
 def main_of(found: Sequence[LeakageResult]) -> str:
-    """Return the main metric that all of ``found`` share; empty if they differ, that of images without results."""
+    """Return the main metric that all of ``found`` share, empty if they differ; without results, that of images."""
     known = {reading.main for reading in found if reading.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 

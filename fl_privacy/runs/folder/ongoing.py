@@ -86,7 +86,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Ongoing:
-    """Current work in words, its ``share`` done in [0, 1], and the seconds spent."""
+    """Current work in words, the ``share`` in [0, 1] that is done, and the seconds spent."""
 
     what: str
     share: float
