@@ -229,7 +229,7 @@ class Piece:
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
-    """Return views of the best, median and worst text by the metric ``by``; of any three if all score the same."""
+    """Return views of the best, median and worst text of ``found`` by metric ``by``; of any three if all are equal."""
     ranked = rank_by(run, by)
     if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -258,7 +258,7 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
 
 
 def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> dict[str, Any]:
-    """Return the view of an attacked text: tokens of the original (empty if not known) and of the guesses."""
+    """Return the view of an attacked text: tokens of the original (empty if unknown) and of guesses in ``found``."""
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
     return {

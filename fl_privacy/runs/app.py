@@ -235,7 +235,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Return undefended one-step uploads of ``number`` images, which the server computes with each round's model."""
+    """Return undefended one-step uploads that the server makes of ``number`` images with each round's model."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

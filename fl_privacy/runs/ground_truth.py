@@ -79,7 +79,7 @@ class GroundTruth:
     _replays: dict[VictimId, Replay | SummedReplay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """Return the examples behind ``victim``, or the client's nearest own images if a defense replaces them."""
+        """Return the examples behind ``victim``, or the client's images nearest to a defense's replacements."""
         batches = []
         for number in self.behind(victim):
             client, own = self.clients[number], replace(victim, client=number)
@@ -132,7 +132,7 @@ class SummedProbes:
 
     Attributes:
         clients: number of clients in the mean, with ``examples`` examples each.
-        clip: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; ``None`` without.
+        clip: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; else ``None``.
         own: attacking sites, each of which adds an update; empty if the server attacks.
         server: how the server makes the global model that sites see.
     """

@@ -82,7 +82,10 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table of a paper's preset in ``overrides``, if they keep it; ``UserError`` for a wrong ``paper=``."""
+    """Return the table of the paper's preset in ``overrides``; ``None`` without one, or if they change what it fixes.
+
+    ``UserError`` for a wrong ``paper=``, or one without such a preset.
+    """
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
     own = [text for key, text in given.items() if key not in (FORM, "experiment")]

@@ -65,7 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return a guarantee for each sampling rate and number of steps of clients, unless another loses more in both."""
+    """Return a guarantee for each pair of sampling rate and number of steps that no other pair exceeds in both."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -94,7 +94,7 @@ def rounds_taken_part(setup: Setup) -> Sequence[int]:
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with noise that spends ``privacy.epsilon``, now ``null``; unchanged without a budget."""
+    """Return ``config`` with noise that spends ``privacy.epsilon`` (then ``null``); unchanged without a budget."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 

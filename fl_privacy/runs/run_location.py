@@ -112,7 +112,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Yield the run's open folder, and write its page at the end; another process may have ``finished`` it."""
+        """Yield the run's open folder, and then write its page; it is ``finished`` if another process ran it."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

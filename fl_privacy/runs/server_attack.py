@@ -31,7 +31,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack, if any, with ``public`` images; some attacks get ``attacked`` ones, too."""
+    """Build a malicious server's attack, if any, with ``public`` images, and ``attacked`` ones to ask about members."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None

@@ -48,10 +48,9 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, inferred: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each field of :class:`Extent` over ``found``.
+    """Return the worst value of each field of :class:`Extent` over ``found``; ``inferred``: number of leaked answers.
 
-    ``inferred``: number of questions answered above chance. By default, unscored examples count as reconstructed, and
-    an empty ``found`` gives :data:`WORST`.
+    ``unknown_is_read``: ``True`` counts unscored examples as reconstructed, and gives :data:`WORST` without results.
     """
     if not found:
         return WORST if unknown_is_read else Extent(inferred=inferred)
@@ -110,7 +109,7 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 
 
 def few(statistic: Statistic, kind: str = "upload") -> str:
-    """Warn (``only 2 uploads``) if ``statistic`` has few; else the text is empty. ``kind``: word for an example."""
+    """Return ``only 2 uploads`` if ``statistic`` has few, else an empty text; ``kind``: name of one-example uploads."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""

@@ -220,7 +220,7 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict[str, Any]:
-    """Return the record of one example's ``score``, with ``further`` fields before its metrics."""
+    """Return the record of the example ``one`` in ``score``, with ``further`` fields before the metrics."""
     return {
         "id": str(score.id),
         "round": score.id.round,

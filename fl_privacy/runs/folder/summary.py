@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Share of images that tracing assigns to a wrong client; ``chance``: this share if clients are guessed."""
+    """Share of images whose nearest reconstruction is of another client; ``chance``: this share of random guesses."""
 
     attacked: float
     queries: int

@@ -108,7 +108,7 @@ class LoopbackFederation:
         self.start(name, command)
 
     def wait_for_node(self, name: str, seconds: float = JOIN_SECONDS) -> None:
-        """Wait until a node has joined, before a run starts; ``UserError`` if the node ends, or after ``seconds``."""
+        """Wait until a node has joined; call it before a run. ``UserError`` if the node ends, or after ``seconds``."""
         self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
 
     def run(self, name: str, app: Path, run_config: Mapping[str, object]) -> None:

@@ -66,8 +66,7 @@ class Ledger:
     ) -> Account:
         """Write an entry (see :class:`Entry`) before the app gets a message, and return the new total.
 
-        ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if it can't be written, or ledger or anchor can't be
-        trusted.
+        ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if writing fails, or ledger or anchor can't be trusted.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -92,7 +91,7 @@ class Ledger:
             return self._write(descriptor, account, self._next(account, **parts))
 
     def mend(self, rho: float | None) -> bool:
-        """Replace an incomplete last line, if any, by an entry that spends ``rho``; return if there was one."""
+        """Replace an incomplete last line by an entry that spends ``rho``; return ``False`` if none is incomplete."""
         with self._locked() as descriptor:
             size = os.fstat(descriptor).st_size
             torn = len(os.pread(descriptor, LARGEST_LINE, max(0, size - LARGEST_LINE)).rpartition(b"\n")[2])

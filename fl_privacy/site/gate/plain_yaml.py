@@ -40,7 +40,7 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Return the value of plain YAML; ``UserError``, which begins with ``name``, for anything else or double keys."""
+    """Return the value of plain YAML; ``UserError``, beginning with ``name``, for anything else or duplicate keys."""
     try:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
