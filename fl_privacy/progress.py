@@ -17,7 +17,7 @@ def no_progress(done: int, total: int) -> None:
 
 @dataclass(frozen=True)
 class Stage:
-    """Work in progress: ``done`` of ``total`` steps of ``what``."""
+    """Work in progress: ``done`` of ``total`` steps; ``what``: name of the work."""
 
     what: str
     done: int

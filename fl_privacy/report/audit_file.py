@@ -199,7 +199,7 @@ def terminal_line(record: AuditRecord, path: Path) -> str:
 
 
 def record_to_json(record: AuditRecord) -> str:
-    """Serialize an app's record, with the examples that its page shows."""
+    """Serialize an app's record, with the examples that the page shows."""
     return json.dumps(_plain_record(record), default=lambda one: asdict(one) if is_dataclass(one) else str(one))  # type: ignore[arg-type]
 
 

@@ -122,7 +122,7 @@ class AuditRecord:
 
     @property
     def officer(self) -> list[tuple[str, str]]:
-        """Return two questions of a data protection officer, each with its answer without the full stop."""
+        """Return (question, answer without the full stop) for two questions of a data protection officer."""
         members = [(one, one.estimate) for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
         if any(step.leaks for step in self.steps):

@@ -274,7 +274,7 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """Leaderboard of defenses, each at its strength within ``accuracy_loss`` that leaks least to the worst attacker."""
+    """Leaderboard of defenses, each at the strength within ``accuracy_loss`` that leaks least to the worst attacker."""
 
     threat: Threat
     accuracy_loss: float  # most percentage points that a strength may cost

@@ -132,7 +132,7 @@ def _result(verdict: Verdict, kind: str) -> str:
 
 
 def capital(text: str) -> str:
-    """Return ``text`` with its first letter, if any, in upper case."""
+    """Return ``text`` with its first letter in upper case."""
     return f"{text[:1].upper()}{text[1:]}"
 
 

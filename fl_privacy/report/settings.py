@@ -24,7 +24,7 @@ _BATCH_NORM = {
 
 
 def chosen(run: Run, group: str) -> str:
-    """Return the run's option of the config group ``group``; for a user's own code, its name."""
+    """Return the run's option of the config group ``group``; for a user's own code, the code's name."""
     return chosen_option(run.identity, group)[0]
 
 
@@ -74,7 +74,7 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return for each run its options that other ``runs`` lack, or its label; and the options that all share."""
+    """Return the options of each run that differ between ``runs`` (or its label), and the options that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     same = {group: taken[0] for group, taken in options.items() if group not in varying}

@@ -74,7 +74,10 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` with models that normalize as ``stated`` by clients (``None``: not), else as ``own``."""
+    """Return ``observations`` with models that normalize images as the clients do.
+
+    ``stated``: client -> normalization, ``None`` without one; clients that stated nothing normalize as ``own``.
+    """
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}

@@ -112,7 +112,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Yield the run's open folder, and then write its page; it is ``finished`` if another process ran it."""
+        """Yield the run's open folder (``finished`` if another process ran it), and write the run's page at the end."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

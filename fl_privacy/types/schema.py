@@ -255,7 +255,7 @@ M = TypeVar("M")
 
 
 def with_schema(model: M, schema: Schema) -> M:
-    """Return a shallow copy of ``model`` with the ``schema`` of its input rows as its attribute."""
+    """Return a shallow copy of ``model`` with an attribute ``schema``, which describes the rows that it takes."""
     known = copy.copy(model)
     known.schema = schema  # type: ignore[attr-defined]
     return known

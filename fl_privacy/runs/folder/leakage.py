@@ -92,7 +92,7 @@ def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the attacked modality; without results, that of data from the function ``loader``, or images."""
+    """Return the modality attacked; without results, the one that the function ``loader`` loads, or else images."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
@@ -109,7 +109,10 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 
 
 def few(statistic: Statistic, kind: str = "upload") -> str:
-    """Return ``only 2 uploads`` if ``statistic`` has few, else an empty text; ``kind``: name of one-example uploads."""
+    """Return a warning such as ``only 2 uploads`` if ``statistic`` has too few for an interval, else an empty text.
+
+    ``kind``: word for the uploads if each has one example, such as ``image``.
+    """
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""

@@ -27,7 +27,7 @@ _POWER = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class LimitedOutcome:
-    """Result of a command run within limits; ``peak`` is its largest memory in bytes, without mapped files."""
+    """Result of a command run within limits; ``peak``: most memory that it used, in bytes, without mapped files."""
 
     status: int
     out: str

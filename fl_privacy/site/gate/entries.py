@@ -153,7 +153,7 @@ class Account:
         return found
 
     def add(self, entry: Entry, line: bytes) -> None:
-        """Add the next ``line`` of the file and its ``entry``; ``ValueError`` if it does not follow the last one."""
+        """Add the next ``line`` and its ``entry``; ``ValueError`` if the line does not follow the last one."""
         if entry.before != self.digest or entry.when < self.when:
             raise ValueError("another line came before")
         self.digest, self.when, self.moment = hashlib.sha256(line).hexdigest(), entry.when, entry.moment

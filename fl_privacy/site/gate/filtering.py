@@ -209,7 +209,7 @@ def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
 
 
 def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
-    """Return the values of ``array``; ``RefusedError`` unless its bytes fit its type and shape exactly."""
+    """Return the values of ``array``; ``RefusedError`` about ``where`` unless the bytes fit type and shape exactly."""
     if array.stype != NUMPY:
         raise RefusedError("bytes", f"{where} is of the format {array.stype!r:.40}; send it as {NUMPY}")
     if array.dtype not in (*DTYPES, *COUNTERS):
