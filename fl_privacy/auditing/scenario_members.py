@@ -180,8 +180,8 @@ def losses_from(seen: Watched | None) -> _Losses:
             places[number] = place
         elif value.numel() > 1:
             raise NotAttackedError(
-                "loaded batches are expected as the network's inputs, but these are computed from batches outside of it;"
-                " compute them in forward()"
+                "loaded batches are expected as the network's inputs, but are changed outside of it, so that the loss"
+                " on one example is not known; change them in forward()"
             )
     if not places:
         raise NotAttackedError("loaded batches are expected as the network's inputs, but differ; pass them on")

@@ -77,7 +77,7 @@ def views_of(findings: Sequence[Finding]) -> list[InferredView]:
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
-    """Describe the strongest result on the question ``about``, or why attacks failed; empty without attacks."""
+    """Describe the strongest result on the question ``about``, or why attacks failed; empty without results."""
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:

@@ -290,7 +290,7 @@ class AttackStage:
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Attack ``asked`` in one call (progress is shown as ``who``); if it fails, attack each client's alone."""
+        """Attack ``asked`` in one call (progress is shown as ``who``); if it fails, attack each client's part alone."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)

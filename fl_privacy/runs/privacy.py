@@ -100,7 +100,10 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return settings whose noise spends ``privacy.epsilon``, if set, by the last round; else ``UserError``."""
+    """Return settings whose noise spends ``privacy.epsilon`` by the last round; empty without a budget.
+
+    ``UserError`` if the defense gives no guarantee, or its noise is not proportional to a setting.
+    """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}

@@ -214,7 +214,7 @@ UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try a deployment on loopback, and report each step with ``say``; return 0 if all steps succeed, else 1."""
+    """Try a deployment on loopback; return 0 if all steps succeed, else 1. ``UserError`` if a node has a policy."""
     deployment = Deployment.read(folder)
     nodes = [deployment.node(number) for number in range(deployment.nodes)]
     if behind := [node for node in nodes if (node / "site.yaml").exists()]:
