@@ -109,7 +109,7 @@ def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Return ``samples``, and for each training with several attackers a sample with the least of the distances."""
+    """Return ``samples``, plus a worst case for each training with several attackers: the least of their distances."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)

@@ -113,7 +113,7 @@ def plan_study(study: S) -> StudyPlan[S]:
 
 
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
-    """Write which folders ``command`` will fill, for the live page, except those of jobs that can't start."""
+    """Write the names of the folders that ``command`` will fill, for the live page, if their jobs can start."""
     planned: dict[Path, list[str]] = {}
     for config in configs:
         with suppress(UserError):

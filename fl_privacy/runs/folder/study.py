@@ -171,7 +171,8 @@ class StudyRow:
     ) -> Candidate | None:
         """Return the defense with its worst figures over attacks up to ``threat``; ``None`` if no example was scored.
 
-        ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions that need an answer.
+        ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions that count as open if
+        unanswered.
         """
         candidate = candidate_of(
             self.heard(threat, uploads),
