@@ -106,9 +106,9 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Build what attackers know besides the protocol: features, substitutes for private layers; ``None`` for neither.
+    """Build the source of what attackers know besides the protocol: features, or substitutes for private layers.
 
-    ``UserError`` if ``threats.features_at`` names no module, or is set without knowledge of features.
+    ``None`` if they know neither. ``UserError`` if ``threats.features_at`` names no module, or is set without features.
     """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:

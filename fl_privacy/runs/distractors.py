@@ -283,7 +283,7 @@ def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> 
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """Yield (image, label) of ``data`` (its training split, if any) except indices ``taken``, at random if possible."""
+    """Yield (image, label) of ``data`` or its training split, in random order if possible, except indices ``taken``."""
     return (sample for _, sample in _indexed_at_random(data, taken, rng))
 
 

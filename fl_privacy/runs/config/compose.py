@@ -82,7 +82,7 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` to ``config``; ``UserError`` for a missing or repeated key."""
+    """Apply overrides (``key=``, ``+key=``, ``++key=``, ``~key``) to ``config``; ``UserError`` if one can't apply."""
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:

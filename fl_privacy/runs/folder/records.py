@@ -287,7 +287,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], plain: object, where: str, **parts: Part) -> T:
-    """Build the dataclass ``kind`` from JSON; ``ValueError`` if it does not fit. ``parts``: field -> how to build."""
+    """Build the dataclass ``kind`` from JSON; ``ValueError`` if it does not fit. ``parts``: field -> its builder."""
     if not isinstance(plain, dict):
         raise ValueError(f"{where} is {beginning(plain)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ def _of_type(hint: Any, plain: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], T], plain: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
-    """Return ``make(entry, place)`` for each entry of the list ``plain``; ``ValueError`` below ``at_least`` entries."""
+    """Return ``make(entry, place)`` for each entry of the list ``plain``; ``ValueError`` if it is too short or none."""
     if not isinstance(plain, list) or len(plain) < at_least:
         raise ValueError(f"{where} is {beginning(plain)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(plain))
