@@ -108,7 +108,7 @@ def side_information_of(
 ) -> SimulatedSideInformation | None:
     """Build the source of what attackers know besides the protocol: features, or substitutes for private layers.
 
-    ``None`` if they know neither. ``UserError`` if ``threats.features_at`` names no module, or is set without features.
+    ``None`` without both. ``UserError`` if ``threats.features_at`` names no module, or is set without known features.
     """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:

@@ -171,8 +171,7 @@ class StudyRow:
     ) -> Candidate | None:
         """Return the defense with its worst figures over attacks up to ``threat``; ``None`` if no example was scored.
 
-        ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions that count as open if
-        unanswered.
+        ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions open until they have an answer.
         """
         candidate = candidate_of(
             self.heard(threat, uploads),
