@@ -12,12 +12,12 @@ Progress = Callable[[int, int], None]  # (work done, work in all), in any unit; 
 
 
 def no_progress(done: int, total: int) -> None:
-    """Ignore progress."""
+    """Do nothing, as a progress callback."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Work in progress: ``done`` of ``total`` steps of ``what``."""
+    """Work in progress: ``done`` of ``total`` steps; ``what``: name of the work."""
 
     what: str
     done: int
@@ -56,7 +56,7 @@ def counted(what: str, items: Sequence[T]) -> Iterator[T]:
 
 
 def share_done(stages: Sequence[Stage]) -> float:
-    """Return the finished share, in [0, 1], of the outermost stage, with the inner stages' part of its current step."""
+    """Return the share in [0, 1] of the outermost stage that is done; inner stages count as part of a step."""
     share = 0.0
     for stage in reversed(stages):
         share = min((stage.done + share) / max(stage.total, 1), 1.0)
@@ -69,7 +69,7 @@ def describe(stages: tuple[Stage, ...]) -> str:
 
 
 def at_work(stages: tuple[Stage, ...]) -> str:
-    """Describe the stages like :func:`describe`, without numbers for single steps: ``cocktail party, victim 3/8``."""
+    """Describe the stages in progress, with numbers only for several steps: ``cocktail party, victim 3/8``."""
     return ", ".join(describe((stage,)) if stage.total > 1 else stage.what for stage in stages)
 
 
@@ -113,7 +113,7 @@ BETWEEN_LINES, LONGEST_SILENCE = 10, 60
 
 
 class ShareLines:
-    """Progress callback that passes a line to ``say`` at each tenth, at least 10 and at most 60 seconds apart."""
+    """Progress callback that passes a line to ``say`` after 10 s if another tenth is done, else after 60 s."""
 
     def __init__(self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str) -> None:
         self._say, self._title, self._beside, self._pause = say, title, beside, BETWEEN_LINES

@@ -70,7 +70,7 @@ class SecretGenerator(torch.Generator):
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Derive the 63-bit seed of the stream ``names`` from the run's ``seed``; different names are independent.
+    """Derive the 63-bit seed of the stream ``names`` from the run's ``seed``; streams of other names are independent.
 
     It is not secret: PyTorch's CPU generator uses only 32 bits of it, which can be searched.
     """
@@ -83,7 +83,7 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def derive_generator(
     seed: int | Secret, *names: str | int, device: torch.device | str = "cpu"
 ) -> torch.Generator | SecretGenerator:
-    """Derive the generator of the stream ``names``, such as ("client", 3), on ``device``, or the CPU for a secret."""
+    """Derive the generator of the stream ``names``, such as ("client", 3); for a ``Secret`` it is on the CPU."""
     if isinstance(seed, Secret):
         return SecretGenerator(seed.derive(*names))
     return torch.Generator(device=device).manual_seed(derive_seed(seed, *names))

@@ -178,7 +178,10 @@ def losses_from(seen: Watched | None) -> _Losses:
         if place is not None:
             places[number] = place
         elif value.numel() > 1:
-            raise NotAttackedError("the network's inputs are computed from the batch before PyTorch's hooks see them")
+            raise NotAttackedError(
+                "loaded batches are expected as the network's inputs, but are changed outside of it, so that the loss"
+                " on one example is not known; change them in forward()"
+            )
     if not places:
         raise NotAttackedError("loaded batches are expected as the network's inputs, but differ; pass them on")
     parts = tuple(cleaned(part) for part in program.parts)

@@ -232,7 +232,7 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     own = {name: laid_out(problem.model, name, value).flatten() for name, value in named}
     asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]
     if not asked:
-        raise NotAttackedError("the optimizer's parameters are none of the network's")
+        raise NotAttackedError("the network's parameters are expected in its optimizer, but it has none; pass them")
     labels = torch.ones(len(problem.truth), 1) if problem.labels is None else problem.labels
     loss, sizes = problem.loss, problem.model.program.sizes
     if problem.labels is not None and len(set(sizes)) > 1:  # each batch has a mean of its own
@@ -296,7 +296,9 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
             " several batches are added up before one; step after each batch"
         )
     if max(len(seen.optimizers), len(seen.trained)) > 1:
-        raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone; use one")
+        raise NotAttackedError(
+            "steps of several optimizers, or with settings that change, are not undone; use one, with fixed settings"
+        )
     (name, stated), steps = next(iter(seen.optimizers.items()))
     settings = dict(stated)
     kind = name.removeprefix("DP")

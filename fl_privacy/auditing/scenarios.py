@@ -354,7 +354,9 @@ class Scenarios:
             if isinstance(again, Failure):
                 if victim:
                     break
-                raise NotAttackedError(f"the app's code fails on a few of its examples ({again.reason})")
+                raise NotAttackedError(
+                    f"the app's code fails on a few of its examples ({again.reason}); let it train on a few"
+                )
             problem = read_problem(again.watched, each.inputs())
             if not victim:
                 own = once(each.watched, each.inputs())

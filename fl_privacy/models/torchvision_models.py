@@ -12,7 +12,7 @@ from fl_privacy.models.layers import BatchNorm2d, ImageArguments, ImageNetwork, 
 
 
 class TorchvisionNetwork(ImageNetwork):
-    """Base class of torchvision's networks, with normalized input images."""
+    """Base class of torchvision's networks, which normalizes images before the network."""
 
     network: Any
 
@@ -103,7 +103,7 @@ class MobileNetV2(TorchvisionNetwork):
 
 
 class ResNet50(TorchvisionNetwork):
-    """ResNet-50 of torchvision (He et al. 2016), for images from 64 pixels."""
+    """ResNet-50 of torchvision (He et al. 2016), for images of at least 64 pixels a side."""
 
     def __init__(self, **image: Unpack[ImageArguments]) -> None:
         super().__init__(**image)

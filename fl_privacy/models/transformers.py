@@ -27,7 +27,7 @@ class Bert(text_model.BlockModel):
     Args:
         heads: attention heads of each layer, a divisor of ``width``.
         hidden: width of the feed-forward networks.
-        pooling: classified state: ``first`` token's after BERT's pooler, or ``mean`` of all tokens.
+        pooling: ``first`` classifies the first token's state after BERT's pooler, ``mean`` the mean of all states.
         std: initial standard deviation of the weights.
     """
 
@@ -132,7 +132,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
 
 
 def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
-    """Return Hugging Face's values by the names of :class:`Bert`; position embeddings include the segment embedding."""
+    """Return Hugging Face's ``values`` by the names of ``model``; position embeddings include the first segment's."""
     at = {name.removeprefix("bert."): value for name, value in values.items()}
     segment = at["embeddings.token_type_embeddings.weight"][0]
     found = {
@@ -211,13 +211,14 @@ def gpt_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, next_to
 class TransformerLM(text_model.BlockModel):
     """Language model of SAPAG (Wang et al. 2020, section VII): two encoder layers and a linear decoder.
 
-    Embeddings have 5,000 values, so that the pseudo-inverse gives tokens of smaller vocabularies; ``width=200`` is a
-    usual size. With ``next_token``, a token attends only to itself and to earlier tokens.
+    By default, an embedding has more values (5,000) than a small vocabulary has tokens, so that a pseudo-inverse
+    recovers tokens from embeddings; ``width=200`` is usual. With ``next_token``, a token attends only to itself and to
+    earlier tokens.
 
     Args:
         next_token: ``True`` to predict each next token, ``False`` to classify the mean over the tokens.
-        width: length d of an embedding, even.
-        heads: attention heads of each layer, a divisor of ``width``.
+        width: length d of an embedding, a multiple of ``2 * heads``.
+        heads: attention heads of each layer.
         bound: bound of the initial embeddings, U(-bound, bound).
     """
 

@@ -34,7 +34,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def plain_names(model: nn.Module) -> dict[str, str]:
-    """Return a mapping from the names of parameters and buffers of ``model`` to the names without wrappers."""
+    """Return a mapping from the names of parameters and buffers to those without the wrappers' prefixes."""
     wrapped = [
         f"{path}." if path else "" for path, module in model.named_modules(remove_duplicate=False) if _wraps(module)
     ]
@@ -50,9 +50,9 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 
 
 def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Return ``model``, or a copy without wrappers that returns a tensor (B, K), for inputs of ``shape`` (C, H, W).
+    """Return ``model`` without wrappers such as ``torch.compile``, and with a tensor (B, K) as its output.
 
-    ``UserError`` if the model does not take such inputs, or its output holds no tensor (B, K).
+    Changes are made to a copy. ``shape``: (C, H, W) of an input. ``UserError`` if the input or the output does not fit.
     """
     model = unwrapped(model)
     if model in _copies:
@@ -80,7 +80,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """Return a deep copy of ``model``; weights that weight norm computed with a graph are detached in ``model``."""
+    """Return a deep copy of ``model``; weights that weight norm computed are detached first, also in ``model``."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)
@@ -91,9 +91,9 @@ def detached_copy(model: nn.Module) -> nn.Module:
 
 
 def outputs_of(given: object) -> object:
-    """Return the output tensor in ``given``, a model's result; a tensor (B,) becomes (B, 1).
+    """Return the output tensor in a model's result ``given``, with (B,) reshaped to (B, 1).
 
-    The tensor is found in a mapping, a sequence or an object; without one, the result is ``given``.
+    The result may be a mapping, a sequence or an object; a result without a tensor is returned as it is.
     """
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)

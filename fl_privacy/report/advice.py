@@ -48,7 +48,7 @@ ONCE = (
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
-    """Return settings of noise behind which no ``kind`` was reconstructed, and the accuracy it costs, in words."""
+    """Return noise settings that should protect each ``kind``, such as ``image``, and words on the accuracy lost."""
     name = MEASURED_ON.get(kind, "")
     measured = read_tables(SHIPPED / f"{name}.json")[0].defenses if name else ()
     noised = [each for each in measured if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]
@@ -68,14 +68,15 @@ def advice_from(
     psnr_below: float | None = None,
     batch_size: int | None = None,
 ) -> list[str]:
-    """Return sentences that recommend the cheapest defense within both limits, or say why none is recommended.
+    """Return sentences that recommend the cheapest defense in ``table`` within the limits, or say why there is none.
 
     The cheapest takes least time, then fewest bytes, then leaks least. ``UserError`` if the threat was not measured, or
-    modalities are mixed.
+    ``table`` mixes modalities.
 
     Args:
         accuracy_loss: limit of the accuracy lost, in percentage points.
-        psnr_below: limit in dB that no image and no upper end of the mean's 95 % interval may reach.
+        threat: attackers that the defense has to withstand.
+        psnr_below: limit in dB for each image, and for the upper end of the 95 % interval of the mean; ``None``: none.
         batch_size: examples behind a client's upload; by default the training batch size in ``table``.
     """
     undefended, *defended = table.defenses
@@ -129,7 +130,6 @@ def _measured_against(
 
 
 def _private_by_name_alone(table: MeasuredTable) -> list[str]:
-    """Return sentences on NVFlare's filters in ``table``: their epsilon, or that they are no differential privacy."""
     said, elements = list[str](), table.defenses[0].upload_bytes / 4
     for one in table.defenses[1:]:
         given = dict(each.removeprefix("defense.").partition("=")[::2] for each in one.overrides)
@@ -167,7 +167,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 
 def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
-    """Return why nothing is recommended; empty if the strongest attacker of ``table`` tried the user's batch size."""
+    """Return why no defense is recommended; empty if the strongest attacker tried the user's batch size."""
     if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
@@ -272,7 +272,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
 
 
 def goal_in_words(candidates: Sequence[Candidate], psnr_below: float | None) -> str:
-    """Describe the goal, such as ``no attacked image reconstructed``, and every one below ``psnr_below`` dB."""
+    """Describe the goal, such as ``no attacked image reconstructed and every one below 15.0 dB``."""
     kind = kind_in_words(candidates[0]) if candidates else "image"
     below = "" if psnr_below is None else f" and every one below {metric(psnr_below, IMAGE_METRIC)}"
     return f"no attacked {kind} reconstructed{below}"
@@ -293,7 +293,7 @@ def nothing_reconstructed(candidate: Candidate) -> str:
 
 
 def read_of(candidate: Candidate) -> str:
-    """Return the number of reconstructed examples in words; if 0, also the upper bound of the leaking share."""
+    """Describe how many examples were reconstructed; if none, also the 95 % bound of the share that leaks."""
     kind = kind_in_words(candidate)
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s reconstructed"
@@ -325,7 +325,7 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Recommend the most accurate defense that meets :func:`goal_in_words`; empty if none was trained and attacked."""
+    """Recommend the most accurate defense that meets the goal (:func:`goal_in_words`); empty without candidates."""
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):

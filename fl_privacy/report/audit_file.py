@@ -35,7 +35,7 @@ LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 1
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json`` and, for an app, page and record, as private files; return the content of ``audit.json``."""
+    """Write ``audit.json`` and, for an app, page and record, all with mode 0600; return the first one's content."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
@@ -45,7 +45,7 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
 
 def read_captured(folder: Path) -> Captured | None:
-    """Load facts about clients from a strategy's ``audit.json``, if any; ``UserError`` if damaged or of an app."""
+    """Load facts about a strategy's clients from ``audit.json``, if any; ``UserError`` if damaged or an app's."""
     path = folder / RECORD
     if not path.is_file():
         return None
@@ -199,7 +199,7 @@ def terminal_line(record: AuditRecord, path: Path) -> str:
 
 
 def record_to_json(record: AuditRecord) -> str:
-    """Serialize an app's record, with the examples that its page shows."""
+    """Serialize an app's record, with the examples that the page shows."""
     return json.dumps(_plain_record(record), default=lambda one: asdict(one) if is_dataclass(one) else str(one))  # type: ignore[arg-type]
 
 

@@ -122,7 +122,7 @@ class AuditRecord:
 
     @property
     def officer(self) -> list[tuple[str, str]]:
-        """Return two questions of a data protection officer, each with its answer without the full stop."""
+        """Return (question, answer without the full stop) for two questions of a data protection officer."""
         members = [(one, one.estimate) for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
         if any(step.leaks for step in self.steps):
@@ -183,7 +183,6 @@ class AuditRecord:
 
     @property
     def shown_first(self) -> Answer | None:
-        """Return the attack whose examples the page unfolds: the worst that leaks, else the worst on sent uploads."""
         shown = [step for step in self.steps if step.shown]
         read = [step for step in shown if step.leaks]
         sent = [step for step in shown if step.scenario.leaves]
@@ -286,7 +285,7 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
 
 
 def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ...]]:
-    """Return rows (name, ``before`` a defense, ``after`` it) that compare an app's leakage and costs."""
+    """Return rows (name, figure before a defense, figure with it) that compare an app's leakage and costs."""
 
     def result(record: AuditRecord) -> str:
         attacked = record.uploads_attacked or record.measured
@@ -317,7 +316,6 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
 
 
 def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
-    """Return a sentence on each observer in ``answers``, on what it learns; ``server`` begins the server's sentence."""
     sentences = []
     for who, subject in {"server": server, **{who: other["learns"] for who, other in OTHERS.items()}}.items():
         parts = []
@@ -377,9 +375,9 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 
 
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
-    """Return the record of a strategy's audit: a scenario for each round's uploads, and one for another site.
+    """Return the record of a strategy's audit, with an answer for each round and attacker, and one for another site.
 
-    ``site``: what the other site reconstructs, and the number of sites; ``None`` if that was not attacked.
+    ``name``: name of the app. ``site``: what another site reconstructs, and the number of sites; ``None``: not tried.
     """
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []
@@ -427,7 +425,6 @@ def _shown(page: AuditRecord) -> list[tuple[Answer, list[dict[str, Any]]]]:
 
 
 def _bars(page: AuditRecord) -> list[Bar]:
-    """Return the bars of data in the clear, then of scenarios; the headline's bar has its best reconstructions."""
     clear = []
     for one in page.findings:
         if one.severity == "data":

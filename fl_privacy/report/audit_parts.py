@@ -26,7 +26,7 @@ class Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class CountedLeak(Leak):
-    """A leak in ``times`` of ``of`` replies to messages of a ``kind``."""
+    """A leak found in some replies: in ``times`` of ``of`` replies to messages of a ``kind``."""
 
     kind: str
     times: int
@@ -39,7 +39,7 @@ class CountedLeak(Leak):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One key of the messages of a ``kind``: the mean size in bytes, the messages' rounds, and an example value."""
+    """One entry of messages of a ``kind``: key, content, mean size in bytes, rounds with it, and an example value."""
 
     direction: str
     kind: str
@@ -64,7 +64,7 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Facts about a strategy's clients that are not in the clients' captured uploads."""
+    """Facts about a strategy's clients that captured uploads do not contain."""
 
     model: str = ""  # import path of the clients' model; never imported
     normalization: Normalization | None = None

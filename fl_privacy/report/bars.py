@@ -26,7 +26,7 @@ SHORT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A share in [0, 1] with its 95 % interval and control, each ``None`` if not known."""
+    """A bar of a chart: a share in [0, 1], its 95 % interval, and the control's share, each ``None`` if not known."""
 
     title: str
     figure: str = "not attacked"  # the share in words, for people who see no picture too
@@ -50,20 +50,20 @@ class Bar:
 
 
 def bars_of(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each scenario of reconstruction, the app's own uploads last."""
+    """Return a bar for each scenario in which examples were attacked; the app's own uploads come last."""
     steps = [answer for answer in answers if answer.question == "examples"]
     return [_of_examples(step) for step in sorted(steps, key=lambda step: step.scenario.name == "all")]
 
 
 def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each measured question about the training's own uploads as a whole."""
+    """Return a bar for each inference question on the training's uploads, such as membership, with an estimate."""
     return [_of_question(one, one.estimate) for one in answers if one.question != "examples" and one.estimate]
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return bars in pairs, without and with the ``defense``; without a defense, return ``after``.
+    """Return each bar of the audit ``before`` followed by that with ``defense``; without a defense, return ``after``.
 
-    Bars of what stays on a client, or was measured in neither case, are left out.
+    Bars are left out if their data never leave a client, or if neither audit measured a share.
     """
     if not defense:
         return list(after)
@@ -75,7 +75,10 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return a bar of the reconstructed share of ``counts``, next to ``control``; the interval [0, 1] is omitted."""
+    """Return a bar of the reconstructed share of ``counts``, next to that of ``control`` (guesses without the upload).
+
+    ``red``: ``True`` if the share leaks. ``aside``: words next to the bar.
+    """
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
     bounded = counts.share is None or counts.interval != (0.0, 1.0)
@@ -124,7 +127,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
 
 
 def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
-    """Return the ``MOST_BEST`` reconstructions nearest to the originals, by values or, if ``in_words``, by words."""
+    """Return the ``MOST_BEST`` best reconstructions: by mean squared error or, if ``in_words``, by the set of words."""
 
     def distance(one: Shown) -> float:
         if in_words:

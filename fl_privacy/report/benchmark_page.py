@@ -82,7 +82,7 @@ def render_benchmark(measured: MeasuredBenchmark) -> str:
 
 
 def why_incomplete(standing: StudyRow) -> str:
-    """Describe the defense's missing jobs and their reasons; empty if none is missing."""
+    """Describe which jobs of the defense in ``standing`` are missing, and why; empty if none is."""
     entry = standing.entry
     folders = [path for name, path in entry.trainings.items() if name not in standing.trainings]
     folders += [entry.attacks[cell] for cell in standing.missing("malicious")]
@@ -95,7 +95,6 @@ def why_incomplete(standing: StudyRow) -> str:
 
 
 def _rows(board: Board, uploads: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a table row for each defense of ``board``, with the worst attacker's result if the defense is ranked."""
     rows, rank = list[dict[str, Any]](), 0
     for order, standing in enumerate([*board.ranked, *board.beyond]):
         ranked, defended = order < len(board.ranked), not standing.entry.undefended
@@ -275,7 +274,7 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """A leaderboard of defenses, each at the strength that leaks least (worst attacker) within ``accuracy_loss``."""
+    """Leaderboard of defenses, each at the strength within ``accuracy_loss`` that leaks least to the worst attacker."""
 
     threat: Threat
     accuracy_loss: float  # most percentage points that a strength may cost
@@ -327,7 +326,7 @@ class MeasuredBenchmark:
 
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
-    """Return the leakage of ``row`` to attackers up to ``threat``; the largest possible leakage if unknown."""
+    """Return the leakage of ``row`` under ``threat`` and weaker ones; the largest leakage if a result is missing."""
     candidate = row.candidate(threat)
     return WORST if candidate is None or row.missing(threat) else candidate.extent
 

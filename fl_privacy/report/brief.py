@@ -49,9 +49,9 @@ LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
 
 
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
-    """Write a printable page on a run or an app's audit, without client data, to ``out`` or ``<run_dir>/brief.html``.
+    """Write a printable page on a run or an app's audit, without client data, and return the page's path.
 
-    ``UserError`` if the folder holds neither, or the page is not writable.
+    By default ``out`` is ``<run_dir>/brief.html``. ``UserError`` for another kind of folder, or if writing fails.
     """
     if out is not None:
         expect_file_name(out)

@@ -71,11 +71,11 @@ def line_chart(
     faint: bool = False,
     marks: Sequence[Sequence[tuple[float, float]]] = (),
 ) -> Markup:
-    """Draw curves over a common axis.
+    """Draw curves over a common axis; ``alt`` describes the chart to those who don't see it.
 
     ``percent`` shows the share ``y`` in percent, from 0; ``log`` makes the axis of ``y`` logarithmic; ``faint`` draws
-    thin lines in one color. ``marks``: marked points (x, y) of each curve, one for each moment N of a film; element ids
-    end in ``-moment-N``.
+    thin lines in one color. ``marks``: for each curve, the points (x, y) at a film's moments; the SVG ids of those at
+    moment N end in ``-moment-N``.
     """
 
     def place(x: float, y: float | None) -> tuple[float, float]:
@@ -102,7 +102,7 @@ def line_chart(
 def scatter_chart(
     points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Draw labelled points with error bars, infinite ones as triangles on top, and a dashed line at ``bound``."""
+    """Draw labelled points with error bars, and a dashed line at ``bound``; points at infinity are triangles on top."""
     top = top_of([point.y for point in points], bound)
 
     def draw(axes: Axes) -> None:
@@ -239,7 +239,7 @@ def draw_bound(axes: Axes, bound: float, label: str) -> None:
 
 
 def widen(axes: Axes) -> None:
-    """Widen narrow axes, after all drawing: x to ten percentage points, y to a quarter of the largest value."""
+    """Widen narrow axes: x to ten percentage points, y to a quarter of its largest value. Call it when all is drawn."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
         beyond = max(0.0, right + missing / 2 - max(100.0, right))

@@ -73,7 +73,7 @@ class RunRow:
 
 
 def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
-    """Return the accuracy of ``run`` in percent of the undefended one, recorded or found in ``runs``; else ``None``."""
+    """Return the accuracy of ``run`` in percent of the undefended run's, recorded or from ``runs``; else ``None``."""
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
@@ -83,7 +83,7 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
-    """Render the HTML for the file ``out`` that compares ``runs`` and recommends a defense below ``psnr_below`` dB."""
+    """Render the page ``out`` that compares ``runs`` and recommends a defense with images below ``psnr_below`` dB."""
     own, shared = names(runs)
     letters = [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(len(runs))]
     rows = [
@@ -164,10 +164,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return points of the metric ``name`` over accuracy, or over PMM with ``use_pmm``.
-
-    Runs that differ only in the seed give one point, for the strongest attacker.
-    """
+    """Return points of metric ``name`` over accuracy (``use_pmm``: in percent of the undefended); seeds averaged."""
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)
@@ -223,7 +220,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
 
 
 def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
-    """Return a defense to choose from for each training; runs that differ only in the attack are joined."""
+    """Return the defenses to choose from, one for each training; runs that differ only in the attack are joined."""
     groups: dict[str, list[RunRow]] = {}
     asked = asked_of([finding for row in rows for finding in row.summary.inferred])
     for row in rows:

@@ -47,9 +47,9 @@ def grid_picture(
     adaptive: Sequence[Pixels | None] | None = None,
     transformed: Sequence[Pixels | None] | None = None,
 ) -> None:
-    """Write a PNG of originals next to reconstructions, captioned, readable only by its owner.
+    """Write a PNG of originals next to their reconstructions, with captions, readable only by its owner.
 
-    ``None`` leaves a place empty. ``transformed`` images come after originals, guesses of the adaptive attacker last.
+    In a row: original, ``transformed`` image, reconstruction, guess of the ``adaptive`` attacker; ``None``: left empty.
     """
     columns = min(PAIRS_IN_A_ROW, len(originals))
     rows = -(-len(originals) // columns)
@@ -81,7 +81,6 @@ def grid_picture(
 
 
 def _rows(image: Pixels) -> Pixels:
-    """Arrange an image (C, H, W) as (H, W, 3), its first three channels, or as (H, W), the mean of one or two."""
     if image.shape[0] >= 3:
         return np.ascontiguousarray(image[:3].transpose(1, 2, 0))
     return image.astype(np.float32).mean(0).round().astype(np.uint8)
@@ -114,7 +113,7 @@ class ImageView:
 
 
 def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], Iterator[ImageView]]:
-    """Return views of the best, median and worst reconstruction by PSNR, and of the first ``SHOWN`` images."""
+    """Return views of the best, median and worst image by PSNR, and an iterator over views of the first ``SHOWN``."""
     adaptive = _adaptive_images(run)
     best = [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
     return best, (_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN])
@@ -128,7 +127,7 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the fields of an example's view: place, known ``metrics``, ``more`` figures, label and failure."""
+    """Return an example's fields for a page: place, figures (known ``metrics``, then ``more``), label and failure."""
     right, certainty, place = record.get("label_correct"), record["certainty"], place_of(record, kind)
     label = "" if right is None else "label found" if right else "label wrong"
     if (taken := record.get("label")) is not None:
@@ -143,10 +142,7 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Return the records of attacked examples that have a value of ``metric_name``, the most leaked first.
-
-    Order is by the higher value of the plain and the adaptive attacker; high values must mean more leakage.
-    """
+    """Return the records of examples, most leaked first by ``metric_name`` (the higher value of both attackers)."""
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
@@ -233,7 +229,7 @@ class Piece:
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
-    """Return views of the best, median and worst text by the metric ``by``; of three texts if all are equal."""
+    """Return views of the best, median and worst text of ``found`` by metric ``by``; of any three if all are equal."""
     ranked = rank_by(run, by)
     if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -262,7 +258,7 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
 
 
 def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> dict[str, Any]:
-    """Return the view of an attacked text: tokens of the original (empty if not known) and of the guesses."""
+    """Return the view of an attacked text: tokens of the original (empty if unknown) and of guesses in ``found``."""
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
     return {
@@ -280,7 +276,7 @@ _RANKS = ("Best", "Second", "Third")
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[str, Any]]:
-    """Return views of three rows with many right cells, from different clients and uploads if possible."""
+    """Return views of three rows in ``found`` with many right cells, of different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
     shown = from_many(ranked, 3, "row")
     ranks = _RANKS if shown == ranked[:3] and not _equal(run, TABLE_METRIC) else ("", "", "")
@@ -288,7 +284,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[s
 
 
 def best_rows_in_words(run: Run) -> str:
-    """Return sentences on right cells of guesses without the update, and on how :func:`best_rows` were chosen."""
+    """Describe how many cells guesses without the update get right, and how :func:`best_rows` chose its rows."""
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
@@ -307,7 +303,7 @@ def _equal(run: Run, by: str) -> bool:
 
 
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
-    """Return the view of an attacked row: the name, the original cell and the guessed cells of each column."""
+    """Return the view of an attacked row: name, original cell (``?`` if unknown) and guessed cells of each column."""
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"a guess without the update: up to {metric(control, TABLE_METRIC)}"]
@@ -351,7 +347,7 @@ class Reel:
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """Film of one attacker in one round, of several victims; ``moments`` are shares of the iterations, in words."""
+    """Film of one attacker in one round, with several victims; ``moments``: shares of the iterations, in words."""
 
     title: str
     reels: Sequence[Reel]
@@ -362,7 +358,7 @@ class Screening:
 def films_of_run(
     run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
-    """Return for each attacker a film of the last round that was filmed, if any; ``pairs`` have the originals."""
+    """Return each attacker's film of the last filmed round; ``pairs`` hold the originals."""
     found = []
     for attacker, of_attacker in films.items():
         images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}

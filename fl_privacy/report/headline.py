@@ -132,7 +132,7 @@ def _result(verdict: Verdict, kind: str) -> str:
 
 
 def capital(text: str) -> str:
-    """Return ``text`` with its first letter, if any, in upper case."""
+    """Return ``text`` with its first letter in upper case."""
     return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -145,7 +145,7 @@ def _upper(counts: Counts) -> str:
 
 
 def read_in_words(counts: Counts) -> str:
-    """Return the number of reconstructed examples in words; if 0, also the upper bound of the leaking share."""
+    """Describe how many examples were reconstructed; if none, also the 95 % bound of the share that leaks."""
     return _few_words(counts) + ("" if counts.read else f" (up to {_upper(counts)})")
 
 

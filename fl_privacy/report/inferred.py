@@ -30,7 +30,7 @@ SHOWN_FROM = 1e-3  # smallest FPR on a ROC curve's axis, unless there are more n
 
 @dataclass(frozen=True)
 class MeasureTitle:
-    """Title and meaning of a column, and the words for the strongest result."""
+    """Words for a measure: title and meaning of a column, and a phrase for the strongest result."""
 
     title: str
     meaning: str
@@ -77,7 +77,7 @@ def views_of(findings: Sequence[Finding]) -> list[InferredView]:
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
-    """Describe the strongest result on the question ``about``, or why attacks failed; empty without attacks."""
+    """Describe the strongest result on the question ``about``, or why attacks failed; empty without results."""
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:

@@ -26,7 +26,7 @@ _WATCHED = (ongoing.METRICS, ongoing.SUMMARY, ongoing.IDENTITY)  # files that ch
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRun:
-    """Progress of a run; ``share`` in [0, 1] and ``left`` (s) are ``None`` if not known, ``silent`` is in seconds."""
+    """Progress of a run; ``share`` in [0, 1], ``left`` in seconds, ``silent``: seconds since the run wrote a file."""
 
     name: str
     link: str
@@ -75,7 +75,7 @@ class LiveRun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """Status of a run when it was last loaded; ``last`` are the durations of the last rounds in seconds."""
+    """Status of a run when it was last loaded; ``last``: durations of the last rounds in seconds."""
 
     finished: bool
     verdict: Headline
@@ -134,7 +134,7 @@ AT_ONCE = 10  # least interval between renderings of a page, in multiples of its
 
 @dataclass(eq=False)
 class WatchedFolder:
-    """Pages of ``folder``, with one run or many, rendered on request and cached; ``UserError`` without the folder."""
+    """Pages of a folder with one run or many, rendered on request and cached; ``UserError`` if there is no folder."""
 
     folder: Path
     _kept: dict[str, tuple[object, float, str]] = field(default_factory=dict)
@@ -179,7 +179,6 @@ class WatchedFolder:
         return sorted(found, key=lambda path: (_changed(path / ongoing.IDENTITY)[0], path.name))
 
     def _read(self, path: Path) -> RunState | UserError:
-        """Return the run's status, or the error in opening it, so that other runs can still be shown."""
         now = signature(path)
         if path not in self._states or self._states[path][0] != now:
             try:

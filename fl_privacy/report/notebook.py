@@ -53,7 +53,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of ``originals``, matched in batches if ``sizes`` fit; missing ones are white."""
+    """Return ``guesses`` in the order of ``originals``, white if missing, matched within batches of ``sizes``."""
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]

@@ -82,7 +82,7 @@ def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
 
 @contextmanager
 def writable(page: Path, instead: str = "another place with --out") -> Iterator[None]:
-    """Create the folder of ``page``; ``UserError`` advises ``instead`` if that, or writing in the context, fails."""
+    """Create the folder of ``page``. If that or a write in the context fails, ``UserError`` advises ``instead``."""
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -93,7 +93,7 @@ def writable(page: Path, instead: str = "another place with --out") -> Iterator[
 
 
 def link_to(folder: Path, out: Path) -> str | None:
-    """Return the escaped link from ``out`` to the page of the run in ``folder``; ``None`` if this has no page."""
+    """Return the escaped link from ``out`` to the page of the run in ``folder``; ``None`` if the run has no page."""
     page = folder / "report.html"
     if not page.is_file():
         return None

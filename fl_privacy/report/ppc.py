@@ -52,7 +52,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Cap:
-    """Calibrated averaged performance of a defense (SPN), higher is better, over ``points`` strengths."""
+    """Calibrated averaged performance (CAP of SPN's paper) of a defense over ``points`` strengths; higher is better."""
 
     mechanism: str
     distance: str
@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return a :class:`Sample` for each attacker of each defended job of a trade-off (:func:`with_worst`)."""
+    """Return a sample for each attacker and defense of a trade-off, and those that :func:`with_worst` adds."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -86,7 +86,7 @@ def sample_of(
     update_distortion: Mapping[str, Statistic],
     **named: Any,
 ) -> Sample | None:
-    """Build a sample from one attacker's ``leakages``; ``None`` if accuracy, distortion or distances are missing."""
+    """Build a sample from an attacker's ``leakages`` and the fields ``named``; ``None`` if a figure is missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
@@ -109,7 +109,7 @@ def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:
-    """Return ``samples``, and for each training and attack with several attackers a sample of least distances."""
+    """Return ``samples``, plus a worst case for each training with several attackers: the least of their distances."""
     met: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
         met.setdefault((sample.training, sample.versus.attack), []).append(sample)
@@ -242,10 +242,11 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """Return a sample for each attacker of each defended run that trained and was attacked (:func:`with_worst`).
+    """Return a sample for each attacker of each defended run with all figures, and those that :func:`with_worst` adds.
 
-    A defense's strength is its setting with most values, by declared order if equal. Other settings of the defense that
-    differ make other defenses; settings elsewhere that differ, except the seed, make other attacks.
+    The defense's strength is the setting with most values in ``runs``, the first declared if several have. Runs that
+    differ in other settings of the defense count as different defenses; those that differ elsewhere, except in the
+    seed, as different attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []

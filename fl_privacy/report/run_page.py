@@ -115,7 +115,7 @@ def assumptions(run: Run) -> str:
 
 
 def uploads_of(run: Run) -> str:
-    """Describe the contents of attacked uploads; empty if nothing was attacked."""
+    """Describe the contents of attacked uploads; empty if nothing was attacked, and for audits of apps."""
     if not run.summary.attacked or is_audit(run):
         return ""
     config, trained = run.identity.config, bool(run.of_kind("round"))
@@ -203,7 +203,7 @@ class ShownVictims:
 
 
 def _audited(run: Run, verdict: Verdict) -> Any:
-    """Return the record of a strategy's audit; imports are local, since they load PyTorch."""
+    """Return the record of a strategy's audit; importing locally keeps other pages from loading PyTorch."""
     from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 

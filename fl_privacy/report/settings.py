@@ -24,12 +24,12 @@ _BATCH_NORM = {
 
 
 def chosen(run: Run, group: str) -> str:
-    """Return the run's option of the config group ``group``; for a user's own code, its name."""
+    """Return the run's option of the config group ``group``; for a user's own code, the code's name."""
     return chosen_option(run.identity, group)[0]
 
 
 def overview(run: Run) -> list[tuple[str, str]]:
-    """List (name, option and settings) of each config group with another than the usual option, and the seed."""
+    """List (name, option and settings) of each config group whose option is not the usual one, and the seed."""
     without = run.of_kind("attack") and not run.summary.batch_norm
     unused = ("plan.batch_norm", "plan.probe_batch_norm") if without else ()
     rows = []
@@ -52,7 +52,7 @@ def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
-    """Return each run's ``key=value`` of settings that differ, at most ``DIFFERENCES_SHOWN``."""
+    """Return for each run the ``key=value`` of settings that differ between ``runs``, at most ``DIFFERENCES_SHOWN``."""
     flat = [telling_settings(run) for run in runs]
     values = {key: {settings.get(key) for settings in flat} for key in dict.fromkeys(k for s in flat for k in s)}
     keys = sorted((k for k, found in values.items() if len(found) > 1), key=lambda k: len(values[k] - {None}) == 1)
@@ -74,7 +74,7 @@ def telling_settings(run: Run) -> dict[str, str]:
 
 
 def names(runs: Sequence[Run]) -> tuple[list[str], str]:
-    """Return for each run the options that distinguish it, and the options that all runs share."""
+    """Return the options of each run that differ between ``runs`` (or its label), and the options that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
     same = {group: taken[0] for group, taken in options.items() if group not in varying}

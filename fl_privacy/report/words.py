@@ -22,7 +22,7 @@ def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def with_words(page: str) -> str:
-    """Put a folded glossary of the terms on ``page`` at the page's ``MARK``, if it has one."""
+    """Insert a folded glossary of the terms on ``page``, in place of ``MARK``; without that, nothing changes."""
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])
@@ -35,7 +35,7 @@ MISSING = "\N{EN DASH}"
 
 
 def percent(value: float | None) -> str:
-    """Format a share: 0.613 -> 61.3 %."""
+    """Format a share: 0.613 -> 61.3 %; a missing one is a dash."""
     return MISSING if value is None else f"{100 * value:.1f} %"
 
 
@@ -85,7 +85,7 @@ def metric(value: float | None, name: str) -> str:
 
 
 def below(upper: float, mean: float, name: str) -> str:
-    """Describe ``upper``, the bound of the mean of the metric ``name``; empty if it adds nothing to ``mean``."""
+    """Describe the 95 % bound ``upper`` of a metric's mean; empty if it adds nothing to ``mean`` or the range."""
     largest = LARGEST_PSNR if name == IMAGE_METRIC else METRICS[name].range[1] if name in METRICS else math.inf
     shown = metric(upper, name)
     if not math.isfinite(upper) or upper >= largest or shown in (metric(largest, name), metric(mean, name)):
@@ -94,7 +94,7 @@ def below(upper: float, mean: float, name: str) -> str:
 
 
 def interval(statistic: Statistic, name: str) -> str:
-    """Format the 95 % confidence interval in brackets, without unit; if unknown, the median or a dash."""
+    """Format a mean's 95 % confidence interval in brackets, without unit; if unknown, the median or a dash."""
     show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
         return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"
@@ -118,6 +118,6 @@ def title_within(name: str) -> str:
 
 
 def papers_bound(name: str) -> str:
-    """Return the label of a chart's line at the paper's threshold of the metric ``name``."""
+    """Return the label of a chart's line at the threshold that papers set for the metric ``name``."""
     threshold = METRICS[name].threshold
     return "" if threshold is None else f"{threshold.source}'s bound"

@@ -78,10 +78,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write the HTML page of a sweep to ``page``, the sweep's figures next to it as JSON, and return ``page``.
-
-    ``psnr_below``: goal in dB that no image may reach. ``UserError`` if a file can't be written.
-    """
+    """Write the page of a sweep, with its figures as JSON next to it; ``psnr_below``: dB that no image may reach."""
     rows = read_study(entries)
     with writable(page, "another place with out=FOLDER"):
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
@@ -173,7 +170,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Points of a defense family and an attacker, by strength; ``series`` numbers the color, ``None`` if undefended."""
+    """Curve of one attacker over a defense's strengths; ``series``: number of the color, ``None`` if undefended."""
 
     points: Sequence[ChartPoint]
     series: int | None
@@ -245,7 +242,7 @@ def _series(rows: Sequence[StudyRow]) -> dict[str, int]:
 
 
 def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str, Markup]:
-    """Draw privacy over utility, one chart for membership and one for attribute inference, by axis title.
+    """Return axis title -> chart of privacy over utility, one for membership and one for attribute inference.
 
     Each point is a row's strongest attack; a line shows what guessing reaches, and a ring marks ``best``.
     """

@@ -28,11 +28,11 @@ SITE_NOTE = (
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Return which uploads the sites of ``setup`` intercept, and a function from a round to what sites observe.
+    """Set up attacking sites: return the uploads to intercept, and a function from a round to the sites' observations.
 
-    Sites intercept their own uploads, and get each global model and the numbers of examples; from these they compute
-    other clients' uploads. ``UserError`` if ``threat_model.differences`` is set with uploads of weights or with
-    inference attacks.
+    The sites are attacking clients. They know their own uploads, each global model and perhaps numbers of examples, and
+    compute other clients' uploads from these. ``UserError`` if ``threat_model.differences`` is set with uploads of
+    weights or with inference attacks.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
     known, differences = setup.config.threat_model.knows_numbers, setup.config.threat_model.differences
@@ -84,11 +84,11 @@ def look_from_site(
 def seen_next_to(
     observations: Sequence[Observation], sites: int, rule: ServerPlan
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
-    """Return means of other sites' uploads that one site can compute, each with the ids of the averaged uploads.
+    """Return the means of other sites' uploads that one site can compute, each with the ids of the uploads in the mean.
 
-    Each group of ``sites`` uploads stands in for a round; its last upload is the computing site's. The server steps by
-    ``rule``. Uploads of several steps are omitted if there are more than two sites, and those of later rounds if the
-    server's optimizer is adaptive. At most ``MOST_BY_SITES`` means are returned.
+    The uploads are taken in groups of ``sites``, as if each were a round, and a group's last is the computing site's.
+    ``rule``: how the server makes the global model. Left out are uploads of several steps from more than two sites, and
+    those of later rounds if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are returned.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))

@@ -74,7 +74,10 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Return ``observations`` with models that normalize as ``stated`` (``None``: not at all), else as ``own``."""
+    """Return ``observations`` with models that normalize images as the clients do.
+
+    ``stated``: client -> normalization, ``None`` without one; clients that stated nothing normalize as ``own``.
+    """
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -99,8 +102,7 @@ def report_app(
 ) -> str:
     """Attack suitable updates, write the page, and return one line on the result.
 
-    ``attack=None`` attacks none. ``jobs``: processes that attack at once. ``candidates``: number of other images with
-    which guesses are compared.
+    ``attack=None`` attacks none. ``jobs``: parallel processes. ``candidates``: number of distractor images.
     """
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
@@ -209,10 +211,10 @@ MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000  # values of a guess, and local ste
 def worth_attacking(
     observations: Sequence[Observation], *, every: bool = False
 ) -> tuple[Sequence[Observation], list[str]]:
-    """Return the observations to attack, and sentences on the others.
+    """Return the observations to attack, and a sentence on the others, if any.
 
-    Probes are chosen if there are any, else training updates of few images and steps; with ``every``, all but huge
-    ones.
+    Probes (extra uploads for the attack) are chosen if there are any, else training updates of few images and steps.
+    ``every`` chooses all but huge updates.
     """
     if every:
         sizes = {o.id: (o.upload.num_examples * math.prod(o.input_shape), _steps(o)) for o in observations}
@@ -236,7 +238,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Return undefended one-step uploads that the server computes for each round and each of ``number`` images."""
+    """Return undefended one-step uploads that the server makes of ``number`` images with each round's model."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):
@@ -261,7 +263,10 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 def describe_app(
     observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Return sentences on the threat model and the clients, then the sentences ``found`` about single updates."""
+    """Return sentences on the threat model, the model, single updates, and defenses that clients state.
+
+    ``found``: sentence -> number of updates. ``defense``: what most clients state; ``defenses``: what each states.
+    """
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",

@@ -63,7 +63,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Return a probe's images, transformed with the probe's seed; ``None`` if none have fingerprints ``wanted``."""
+        """Return a probe's images, drawn again with its seed; ``None`` unless their fingerprints are ``wanted``."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():
@@ -89,7 +89,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return indices in ``partition``, or in all data if ``None``, of the images behind the probes ``victims``."""
+        """Return the indices in ``partition`` (``None``: in all data) of known images behind the probes ``victims``."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):
@@ -147,8 +147,7 @@ class NamedImages:
 def find_images(data: object) -> NamedImages:
     """Open the images of ``data``; ``UserError`` if it holds none.
 
-    ``data`` is a data set, its name, a loader, a list of examples, a folder of images, or a function from partition to
-    one of these; ``None`` gives no images.
+    ``data``: data set or its name, loader, list of examples, folder, function from partition to these, or ``None``.
     """
     if data is None:
         return NamedImages()

@@ -38,7 +38,7 @@ PARTICIPANTS = 10  # participants among whom the images of a single client are d
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tracer:
-    """Measures how often the reconstruction nearest to an image comes from the update of another owner."""
+    """Measures how often the reconstruction nearest to an image comes from another client's update."""
 
     participants: int = PARTICIPANTS  # owners among whom images of a single client are divided, in order
     clients: Mapping[int, Client] = field(default_factory=dict)  # id -> client, for further images of attacked ones
@@ -46,7 +46,6 @@ class Tracer:
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> distortion.Tracing | None:
-        """Return how often tracing fails; ``None`` for fewer than two owners, or without known original images."""
         known = [
             (score, score.originals)
             for score in scores
@@ -77,7 +76,6 @@ class Tracer:
         )
 
     def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return further images (n, C, H, W) of ``clients``, none of them ``attacked``, and their owners (n,)."""
         room = (self.queries or 0) - len(attacked)
         if room <= 0:
             return attacked[:0], clients[:0]
@@ -176,9 +174,9 @@ def update_distortion(
 ) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
-    For one example and a fully connected first layer, also return figures of the linear equations for the input:
-    ``condition`` of all rows, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row with the
-    largest uploaded bias gradient. Otherwise the mapping is empty.
+    For an update of one example to a model that begins with a fully connected layer, also return figures of the linear
+    equations for the input: ``condition`` with all rows; ``contraction``, ``error_bound`` and ``solvable`` (1 or 0)
+    with the one row whose uploaded bias gradient is largest. Otherwise the mapping is empty.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
@@ -292,7 +290,7 @@ class AttackStage:
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Attack the observations ``asked`` in one call; if it fails, attack those of each client separately."""
+        """Attack ``asked`` in one call (progress is shown as ``who``); if it fails, attack each client's part alone."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)

@@ -62,7 +62,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return earlier updates of the same examples as ``observations``; store ``observations`` for later calls."""
+        """Return earlier updates of the same examples (``ROUNDS_TOGETHER - 1`` at most); store the new ones."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -84,7 +84,7 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Return a function victim -> name of its examples, equal in each round; ``None`` if the examples change.
+    """Return a function from a victim to the name of its examples, the same in each round; ``None`` if they change.
 
     Examples change if a client trains on a part of its data, or augmentation or a defense redraws images. Mixed images
     count as unchanged, since each mixture contains the same image.
@@ -106,9 +106,9 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Build the source of features and of substitutes for private layers; ``None`` if attackers need neither.
+    """Build the source of what attackers know besides the protocol: features, or substitutes for private layers.
 
-    ``UserError`` if ``threats.features_at`` names no module, or is set without knowledge of features.
+    ``None`` without both. ``UserError`` if ``threats.features_at`` names no module, or is set without known features.
     """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:

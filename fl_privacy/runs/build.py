@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a mask (``examples``,) of ``number`` random ones that no client gets; ``UserError`` if none are left."""
+    """Return a mask (``examples``,) of ``number`` random examples that no client gets; ``UserError`` if that is all."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -77,7 +77,7 @@ _CHECKS: Mapping[Modality, Callable[[nn.Module, Any], nn.Module | None]] = {
 def build_network_for(
     section: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int, *, seed: int, **more: Any
 ) -> nn.Module:
-    """Build the model of ``section`` for images (C, H, W); its settings replace those in ``more``."""
+    """Build the model of ``section`` for images (C, H, W); ``more``: defaults for settings that ``section`` lacks."""
     channels, height, _ = input_shape
     facts = {"in_channels": channels, "image_size": height, "num_classes": num_classes}
     model = _network(section, facts, seed, **more)
@@ -154,7 +154,7 @@ def build_dataset(section: Mapping[str, Any]) -> Dataset:
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
-    """Build the model that ``clients`` clients train, as changed by a malicious server, if any."""
+    """Build the model that clients train, as changed by a malicious server, if any; ``clients``: how many there are."""
     model = build_network(config.model, dataset, seed=config.seed)
     attack = build_server_attack(config.server)
     if attack is None:
@@ -240,7 +240,7 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a run's section ``attack``, if any, with ``threads`` CPU threads for each shard."""
+    """Build the attack of a run's section ``attack``, if any; each shard (part) of it uses ``threads`` CPU threads."""
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
@@ -365,7 +365,7 @@ def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
 
 
 def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
-    """Return ``inferences`` and an adaptive version of each attack on attributes."""
+    """Return ``inferences``, and for each attack on attributes also one that knows the defense."""
     found = dict(inferences)
     for name, inference in inferences.items():
         if isinstance(inference, AttributeInference) and not inference.adaptive:

@@ -117,7 +117,7 @@ class CanaryStage:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
     def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
-        """Return s random coordinates (s,) of an update, and the unit direction of each canary at them (m, s)."""
+        """Return random coordinates (s,) of updates, and directions (m, s) of m canaries there; drawn only once."""
         if self._chosen is None:
             size, number = sum(value.numel() for value in like.values()), self.canaries.number
             places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]

@@ -36,7 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Return up to ``number`` random images, or up to 10,000 texts or rows, of the data set ``name`` as distractors."""
+    """Return other examples to compare guesses with: up to ``number`` images, or 10,000 texts or rows, at random."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -74,7 +74,7 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Return up to ``number`` images of ``shape`` from packages: parts of photographs; digits, too, for one channel."""
+    """Return up to ``number`` images of ``shape`` from installed packages: parts of photographs, and digits if gray."""
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made
@@ -103,7 +103,6 @@ def at_most(number: int, shape: tuple[int, ...]) -> int:
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:
-    """Return random crops (N, C, H, W) of photographs, of 10 to 100 % of the largest size; none unless C is 1 or 3."""
     pictures = [examples.images.float() / 255 for examples in _shipped(_PHOTOGRAPHS)]
     if not pictures or shape[0] not in (1, 3):
         return torch.empty(0, *shape)
@@ -218,7 +217,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return ``images`` (C, H, W) in [0, 1] that are not ``attacked``; if few, also images of installed packages."""
+    """Return ``images`` in [0, 1] that were not attacked, as distractors; if few, also images of installed packages."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
@@ -284,7 +283,7 @@ def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> 
 
 
 def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[Tensor, int]]:
-    """Yield the (training) examples of ``data`` except the indices ``taken``, in random order if possible."""
+    """Yield (image, label) of ``data`` or its training split, in random order if possible, except indices ``taken``."""
     return (sample for _, sample in _indexed_at_random(data, taken, rng))
 
 

@@ -48,7 +48,7 @@ class SummedReplay:
 
 
 def together(batches: Sequence[Batch]) -> Batch:
-    """Join batches into one, padded with :func:`as_wide`."""
+    """Join batches into one; texts are padded to the longest."""
     alike = as_wide(batches)
     return Batch(torch.cat([batch.inputs for batch in alike]), torch.cat([batch.labels for batch in alike]))
 
@@ -79,7 +79,7 @@ class GroundTruth:
     _replays: dict[VictimId, Replay | SummedReplay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """Return the examples behind ``victim``, or the client's nearest own images if a defense replaces them."""
+        """Return the examples behind ``victim``, or the client's images nearest to a defense's replacements."""
         batches = []
         for number in self.behind(victim):
             client, own = self.clients[number], replace(victim, client=number)
@@ -114,7 +114,6 @@ def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
-    """Return the client's nearest image for each image of ``batch``, of the same class if the client has that class."""
     labels = hard_labels(batch.labels)
     own = client.examples.labels[client.indices].to(labels.device)
     nearest = torch.empty_like(batch.inputs)
@@ -133,7 +132,7 @@ class SummedProbes:
 
     Attributes:
         clients: number of clients in the mean, with ``examples`` examples each.
-        clip: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; ``None`` without.
+        clip: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; else ``None``.
         own: attacking sites, each of which adds an update; empty if the server attacks.
         server: how the server makes the global model that sites see.
     """
@@ -149,7 +148,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Build the summed probes if sites ``own`` attack or SecAgg+ sums; ``UserError`` for a sum of one client."""
+        """Return the summed probes if sites (``own``) attack or SecAgg+ is on; ``UserError`` for sums of one client."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:

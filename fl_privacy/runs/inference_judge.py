@@ -157,7 +157,7 @@ def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
 
 
 def attributes_of(setup: Setup) -> Tensor:
-    """Return the attributes (V,) of the probed examples; -1 if the defense replaces a client's examples."""
+    """Return the attributes (V,) of the probed examples; -1 if unknown, or if a defense replaces the examples."""
     found = []
     for probe in setup.audit.probes:
         client = setup.clients[probe.client]

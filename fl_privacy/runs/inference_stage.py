@@ -129,7 +129,6 @@ class InferenceStage:
                     self._failures[name] = result.reason
 
     def _sent_next(self, following: Observation | None) -> ModelState | None:
-        """Return the global model after the round; ``None`` if the server's step is unknown."""
         server, first = self.setup.server, self._waiting[0]
         if server.personal or self.setup.config.sites:  # a site subtracts its own update
             return None

@@ -52,10 +52,7 @@ class PaperTable:
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Return line of the table -> for each strength, the runs to start.
-
-        These are ``command`` and, if there is one, ``attack`` on uploads of an untrained model.
-        """
+        """Map each line of the table to runs, a list for each strength: ``command``, and ``attack`` if there is one."""
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])
@@ -85,7 +82,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table of a paper's preset in ``overrides``, unless they change what it fixes.
+    """Return the table of the paper's preset in ``overrides``; ``None`` without one, or if they change what it fixes.
 
     ``UserError`` for a wrong ``paper=``, or one without such a preset.
     """
@@ -142,7 +139,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return [published, measured, low, high, number] of the figure ``of``; for several ``strengths``, their mean."""
+    """Return [published, measured, low, high, number] of the figure ``of``, or the mean over several ``strengths``."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])

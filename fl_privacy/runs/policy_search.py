@@ -231,7 +231,6 @@ def _selected_by(folder: Path) -> object:
 
 
 def _score_all(config: SearchSettings, plans: Plans, folder: Path, monitor: Monitor) -> list[Scored]:
-    """Return the scores of unchanged images and of all policies; scores saved in ``folder`` are reused."""
     drawn = random_policies(config.policies, derive_generator(config.seed, "search", "policies"), table=config.table)
     singles = (Policy((index,), config.table) for index in range(len(TABLES[config.table])))  # explain the others
     wanted = list(dict.fromkeys([UNTRANSFORMED, *singles, *drawn]))

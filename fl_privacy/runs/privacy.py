@@ -65,7 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of clients that may lose most privacy, one for each sampling rate and number of steps."""
+    """Return a guarantee for each pair of sampling rate and number of steps that no other pair exceeds in both."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -94,13 +94,13 @@ def rounds_taken_part(setup: Setup) -> Sequence[int]:
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with noise that spends ``privacy.epsilon``, then set to ``null``; unchanged without budget."""
+    """Return ``config`` with noise that spends ``privacy.epsilon`` (then ``null``); unchanged without a budget."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return settings whose noise spends ``privacy.epsilon``, if set, by the last round.
+    """Return settings whose noise spends ``privacy.epsilon`` by the last round; empty without a budget.
 
     ``UserError`` if the defense gives no guarantee, or its noise is not proportional to a setting.
     """
@@ -134,7 +134,6 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
 
 
 def _noise_setting(section: Mapping[str, Any], name: str) -> str:
-    """Return the name of the setting that a defense's noise is proportional to; ``UserError`` without one."""
     part = mechanism(build_defense(section))
     if part and part.strength and part.strength in section:
         other = mechanism(build_defense({**section, part.strength: 2 * section[part.strength]}))

@@ -97,7 +97,7 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Return a finished run's folder after writing its page again; ``None`` if unfinished or to ``overwrite``."""
+        """Return the folder of a finished run after writing its page again; ``None`` if unfinished or ``overwrite``."""
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())
@@ -112,7 +112,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Open the run's folder, and write its page at the end; a folder is ``finished`` if another process ran it."""
+        """Yield the run's open folder (``finished`` if another process ran it), and write the run's page at the end."""
         config = self.config
         try:
             opened = RunFolder.open_or_create(

@@ -31,7 +31,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack, if any, with ``public`` images; some attacks get ``attacked`` ones, too."""
+    """Build a malicious server's attack, if any, with ``public`` images, and ``attacked`` ones to ask about members."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None
@@ -47,7 +47,7 @@ def build_server_attack(
 
 
 def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> None:
-    """Raise ``UserError`` if ``attack`` needs mean updates that ``config`` does not intercept, or sends as weights."""
+    """Raise ``UserError`` if ``attack`` needs mean updates, but ``config`` intercepts none, or clients send weights."""
     if attack is None or not attack.reads_sum:
         return
     server, uploads = config.choices["server"], config.intercept.uploads
@@ -108,7 +108,7 @@ def hand_over(
 def _decay(
     plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
 ) -> Mapping[int, Mapping[str, Tensor]]:
-    """Return client -> parameter -> that client's weight decay in the mean update; empty without weight decay."""
+    """Return client -> parameter -> what that client's weight decay adds to the mean update; empty without any."""
     if not plan.weight_decay or plan.shares == "gradient":
         return {}
     total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()

@@ -127,7 +127,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the ids of the clients in the upload ``victim``: one, or, if a site attacks, those in the mean."""
+        """Return the ids of the clients behind the upload ``victim``: one, or those in the mean that a site sees."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         without = {*self.config.sites, *self.excluded.get(victim.round, ())}
@@ -238,7 +238,7 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build a setup without training, of one client and perhaps a colluder; ``UserError`` for too few examples."""
+    """Build a setup without training, of one client and perhaps a colluder; ``UserError`` if settings do not fit."""
     dataset, victims, batch_size = build.build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":

@@ -113,7 +113,7 @@ def plan_study(study: S) -> StudyPlan[S]:
 
 
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
-    """Write the folders that ``command`` will fill, for the live page; a job that can't start is left out."""
+    """Write the names of the folders that ``command`` will fill, for the live page, if their jobs can start."""
     planned: dict[Path, list[str]] = {}
     for config in configs:
         with suppress(UserError):
@@ -263,7 +263,6 @@ def _module_called(name: str) -> ModuleType:
 
 
 def _function_in(module: ModuleType, name: str) -> str:
-    """Return ``name``; if it is empty, the name of the one function of ``module`` annotated to return a ``Defense``."""
     if name:
         if not callable(getattr(module, name, None)):
             raise UserError(f"--entry is expected to name a function, but {module.__name__} has no {name}; define it.")
@@ -345,7 +344,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
 
 
 def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> None:
-    """Write the table of a trade-off next to its page, unless too little finished; see ``sweep_table``."""
+    """Write the table of a trade-off (``sweep_table``) next to its page; delete it if too few trainings finished."""
     file = plan.out / MEASURED
     try:
         write_tables(file, [sweep_table(plan, grid, overrides)])

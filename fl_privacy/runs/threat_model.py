@@ -141,7 +141,6 @@ def _server(attack: ServerAttack | None) -> list[str]:
 
 
 def _attacked(audit: Audit, others: int = 0) -> list[str]:
-    """Describe the attacked uploads; a site that attacks sees only their means over ``others`` clients."""
     clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
         return [f"The attack targets the training updates of {clients}."]
@@ -204,8 +203,7 @@ def describe_image_prior(
 ) -> list[str]:
     """Describe the training data of the generator of ``attack``, if any; ``UserError`` if it saw many of the victims.
 
-    ``image``: (C, H, W). ``victims``: images (N, C, H, W) that victims come from, uint8 or in [0, 1]; ``None`` if
-    unknown.
+    ``image``: (C, H, W). ``victims``: images (N, C, H, W) that victims come from, uint8 or in [0, 1], if known.
     """
     known = None if attack is None else trained_on(attack, image)
     if known is None:

@@ -31,7 +31,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load the values of ``like`` from a file or a run's folder; only module ``fresh`` may be missing there."""
+    """Load the values of ``like`` from a file or a run's folder; those of module ``fresh`` may be missing there."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a file or a run's folder, but there is no {path}; name another.")
@@ -63,7 +63,7 @@ class OpenSettingError(UserError):
 
 @lru_cache(maxsize=4)
 def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
-    """Build a client on a folder's images (without test split, a fifth for tests); may raise ``OpenSettingError``."""
+    """Build a client on a folder's images, a fifth for tests if none are set apart; may raise ``OpenSettingError``."""
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(

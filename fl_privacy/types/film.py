@@ -67,7 +67,7 @@ _viewer: ContextVar[Viewer | None] = ContextVar("viewer", default=None)
 
 @contextmanager
 def viewed_by(viewer: Viewer) -> Iterator[None]:
-    """Pass snapshots to ``viewer`` within the context."""
+    """Call ``viewer`` with the snapshots that attacks pass to :func:`show_frames` within the context."""
     before = _viewer.set(viewer)
     try:
         yield

@@ -122,7 +122,7 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return indices (G, L) of the encoded values of G categorical columns, and a mask (false for padding)."""
+        """Return indices (G, L) of the encoded values of G categorical columns, and a mask: false for padding to L."""
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -255,7 +255,7 @@ M = TypeVar("M")
 
 
 def with_schema(model: M, schema: Schema) -> M:
-    """Return a shallow copy of ``model`` with the ``schema`` of its input rows as its attribute."""
+    """Return a shallow copy of ``model`` with an attribute ``schema``, which describes the rows that it takes."""
     known = copy.copy(model)
     known.schema = schema  # type: ignore[attr-defined]
     return known

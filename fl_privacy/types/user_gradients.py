@@ -112,7 +112,7 @@ def read_gradients(
 def examples_by_rank(
     plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> int | None:
-    """Infer the number of examples from the rank of ``gradients``, here changes of weights; ``None`` if impossible."""
+    """Infer the number of examples from the rank of ``gradients``, changes of the ``parameters`` of ``plain``."""
     num_classes, vectors = _watched(plain, shape, parameters)
     return _Evidence(parameters, gradients, num_classes, vectors, of_weights=True).batch_size()
 
@@ -191,10 +191,7 @@ class _LinearCalls(TorchFunctionMode):
 
 @without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
-    """Return the number K of outputs, and the linear layers whose gradient's rank is the number of examples.
-
-    Such a layer is called once, on one vector per example, and its features differ between images.
-    """
+    """Return the number of outputs, and the linear layers whose gradient's rank is the number of examples."""
     copied = detached_copy(model).eval().requires_grad_(True)
     own = dict(copied.named_parameters())
     with torch.no_grad():
@@ -316,10 +313,7 @@ class _Evidence:
         return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
 
     def _has_holes(self, name: str) -> bool:
-        """Return ``True`` if a layer's gradient has single zeros in rows and columns that are not all zero.
-
-        Such a zero raises the rank. The output layer has none unless a defense or rounding put it there.
-        """
+        """Return ``True`` if a layer's gradient has zeros, due to a defense or rounding, that raise the rank."""
         size = self._joined(name).abs()
         rows = size[size.amax(1) > 1e-30]  # smaller ones are the rounding of a probability of zero
         return bool((rows[:, rows.any(0)] == 0).any())

@@ -43,7 +43,7 @@ class VictimId:
 
     @property
     def source(self) -> str:
-        """Return the name without its round; it is the same in all rounds."""
+        """Return the name without the round, so that it is equal in all rounds."""
         words = [f"client-{self.client}", *([] if self.probe is None else [f"victim-{self.probe}"]), self.part]
         return "/".join(filter(None, words))
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of section ``name`` with its settings and ``arguments``; ``UserError`` if one is wrong."""
+    """Call the ``_target_`` of section ``name`` with its settings and ``arguments``; ``UserError`` if that fails."""
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
     check_arguments(locate_target(section, name), settings, name)
@@ -69,7 +69,7 @@ def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
-    """Raise ``UserError`` if ``function`` has no parameter for one of ``settings``, or its type is wrong."""
+    """Raise ``UserError`` if ``function`` has no parameter for one of ``settings``, or a setting has the wrong type."""
     try:
         signature = Signature.of(function)
     except (TypeError, ValueError) as error:
@@ -135,7 +135,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Parameters of a section's target, a function or class; ``takes_any`` if it accepts other names, too."""
+    """Parameters of a section's target, a function or class; ``takes_any``: ``True`` if it accepts other names, too."""
 
     defaults: Mapping[str, Any]
     annotations: Mapping[str, Any]

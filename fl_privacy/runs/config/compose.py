@@ -28,10 +28,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Return the settings of file ``base`` with the options ``chosen``, and the option of each group.
-
-    ``chosen``: texts such as ``attack=idlg``. Raises Hydra's errors.
-    """
+    """Return the settings of file ``base`` with options ``chosen`` (``attack=idlg``), and the option of each group."""
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     if len(apart) == len(chosen):
@@ -46,7 +43,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and the option's settings for ``group=option``; ``None`` if it may change other sections."""
+    """Return group, option and settings of ``group=option``; ``None`` if others may change. ``stamp``: cache key."""
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"
@@ -85,7 +82,7 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` to ``config``; ``UserError`` if a key is missing or exists."""
+    """Apply overrides (``key=``, ``+key=``, ``++key=``, ``~key``) to ``config``; ``UserError`` if one can't apply."""
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:
@@ -120,7 +117,7 @@ _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model
 
 
 def complete(config: DictConfig) -> None:
-    """Add missing settings with their defaults to the sections ``COMPLETED``; ``UserError`` for a missing target."""
+    """Add missing settings with their defaults to sections in ``COMPLETED``; ``UserError`` for a missing target."""
     for name, missing in _left_out(config).items():
         with open_dict(section := OmegaConf.select(config, name)):
             section.update(missing)
@@ -236,7 +233,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the key with several values (``seed`` of ``seed=0,1``), or ``""``; ``UserError`` for several such keys."""
+    """Return the one key with several values, ``seed`` in ``seed=0,1``; empty without one, ``UserError`` for two."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
@@ -319,7 +316,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Raise ``UserError`` for unknown keys; return ``overrides``, with ``++`` for settings that no file names."""
+    """Raise ``UserError`` for unknown keys; return ``overrides``, with ``++`` before keys that no settings file has."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

@@ -65,7 +65,7 @@ def expect_type(name: str, value: object, annotation: Any) -> None:
 
 
 def expect_within(name: str, value: object, within: tuple[float, float] | None) -> None:
-    """Raise ``UserError`` for a number outside ``within`` (least, largest)."""
+    """Raise ``UserError`` for a number outside ``within`` (least, largest); ``None`` allows all numbers."""
     if within and isinstance(value, int | float) and not within[0] <= value <= within[1]:
         low, high = (f"{end:g}" for end in within)
         raise UserError(f"{name} is expected to be at least {low} and at most {high}, but got {value}; change it.")
@@ -143,7 +143,7 @@ MOST_NAMED = 24  # most names in an error
 
 
 def called(option: str, section: Any) -> str:
-    """Return the name of ``option``; for ``custom``, that of the user's function or class in ``section``."""
+    """Return the name of ``option``, or of the user's function or class in ``section`` if the option is ``custom``."""
     if option == CUSTOM and isinstance(section, Mapping) and section.get("_target_"):
         return str(section["_target_"]).rpartition(".")[2]
     return option

@@ -28,7 +28,11 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting with its range ``within``; ``captured``: ``True`` if captured updates fix its value."""
+    """Declare a setting of a run.
+
+    ``within``: least and largest value. ``captured``: ``True`` if captured updates fix the value; ``None``: they do for
+    settings of training and defense.
+    """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 
@@ -42,10 +46,10 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options.
+    """Declare a group of options; pages name it if ``shown``.
 
-    ``runtime``: settings that change no result. ``within``: setting -> range. ``names``: allowed values of ``name``, if
-    any.
+    ``runtime``: settings that change no result. ``within``: setting -> (least, largest). ``names``: allowed values of
+    the setting ``name``; empty allows all.
     """
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
@@ -353,7 +357,7 @@ def captured_groups() -> tuple[str, ...]:
 
 
 def is_within(key: str, keys: Iterable[str]) -> bool:
-    """Return ``True`` if the dotted ``key`` is one of ``keys`` or below one."""
+    """Return ``True`` if the dotted ``key`` is one of ``keys`` or below one of them."""
     return any(key == name or key.startswith(f"{name}.") for name in keys)
 
 

@@ -30,7 +30,7 @@ _SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """One attack of a study: the training whose model it attacks, the state of that model, and overrides."""
+    """One attack of a study: the training whose model it attacks, the model's state (untrained, ...), and overrides."""
 
     training: str
     state: State
@@ -69,7 +69,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid; overrides of ``attack`` go to attacks, those of ``inference`` to trainings, others to both."""
+    """Load a trade-off's grid; overrides of ``attack`` go to attacks, of ``inference`` to trainings, others to both."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -157,7 +157,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """Kind of upload in a benchmark: training, model states to attack, and malicious servers' overrides by name."""
+    """Kind of upload in a benchmark: training, states of the model to attack, and each malicious server's overrides."""
 
     training: str
     states: tuple[State, ...]
@@ -268,7 +268,6 @@ def _expect_training(name: str, trainings: Mapping[str, object], where: str) -> 
 
 
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the mapping ``raw`` with lists as tuples; ``UserError`` unless its keys and types match ``sections``."""
     if not isinstance(raw, Mapping):
         raise UserError(f"{what} is expected to be a mapping, but got {raw!r}; write KEY: VALUE lines.")
     for key in raw:

@@ -66,7 +66,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in ``path`` that captured updates fix; ``UserError`` for a name not registered or trusted."""
+    """Return the settings in ``path`` that captured updates fix; ``UserError`` for code not registered or trusted."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -84,14 +84,13 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
 
 
 def registered_run(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return all settings of the run that wrote ``path``; ``UserError`` for a name not registered or trusted."""
+    """Return all settings of the run that wrote ``path``; ``UserError`` for code neither registered nor trusted."""
     found = read_settings(path)
     _choices(path, found, [part for part in groups() if isinstance(found.get(part), dict)], trust)
     return found
 
 
 def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: Collection[str]) -> dict[str, Any]:
-    """Return the option of each group in ``found``; ``UserError`` if one of ``parts`` is not registered or trusted."""
     choices: dict[str, Any] = found["choices"] if isinstance(found.get("choices"), dict) else {}
     for part in parts:
         option = choices.get(part)
@@ -106,7 +105,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` if ``overrides`` import code that ``trust`` does not name, or refer to other settings."""
+    """Raise ``UserError`` if ``overrides`` (of ``where``) import code not in ``trust``, or refer to other settings."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")
@@ -133,7 +132,7 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if ``section`` names code neither ``registered`` nor in ``trust``, or lacks a setting."""
+    """Raise ``UserError`` if ``section`` names code that is not ``registered`` nor in ``trust``, or lacks a setting."""
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
@@ -234,7 +233,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if overrides from the network name a file or folder; values of keys in ``unread`` may."""
+    """Raise ``UserError`` if overrides of a message, ``where``, name a file or folder in keys other than ``unread``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)
@@ -246,7 +245,7 @@ def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[
 
 
 def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
-    """Raise ``UserError`` if an override of ``where`` names an absolute path, one in a home folder, or ``..``."""
+    """Raise ``UserError`` if ``overrides``, which are from ``where``, name a path outside of the working directory."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         if any(map(leads_outside, _texts(override.value()))):
             text = (override.input_line or "")[:80]

@@ -33,7 +33,7 @@ CAN_INFER: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return ``True`` if ``measure``, called ``name``, is above chance, corrected for ``among`` measures in total."""
+    """Return ``True`` if the measure called ``name`` is above chance, corrected for ``among`` measures in total."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
@@ -50,7 +50,7 @@ def answered_above_chance(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
-    """Return the finding on question ``about`` that leaks most, and its main measure; ``None`` without that measure."""
+    """Return the result that leaks most on the question ``about``, and its main measure; ``None`` if none has it."""
     name = HEADLINE.get(about, "")
     known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
     sign = -1 if name in LOW_LEAKS else 1
@@ -109,7 +109,6 @@ class Candidate:
 
     @property
     def at_most(self) -> float:
-        """Return the upper 95 % bound of the share of examples reconstructed; 1 if none was scored."""
         return share_at_most(self.read, self.images, groups=self.groups or None) if self.images else 1.0
 
     @property
@@ -182,7 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the best attacker's excess over guesses without the update, least over rounds; ``None`` if unknown."""
+    """Return the least excess of the best attacker over guesses without the update, over all rounds and attacks."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -202,10 +201,7 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most.
-
-    ``None`` if there is none, undefended examples were reconstructed, or the modalities of ``candidates`` differ.
-    """
+    """Return the undefended candidate that leaks most; ``None`` without one, if one leaks, or if modalities differ."""
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None
@@ -213,9 +209,9 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing.
+    """Return the most accurate candidate that leaks nothing; ``psnr_below``: dB that no image may reach.
 
-    ``None`` if all leak, undefended ones exist and do not leak, or the modalities of ``candidates`` differ.
+    ``None`` if all leak, if nothing was reconstructed even without a defense, or if modalities differ.
     """
     if not comparable(candidates) or unread_undefended(candidates):
         return None

@@ -48,10 +48,9 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, inferred: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each field of :class:`Extent` over ``found``.
+    """Return the worst value of each field of :class:`Extent` over ``found``; ``inferred``: number of leaked answers.
 
-    ``inferred`` becomes its field. By default, unscored examples count as reconstructed, and an empty ``found`` gives
-    :data:`WORST`.
+    ``unknown_is_read``: ``True`` counts unscored examples as reconstructed, and gives :data:`WORST` without results.
     """
     if not found:
         return WORST if unknown_is_read else Extent(inferred=inferred)
@@ -86,20 +85,20 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the largest share of reconstructed images that a defense put in place of originals; ``None`` if 0."""
+    """Return the largest share of images that a defense put in place of originals and attacks reconstructed."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the attacked modality; without results, that of the data's ``loader`` (function name), or images."""
+    """Return the modality attacked; without results, the one that the function ``loader`` loads, or else images."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
 
 def main_of(found: Sequence[LeakageResult]) -> str:
-    """Return the main metric of ``found``: empty if results differ in it, that of images without results."""
+    """Return the main metric that all of ``found`` share, empty if they differ; without results, that of images."""
     known = {reading.main for reading in found if reading.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
@@ -110,9 +109,9 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 
 
 def few(statistic: Statistic, kind: str = "upload") -> str:
-    """Return a warning such as ``only 2 uploads`` if ``statistic`` has fewer uploads than an interval needs, else "".
+    """Return a warning such as ``only 2 uploads`` if ``statistic`` has too few for an interval, else an empty text.
 
-    ``kind``: word for the uploads if each is of one example.
+    ``kind``: word for the uploads if each has one example, such as ``image``.
     """
     number, n = statistic.groups, statistic.n
     if number >= FEW:
@@ -174,7 +173,7 @@ def described_facts(
     threats: Sequence[str] = (),
     defenses: Sequence[str] = (),
 ) -> AttackFacts:
-    """Describe the attacks tried on a run, given its settings, records, and sentences on ``threats``."""
+    """Describe the attacks tried on a run, given settings, records, and sentences on ``threats`` and ``defenses``."""
     images = [record for attacker in Attacker for record in records_of(records, "image", attacker)]
     sizes = Counter({str(image["id"]): 0 for image in images})
     for image in images:
@@ -210,7 +209,6 @@ def described_facts(
 def _priors(
     attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...] | None:
-    """Return the names of the image priors that the attack uses; ``None`` if they are unknown."""
     unrecorded = attack not in ("", "none", "auto") and not section.keys() - {"name"}
     if unrecorded or not str(section.get("_target_", "fl_privacy.")).startswith("fl_privacy."):
         return None
@@ -246,7 +244,7 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
 
 
 def chosen_option(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of a run's option of ``group`` (for a user's own code, the code's name), and its settings."""
+    """Return a run's option of ``group`` (for a user's own code, the code's name), and the settings of that option."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""

@@ -47,7 +47,7 @@ def expect_finished(path: Path) -> None:
 
 
 def is_aside(path: Path) -> bool:
-    """Return ``True`` if ``move_aside`` gave the folder its name."""
+    """Return ``True`` if the folder was renamed by :func:`move_aside`."""
     return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 
@@ -86,7 +86,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Ongoing:
-    """Current work in words, its ``share`` done in [0, 1], and the seconds spent."""
+    """Current work in words, the ``share`` in [0, 1] that is done, and the seconds spent."""
 
     what: str
     share: float
@@ -169,7 +169,7 @@ def read_texts(folder: Path) -> list[Pieces]:
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Add the folder names ``jobs`` to the plan in ``out``, and remove finished ones; may raise ``OSError``."""
+    """Add ``jobs`` (folder names) to the planned jobs in ``out``, and remove finished ones; may raise ``OSError``."""
     file = out / LOCKS / f"{PLAN}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file, timeout=10):  # another sweep may start now

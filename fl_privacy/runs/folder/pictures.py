@@ -254,7 +254,7 @@ class TextFilm(Film):
 
 
 def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]) -> Film | None:
-    """Return the frames of the attack behind ``found``, if filmed; ``pieces`` converts token ids (L,) to strings."""
+    """Return the frames of the attack that gave ``found``, if filmed; ``pieces`` converts token ids (L,) to strings."""
     image = next((image.image for image in score.images if image.guess == 0), None)
     if not found.film or found.batch is None or image is None:
         return None

@@ -97,7 +97,7 @@ _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
-    """Describe the error in a mapping that should have ``fields``; ``None`` if it is valid."""
+    """Describe the first error in a mapping that should have ``fields`` (key -> type); ``None`` if it is valid."""
     if not isinstance(content, Mapping):
         return f"it is {_shown(content)}, no mapping"
     for name, annotation in fields.items():
@@ -220,7 +220,7 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict[str, Any]:
-    """Return the record of one example's ``score``, with ``further`` fields before its metrics."""
+    """Return the record of the example ``one`` in ``score``, with ``further`` fields before the metrics."""
     return {
         "id": str(score.id),
         "round": score.id.round,
@@ -287,7 +287,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], plain: object, where: str, **parts: Part) -> T:
-    """Build the dataclass ``kind`` from JSON; ``parts`` build fields by name. ``ValueError`` for wrong content."""
+    """Build the dataclass ``kind`` from JSON; ``ValueError`` if it does not fit. ``parts``: field -> its builder."""
     if not isinstance(plain, dict):
         raise ValueError(f"{where} is {beginning(plain)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -310,7 +310,7 @@ def _of_type(hint: Any, plain: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], T], plain: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
-    """Return ``make(entry, place)`` of each entry of the list ``plain``; ``ValueError`` below ``at_least`` entries."""
+    """Return ``make(entry, place)`` for each entry of the list ``plain``; ``ValueError`` if it is too short or none."""
     if not isinstance(plain, list) or len(plain) < at_least:
         raise ValueError(f"{where} is {beginning(plain)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(plain))

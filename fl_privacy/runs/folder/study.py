@@ -101,7 +101,6 @@ class StudyRow:
 
     @property
     def loss(self) -> float | None:
-        """Return the largest accuracy loss in percentage points over trainings; ``None`` unless it is known for all."""
         return max(self.losses.values()) if len(self.losses) == len(self.entry.trainings) else None
 
     @property
@@ -170,10 +169,9 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the worst figures of attacks up to ``threat``; ``None`` if none was scored.
+        """Return the defense with its worst figures over attacks up to ``threat``; ``None`` if no example was scored.
 
-        ``uploads``: kind of upload, by default all kinds. ``asked``: questions of inference for which figures are
-        needed.
+        ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions open until they have an answer.
         """
         candidate = candidate_of(
             self.heard(threat, uploads),
@@ -332,9 +330,9 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the figures of the rows that ``is_whole`` accepts, and the names of the others.
+    """Return the figures of the rows that ``is_whole`` accepts, and the names of the rows without figures.
 
-    Without figures of the first row, which is undefended, no row has any.
+    Without figures of the first row, the undefended one, no row has any.
     """
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:

@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Share of images that tracing assigns to a wrong client; ``chance``: this share if clients are guessed."""
+    """Share of images whose nearest reconstruction is of another client; ``chance``: this share of random guesses."""
 
     attacked: float
     queries: int
@@ -111,7 +111,7 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Durations in seconds; ``defense`` is summed over clients, ``total`` is wall time, ``None`` if interrupted."""
+    """Durations in seconds; ``defense``: sum over clients; ``total``: wall time, ``None`` if it was interrupted."""
 
     training: float
     defense: float | None
@@ -180,11 +180,7 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> Summary:
-    """Summarize the records of a run.
-
-    ``undefended_accuracy`` is that of the same training without a defense; without it, ``pmm`` (accuracy in percent of
-    the undefended one) is ``None``.
-    """
+    """Summarize the records of a run; ``undefended_accuracy``: accuracy of the same training without a defense."""
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
     tested = [

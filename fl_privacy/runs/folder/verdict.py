@@ -112,7 +112,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Decide the verdict on ``summary``; a false privacy claim bounds nothing. ``loader``: name of the data loader."""
+    """Decide the verdict on ``summary``; ``claim_is_false`` drops the claimed bound. ``loader``: data loader's name."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     inferred, bound = answered_above_chance(summary.inferred), _bound(summary.privacy, found, summary.inferred)

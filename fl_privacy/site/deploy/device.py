@@ -27,7 +27,7 @@ _POWER = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class LimitedOutcome:
-    """Result of a command run within limits; ``peak`` is its largest memory in bytes, without mapped files."""
+    """Result of a command run within limits; ``peak``: most memory that it used, in bytes, without mapped files."""
 
     status: int
     out: str
@@ -40,8 +40,7 @@ class LimitedOutcome:
 def run_limited(command: Sequence[str], *, memory: int, core: int, environment: Mapping[str, str]) -> LimitedOutcome:
     """Run ``command`` on one ``core`` (number) with at most ``memory`` bytes.
 
-    A memory cgroup enforces the limit if the user may make one. Otherwise this process polls every 20 ms and may miss
-    a peak.
+    A memory cgroup enforces the limit if allowed; otherwise this process polls every 20 ms and may miss a peak.
     """
     with _cgroup(memory) as group, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaint:
         entered = [sys.executable, "-c", _ENTER, str(core), str(group or ""), *command]
@@ -79,7 +78,7 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """Return the processors' energy in joules, from RAPL counters, which overflow; ``None`` if there are none."""
+    """Return the energy in joules that processors have used, by RAPL counters, which overflow; ``None`` without any."""
     try:
         counters = [
             int((zone / "energy_uj").read_text())

@@ -99,7 +99,6 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start ``fl-privacy supernode`` as ``name``, by default for this federation; ``extra``: further arguments."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
         trusted = authority or (self.secured and self.secured.authority)
@@ -109,10 +108,7 @@ class LoopbackFederation:
         self.start(name, command)
 
     def wait_for_node(self, name: str, seconds: float = JOIN_SECONDS) -> None:
-        """Wait until a node has joined; ``UserError`` if it ends, or after ``seconds``.
-
-        Start runs only afterwards: Flower starts another server process every 30 seconds while nodes load PyTorch.
-        """
+        """Wait until a node has joined; call it before a run. ``UserError`` if the node ends, or after ``seconds``."""
         self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
 
     def run(self, name: str, app: Path, run_config: Mapping[str, object]) -> None:
@@ -218,7 +214,7 @@ UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try a deployment on loopback, and report each step with ``say``; return 0 if all steps succeed, else 1."""
+    """Try a deployment on loopback; return 0 if all steps succeed, else 1. ``UserError`` if a node has a policy."""
     deployment = Deployment.read(folder)
     nodes = [deployment.node(number) for number in range(deployment.nodes)]
     if behind := [node for node in nodes if (node / "site.yaml").exists()]:
@@ -299,7 +295,7 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
-    """Train ``nodes`` nodes for two rounds with private layers on digits; ``UserError`` if that does not finish."""
+    """Train private layers on digits for two rounds on ``nodes`` nodes; ``UserError`` if that does not finish."""
     overrides = (
         f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
         f" baseline=false device=cpu out={federation.folder / 'runs'}"

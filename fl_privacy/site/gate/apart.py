@@ -107,10 +107,7 @@ class Apart:
         self.wishes = replace(wishes, temporary=str(work))
 
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Isolation:
-        """Send the request ``asked``; return the isolation reported before code is loaded.
-
-        ``RefusedError`` if the process has ended, or does not report by ``deadline``.
-        """
+        """Send the request ``asked``; return the isolation reported by ``deadline``, before code loads."""
         self.send([json.dumps({**asked, "wishes": asdict(self.wishes)}).encode()], deadline)
         (answer,) = self.receive(LARGEST_WORD, deadline)
         return Isolation(**json.loads(answer))

@@ -85,10 +85,7 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Return the section ``runs`` of a policy; ``UserError`` if a value is wrong, or there is no ``ledger``.
-
-    Paths are relative to ``folder``.
-    """
+    """Return the section ``runs`` of a policy, with paths from ``folder``; ``UserError`` if wrong or no ``ledger``."""
     section = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
     if ledger is None:
         raise UserError("runs is expected with a budget, whose ledger names each bundle, but got none; add budget.")
@@ -206,7 +203,7 @@ _PYTHON = "Python "
 def _unmet(
     wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield (requirement, reason) if ``wanted`` is missing or of another version, and for what its extras require."""
+    """Yield (requirement, reason) if ``wanted``, or what its extras require, is missing or of another version."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
     text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra

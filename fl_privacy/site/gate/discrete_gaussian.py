@@ -49,10 +49,7 @@ _SHARE = 1 << 20
 
 
 def discrete_gaussian(number: int, *, random: Bytes = os.urandom) -> Integers:
-    """Draw independent integers (number,) int64 of the discrete Gaussian with standard deviation ``SCALE``.
-
-    Several threads may call ``random``, which only tests replace.
-    """
+    """Draw integers (number,) int64 of the discrete Gaussian with standard deviation ``SCALE``."""
     found = np.empty(number, dtype=np.int64)
     shares = [found[start : start + _SHARE] for start in range(0, number, _SHARE)]
     if len(shares) > 1:
@@ -73,7 +70,6 @@ def _fill(found: Integers, random: Bytes) -> None:
 
 
 def _draw(trials: int, random: Bytes) -> Integers:
-    """Return the accepted ones (71 % on average) of ``trials`` proposals, each of which takes 64 random bits."""
     words = np.frombuffer(random(8 * trials), dtype=np.uint64)
     k = _whole_parts((words >> np.uint64(64 - _WHOLE_BITS)).astype(np.uint16), random)
     j = (words & np.uint64(SCALE - 1)).astype(np.int64)
@@ -107,13 +103,13 @@ def _more_bits(number: int, random: Bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _cumulative() -> tuple[int, ...]:
-    """Return 2^256 times the probability that a proposal's k is at most 0, 1, ...; the last value is 2^256."""
+    """Return 2^256 times the probabilities that a proposal's whole part is at most 0, 1, ...; the last is 2^256."""
     sums = list(accumulate(exp_of_minus(k * k, 2) for k in range(_LARGEST_K)))
     return tuple((one << _PRECISION) // sums[-1] for one in sums)
 
 
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
-    """Return booleans that are true with probability exp(-exponent / (2 s^2)) for each of ``exponents``.
+    """Return booleans that are true with probability exp(-exponent / (2 SCALE^2)) for each of ``exponents``.
 
     ``uniform``: a random number of ``bits`` bits for each exponent; more bits are drawn if this number does not decide.
     """

@@ -153,7 +153,7 @@ class Account:
         return found
 
     def add(self, entry: Entry, line: bytes) -> None:
-        """Add the next line, with its entry; ``ValueError`` if it does not follow the last one."""
+        """Add the next ``line`` and its ``entry``; ``ValueError`` if the line does not follow the last one."""
         if entry.before != self.digest or entry.when < self.when:
             raise ValueError("another line came before")
         self.digest, self.when, self.moment = hashlib.sha256(line).hexdigest(), entry.when, entry.moment
@@ -170,7 +170,6 @@ class Account:
         return self.recent.append((entry.when, "train" if entry.kind == "mended" else entry.kind))
 
     def _settle(self, entry: Entry) -> None:
-        """Close an entry with its outcome; weights without noise cost nothing if they did not leave."""
         asked = self.open.pop(entry.number, None)
         given_back = asked is not None and asked.rho is None and entry.rho == 0.0
         changed = {name: getattr(entry, name) for name in ("when", "outcome", "left", *_OF_A_LINE)}

@@ -98,7 +98,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 
 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
-    """Return the reply in place of a failed app's: the received arrays plus noise, which hides the failure.
+    """Return a reply in place of one that failed: the received arrays plus noise, so that the failure is hidden.
 
     ``None`` if the policy has no noise, or lets an app choose other values.
     """
@@ -209,7 +209,7 @@ def _expect_finite(where: str, values: npt.NDArray[Any]) -> None:
 
 
 def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
-    """Return the values of ``array``; ``RefusedError`` unless its bytes fit its type and shape exactly."""
+    """Return the values of ``array``; ``RefusedError`` about ``where`` unless the bytes fit type and shape exactly."""
     if array.stype != NUMPY:
         raise RefusedError("bytes", f"{where} is of the format {array.stype!r:.40}; send it as {NUMPY}")
     if array.dtype not in (*DTYPES, *COUNTERS):

@@ -17,7 +17,7 @@ def framed(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def own_pipes() -> tuple[int, int]:
-    """Return pipes (input, output) to the parent; standard input then is empty, and output goes to standard error."""
+    """Return pipes (input, output) to the parent. Then standard input is empty, and prints go to standard error."""
     inlet, outlet = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

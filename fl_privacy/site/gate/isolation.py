@@ -98,7 +98,7 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
 def keep_apart(wishes: Wishes) -> Isolation:
-    """Isolate the code that follows: return in an isolated grandchild process.
+    """Isolate the code that runs next, by returning in an isolated grandchild process; return what is in force.
 
     This process, which must have one thread, then counts the app's resources; its child waits for the grandchild. If
     one of the three ends, so do the others. Without namespaces this process itself returns. ``OSError`` if the memory

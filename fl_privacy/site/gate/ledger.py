@@ -66,8 +66,7 @@ class Ledger:
     ) -> Account:
         """Write an entry (see :class:`Entry`) before the app gets a message, and return the new total.
 
-        ``ExhaustedError`` if the entry would exceed ``limits``; ``LedgerError`` if it can't be written, or ledger or
-        anchor can't be trusted.
+        ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if writing fails, or ledger or anchor can't be trusted.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -92,10 +91,7 @@ class Ledger:
             return self._write(descriptor, account, self._next(account, **parts))
 
     def mend(self, rho: float | None) -> bool:
-        """Replace an incomplete last line by an entry that spends ``rho``; return ``False`` if there is none.
-
-        ``LedgerError`` if anything else is wrong with the ledger.
-        """
+        """Replace an incomplete last line by an entry that spends ``rho``; return ``False`` if none is incomplete."""
         with self._locked() as descriptor:
             size = os.fstat(descriptor).st_size
             torn = len(os.pread(descriptor, LARGEST_LINE, max(0, size - LARGEST_LINE)).rpartition(b"\n")[2])
@@ -117,10 +113,7 @@ class Ledger:
         return found
 
     def _next(self, account: Account, **parts: Any) -> Entry:
-        """Return the next entry, dated by the ledger's own time: that of the last line plus the time passed since.
-
-        Setting the clock forward frees no daily rounds. Setting it back locks them for at most a day.
-        """
+        """Return the next entry, dated by the last line plus the time passed, so that a set clock frees no rounds."""
         now = self._clock()
         moment = now if isinstance(now, Moment) else Moment(now)
         if not YEARS[0] <= moment.clock <= YEARS[1]:

@@ -137,7 +137,7 @@ def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> Non
 
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
-    """Refuse calls in ``DENIED``, shared memory, and sockets of other families, by seccomp; ``OSError`` if it fails."""
+    """Refuse calls in ``DENIED``, shared memory, and sockets not allowed here, by seccomp; ``OSError`` if it fails."""
     if _MACHINE not in _AUDIT:
         raise OSError(f"{' or '.join(_AUDIT)} is expected, but this machine is {_MACHINE}; use one of these")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)
@@ -148,7 +148,6 @@ def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
 
 
 def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, int]]:
-    """Return the filter's instructions: (operation, jump if true, jump if false, operand)."""
     place = list(_AUDIT).index(_MACHINE)
     families = [_AF_UNIX] * unix_sockets + [_AF_INET, _AF_INET6] * internet
     refused, allowed = (0x06, 0x50001, "", ""), (0x06, 0x7FFF0000, "", "")  # by EPERM

@@ -40,7 +40,7 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Return the value of plain YAML; ``UserError`` with ``name`` for anything else or duplicate keys."""
+    """Return the value of plain YAML; ``UserError``, beginning with ``name``, for anything else or duplicate keys."""
     try:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -49,7 +49,7 @@ def loaded(content: bytes, name: str) -> object:
 
 
 def mapping(where: str, given: object) -> Mapping[str, Any]:
-    """Return ``given``, or an empty mapping for ``None``; ``UserError`` unless it is a mapping with text keys."""
+    """Return ``given``, or an empty mapping for ``None``; ``UserError`` about ``where`` for another type or keys."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -58,7 +58,7 @@ def mapping(where: str, given: object) -> Mapping[str, Any]:
 
 
 def table(where: str, given: object, *known: str) -> Mapping[str, Any]:
-    """Return ``given`` if it is a mapping with keys among ``known``, else raise ``UserError``."""
+    """Return ``given`` if it is a mapping with keys among ``known``, else raise ``UserError`` about ``where``."""
     section = mapping(where, given)
     if odd := [key for key in section if key not in known]:
         raise UserError(f"{where} is expected to have keys among {', '.join(known)}, but got {odd[0]!r}; use those.")
@@ -66,7 +66,7 @@ def table(where: str, given: object, *known: str) -> Mapping[str, Any]:
 
 
 def listed(where: str, given: object) -> Sequence[Any]:
-    """Return ``given`` if it is a list, else raise ``UserError``."""
+    """Return ``given`` if it is a list, else raise ``UserError`` about ``where``."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise UserError(f"{where} is expected to be a list, but got {given!r:.80}; write [VALUE].")
     return given
@@ -85,7 +85,7 @@ def names(where: str, given: object, *, star: bool = False) -> tuple[str, ...]:
 
 
 def place_of(where: str, given: object, folder: Path) -> Path:
-    """Return the path ``given`` relative to ``folder``; ``UserError`` if it is no text."""
+    """Return the path ``given`` relative to ``folder``; ``UserError`` about ``where`` if it is empty or no text."""
     if not isinstance(given, str) or not given:
         raise UserError(f"{where} is expected to be a path, but got {given!r:.80}; try data.")
     return Path(os.path.normpath(folder / expanded(given)))

@@ -160,7 +160,7 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Return the zCDP rho of a reply to a message of ``kind``: 0 without weights, ``None`` for unnoised ones."""
+        """Return the zCDP rho of a reply to a message of ``kind``: 0 without weights, ``None`` if they get no noise."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0
@@ -197,7 +197,7 @@ def read_policy(path: str | Path) -> SitePolicy:
 
 
 def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
-    """Return the policy in ``content``, with paths relative to ``folder``; ``UserError`` for file ``name`` if wrong."""
+    """Return the policy in ``content``, with paths relative to ``folder``; ``UserError`` on ``name`` if it is wrong."""
     from fl_privacy.site.gate.plain_yaml import loaded  # noqa: PLC0415
 
     parsed = loaded(content, name)
@@ -255,7 +255,7 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
 
 
 def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
-    """Return the first path in ``given`` that contains ``place``, after following links, or ``None``."""
+    """Return the first of the folders ``given`` that contains ``place``, with links followed; ``None`` if none does."""
     real = place.resolve()
     return next((one for one in given if real.is_relative_to(one.resolve())), None)
 

@@ -36,7 +36,6 @@ class Noising:
 
     @property
     def step(self) -> float:
-        """Return the step of the grid: 2^-20 of the noise's standard deviation."""
         return self.clip_norm * self.noise_multiplier / SCALE
 
     @property
@@ -79,7 +78,7 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Return the change in ``pieces`` (before, after), scaled to at most ``clip_norm``, flat, in whole grid steps."""
+    """Return the change between ``pieces`` (before, after), clipped to ``clip_norm``, flat, in whole grid steps."""
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
     if largest > 0:

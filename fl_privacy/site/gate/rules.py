@@ -109,7 +109,7 @@ class Rule:
             raise UserError(f"{where}: {error}") from error
 
     def apply(self, where: str, value: object) -> "int | float | str | bytes | list[int | float | str | bytes]":
-        """Return ``value``, rounded by the rule; ``RefusedError``, with ``where`` for the site's log, if it fails."""
+        """Return ``value``, rounded by the rule; ``RefusedError`` if it breaks the rule. ``where``: for the log."""
         if self.length is None:
             return self._one(where, value)
         if not isinstance(value, list | tuple) or not (0 if self.shorter else self.length) <= len(value) <= self.length:
