@@ -1,4 +1,4 @@
-"""Replay a simulated client's upload with the same random streams, which recovers its examples locally."""
+"""Repeat a simulated client's upload with the same random streams, to recover its examples without the network."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """Repetition of a simulated client's upload ``victim``, computed on access.
+    """Repetition of a simulated client's upload ``victim``; each result is computed on access.
 
     Attributes:
         sent: model that the client was sent.

@@ -35,7 +35,7 @@ SHARED_VARIABLE = "FL_PRIVACY_SHARED"
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let this process, and those that it starts meanwhile, share results of ``computed_once``."""
+    """Let this process, and those started within the context, share results of ``computed_once``."""
     with tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:
         os.environ[SHARED_VARIABLE] = folder
         try:
@@ -113,7 +113,10 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
 
 
 def make_out_folder(folder: Path, within: Path, out: Path) -> None:
-    """Make ``folder`` within ``within``, for its owner only; on failure, raise a ``UserError`` that names ``--out``."""
+    """Make ``folder`` and its parents up to ``within``, for the owner only; ``UserError`` if that fails.
+
+    ``out``: the user's ``--out``, which the error line names.
+    """
     try:
         make_private_folder(folder, within)
     except OSError as error:

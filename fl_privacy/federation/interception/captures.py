@@ -63,8 +63,8 @@ def tensor_file(folder: Path, digest: str) -> Path:
 class CaptureFile:
     """Untrusted description and tensors of one observation.
 
-    Every method raises ``UserError`` if a file is missing, too large or damaged, or, with ``finite``, holds infinite or
-    NaN values.
+    Every method raises ``UserError`` if a file is missing, too large or damaged. With the field ``finite``, tensors
+    with infinite or NaN values are refused, too.
     """
 
     folder: Path
@@ -87,7 +87,10 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load and verify the tensor file of SHA-256 ``digest``, of at most ``MOST_TENSORS`` + ``room`` bytes."""
+        """Load and verify the tensor file whose SHA-256 is ``digest``.
+
+        ``room``: number of bytes that the file may have in addition to ``MOST_TENSORS``.
+        """
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:
@@ -172,7 +175,7 @@ def changed(observations: Sequence[Observation], change: Change) -> Sequence[Obs
 
 
 def ids_of(observations: Sequence[Observation]) -> Sequence[VictimId]:
-    """Return the observations' ids, without loading if possible."""
+    """Return the observations' ids, if possible without loading the observations."""
     return observations.ids if isinstance(observations, LazyObservations) else [o.id for o in observations]
 
 
@@ -199,7 +202,7 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """Return the lazily loaded observations below ``folder``; see :func:`load_observations`."""
+    """Return the observations below ``folder``, each loaded on access; see :func:`load_observations`."""
     folder = Path(folder)
     audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
     if (folder / _CAPTURES).is_dir():
@@ -243,7 +246,7 @@ MOST_SHARED = 4
 
 @dataclass(frozen=True)
 class Shared:
-    """Cache of the latest models and attackers' knowledge, which consecutive observations share."""
+    """Cache of the latest models and attackers' knowledge, which consecutive observations have in common."""
 
     states: dict[str, ModelState] = field(default_factory=dict)
     knowledge: dict[tuple[str, str], Knowledge] = field(default_factory=dict)
@@ -262,9 +265,9 @@ def read_observation(
 ) -> Observation:
     """Load the captured update ``id`` and the attacker's knowledge of it.
 
-    ``inside``: architecture that a colluding client trains. ``shared``: cache for loading several observations. With
-    ``finite``, infinite and NaN values are refused. ``UserError`` if a file is missing, damaged, or does not fit the
-    model.
+    ``model``, ``inside``: architectures that the clients were sent, and that a colluding client trains. ``shared``:
+    cache for loading several observations. With ``finite``, infinite and NaN values are refused. ``UserError`` if a
+    file is missing, damaged, or does not fit the model.
     """
     return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 
