@@ -1,4 +1,4 @@
-"""Flower's Message API in front of a ``NumPyClient``."""
+"""Answer Flower's Message API with a ``NumPyClient``."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,13 +30,15 @@ def numpy_client_app(
 ) -> ClientApp:
     """Build a ClientApp that answers with a ``NumPyClient``.
 
-    It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, in the records of
-    the request. An exception becomes an error reply of one line; metrics that are not numbers stay on the node. Outside
-    of a simulation, clients that defend themselves answer a round once, also after a restart.
+    It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, with records named
+    as in the request. An exception becomes an error reply of one line; metrics that are not numbers stay on the node.
+    Outside of a simulation, clients that defend themselves answer a round once, also after a restart.
 
-    ``audited``: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server gets uploads of
-    small batches as often as it likes, unsafe for clients with data to protect. ``simulated``: predicate, ``True`` if
-    clients draw from a seed that the server knows; ``query`` reports it.
+    Args:
+        make_client: function that makes the client of a context.
+        audited: whether ``train.probe`` is answered, or a predicate of the context. The server then gets uploads of
+            small batches as often as it likes: unsafe for data to protect.
+        simulated: predicate, ``True`` if clients draw from a seed that the server knows; ``query`` reports it.
     """
     app = ClientApp(mods=list(mods))
 

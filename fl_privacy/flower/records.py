@@ -63,7 +63,7 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
     """Return the arrays of the model in a message, by the model's names.
 
     A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
-    its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
+    arrays must be the model's by name, shape and kind of numbers; "0", "1", ... stand for the model's names in order.
     ``UserError`` for anything else, such as a second record or an unknown name, which one client would skip and another
     train on. ``like``: values of the model by name, in the order of its ``state_dict()``. ``whole``: ``True`` if all
     parameters must come in the model's order, the same by position as by name. Only batch norm may be missing, if
@@ -90,7 +90,7 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
-    """Return the arrays of a message's only record, or of ``parameters`` and ``buffers``, by record and key."""
+    """Return a message's arrays by (record, key); ``UserError`` for records other than one, or our two of a model."""
     records = {place: record for place, record in content.array_records.items() if record}
     ours = records.keys() <= {PARAMETERS, BUFFERS}
     if len(records) > 1 and not (ours and records[PARAMETERS].keys().isdisjoint(records[BUFFERS])):
@@ -204,7 +204,7 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtypes of the arrays in ``content``, in order, under ``names``; ``None`` if the numbers differ."""
+    """Return the dtypes of the arrays in ``content`` under ``names``, in order; ``None`` if there are more or fewer."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 
@@ -251,13 +251,13 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Return the tensors that a message about ``model`` may hold, by name, in ``state_dict()`` order; no copies."""
+    """Return ``model``'s own tensors that a message may hold, by name, in the order of ``state_dict()``."""
     held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     return {name: held[name] for name in model.state_dict() if name in held}
 
 
 def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return ``arrays`` under ``names`` if they came as an unnamed list ("0", "1", ...) of that length, else as is."""
+    """Rename arrays that came as a list "0", "1", ... to ``names`` if there are as many; else return them unchanged."""
     unnamed = [str(i) for i in range(len(names))]
     return dict(zip(names, arrays.values(), strict=True)) if list(arrays) == unnamed else dict(arrays)
 
@@ -278,7 +278,7 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
 
 
 def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EXAMPLES) -> Upload:
-    """Return the upload in a reply of any layout; ``UserError`` if it does not state its number of examples.
+    """Return the upload in a reply of any layout; ``UserError`` if the reply does not state its number of examples.
 
     ``weighted_by``: metric with the number of examples if the reply has no ``num-examples``.
     """
@@ -381,7 +381,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return the names under which a probe's images are answered once a round; ``UserError`` for bad numbers."""
+    """Return a name for each image of a probe, by which its answers are counted; ``UserError`` for bad numbers."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

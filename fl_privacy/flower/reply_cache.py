@@ -46,7 +46,7 @@ Instead = Callable[[RecordDict], RecordDict | None]
 
 @dataclass(frozen=True)
 class Answers:
-    """Record of the messages that a client has answered, so that each is answered at most once a round.
+    """Record of the messages that a client has answered, so that no kind of message is answered twice a round.
 
     The last answered round of each kind of message is stored in ``context`` and in a file next to the node's secret,
     which survives a restart. A simulated node keeps no file and no answer. ``rounds``: number of the last possible
@@ -84,7 +84,7 @@ class Answers:
         *,
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Return the kept answer to a message, else that of ``work``; the message is first counted as answered.
+        """Return the kept answer to a message, else the answer of ``work``; the message is first counted as answered.
 
         Args:
             kinds: kinds of the message; the answer is kept under the first.
@@ -149,7 +149,7 @@ class Answers:
         memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
-        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process was faster or writing fails."""
+        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process did so, or writing fails."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
@@ -173,7 +173,7 @@ class Answers:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Store ``answer`` (``None`` for a refusal) to the message of digest ``question``; simulated nodes don't."""
+        """Store ``answer`` (``None``: a refusal) to the message of digest ``question``, except on simulated nodes."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
@@ -195,7 +195,7 @@ class Answers:
 
     @property
     def forgets(self) -> bool:
-        """Return ``True`` on nodes simulated in this process, in Ray or by the environment: no file keeps answers."""
+        """Return ``True`` on a simulated node, which keeps no answers in files."""
         return isinstance(self.context, memory.SimulatedContext) or memory.is_simulation() or in_actor()
 
     def _form(self, kind: str) -> RecordDict | None:
@@ -369,7 +369,7 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 
 def asked_of(context: Context, message: Message) -> tuple[str, int]:
-    """Return a message's kind and round; ``UserError`` without a round, as repeated answers average noise away."""
+    """Return a message's kind and round; ``UserError`` without a round, since many answers average the noise away."""
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
     if number is None and (group := message.metadata.group_id).isdecimal():  # the place in Flower's own workflows
         number = int(group)
@@ -387,7 +387,7 @@ _TOOK = "fl-privacy.took"  # record of a form with the seconds of work behind th
 
 
 def form_of(answer: RecordDict, seconds: float) -> RecordDict:
-    """Return the form of ``answer``: its records with empty arrays, and the ``seconds`` it took."""
+    """Return ``answer`` with empty arrays, and the ``seconds`` it took; :func:`like_form` fills it."""
     form = RecordDict({**answer, _TOOK: ConfigRecord({"seconds": seconds})})
     for name, record in answer.array_records.items():
         form[name] = ArrayRecord({k: Array.from_numpy_ndarray(np.empty(0, a.dtype)) for k, a in record.items()})
@@ -395,7 +395,7 @@ def form_of(answer: RecordDict, seconds: float) -> RecordDict:
 
 
 def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | None:
-    """Arrange ``arrays`` in the form of an earlier answer; ``None`` if their number differs."""
+    """Fill the form of an earlier answer with ``arrays``, in order; ``None`` if their number differs."""
     if sum(map(len, form.array_records.values())) != len(arrays):
         return None
     left = iter(arrays)

@@ -31,7 +31,7 @@ _ASKED, _FIRST_SECONDS = 8, 60.0
 
 
 def partitions_of(grid: Grid) -> int | None:
-    """Ask the first nodes behind ``grid`` for the number of partitions; ``None`` without a majority."""
+    """Ask a few nodes behind ``grid`` for the number of partitions, and return it; ``None`` without a majority."""
     deadline = time.monotonic() + _FIRST_SECONDS
     while not (nodes := sorted(grid.get_node_ids())) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -63,10 +63,10 @@ class NodeRules:
 
 @dataclass(eq=False)
 class Nodes(NodeRules):
-    """Mapping from each of ``clients`` (partition numbers) to its node, whose id is random.
+    """Mapping from each of ``clients`` (partition numbers) to its node.
 
-    A new node is asked for its partition, which belongs to the first node that claims it: until that node leaves, or
-    with ``bound`` for ever.
+    Node ids are random, so each new node is asked for its partition. A partition belongs to the first node that claims
+    it, until that node leaves; with ``bound`` for ever.
     """
 
     clients: Sequence[int]
@@ -78,7 +78,10 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Wait for all nodes, in later rounds for ``reconnect`` seconds at most; ``UserError`` if some never came."""
+        """Wait until all clients have a node; ``UserError`` if some never came.
+
+        In later rounds, wait for at most ``reconnect`` seconds, without an error.
+        """
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:

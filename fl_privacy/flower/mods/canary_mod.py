@@ -1,4 +1,4 @@
-"""Pass made-up client updates (canaries) through an app's mods, and bound a training's epsilon from below."""
+"""Pass made-up client updates (canaries) through an app's mods, for a lower bound of the training's epsilon."""
 
 import logging
 import math
@@ -53,11 +53,11 @@ def canary_mod(
 ) -> Mod:
     """Build a mod that applies ``mods`` and, after each training of node ``partition``, passes canaries through them.
 
-    A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
-    ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds; otherwise each
-    round has new ones, and the claim is the mods' for one round. No canary is sent, and random streams are unchanged.
-    Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod is given, the
-    clipping norm is unknown, or an epsilon is claimed for mods without noise.
+    A canary is a made-up update along a direction of its own: of the clipping norm with probability 1/2, else zero. The
+    output of ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds;
+    otherwise each round has new ones, and tests what the mods claim for one round. No canary is sent, and random
+    streams are unchanged. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if
+    no mod is given, the clipping norm is unknown, or an epsilon is claimed for mods without noise.
 
     Args:
         mods: mods that protect an update, the outermost first.
@@ -148,7 +148,7 @@ def write_canaries(
 
 @dataclass(frozen=True, kw_only=True)
 class _About:
-    """Settings kept with the canaries' scores; the ``seed`` is known to this node alone."""
+    """Settings stored with the canaries' scores; only this node knows the ``seed``."""
 
     number: int
     rounds: int
@@ -187,9 +187,9 @@ def _norm_of(mods: Sequence[Mod]) -> float:
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
-    """Return zeros like the model's arrays, shortened for a large model.
+    """Return zeros in place of the model's arrays, shortened if the model is large.
 
-    Flower's own mods ignore shapes and get one array, which is much faster.
+    Flower's own mods ignore shapes, and get a single array, which is much faster.
     """
     if len(message.content.array_records) != 1:
         return {}

@@ -77,10 +77,10 @@ def private_loader(
 ) -> Iterator[Any]:
     """Yield the batches of ``loader``, changed by a defense that acts on data alone (ATS, InstaHide).
 
-    Each call draws new random numbers, unless ``seed`` is an integer: put ``answer_once_mod`` in front of the app, or
-    a repeated message shows the same batch under other noise. Batches are pairs (images, labels)
-    or mappings with both; mixed labels are probabilities (B, K). ``UserError`` if the defense also acts on anything
-    else.
+    Each call draws new random numbers, unless ``seed`` is an integer: put ``answer_once_mod`` in front of the app, or a
+    repeated message shows the same batch under other noise. By default the seed is the secret of ``context``. Batches
+    are pairs (images, labels) or mappings with both; mixed labels are probabilities (B, K). ``UserError`` if the
+    defense also acts on anything else.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
@@ -97,7 +97,7 @@ def private_loader(
 
 @dataclass(eq=False)
 class DefendedTraining:
-    """The steps of one round on one client; made by ``train_step``, used as a context."""
+    """A client's defended training steps in one round; made by ``train_step``, used as a context."""
 
     defense: Defense
     net: nn.Module
@@ -130,7 +130,7 @@ class DefendedTraining:
         return self
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Set the defended gradients; return the batch's mean cross entropy, NaN if the defense withholds it."""
+        """Set the network's gradients to defended ones, and return the batch's mean cross entropy; NaN if withheld."""
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))
