@@ -1,4 +1,4 @@
-"""Descriptors of small gray images, whose product is a correlation.
+"""Descriptors of small gray images: the product of two descriptors is the images' correlation.
 
 A guess has descriptors for all shifts by up to a tenth of its width and for its mirror image.
 """
@@ -64,7 +64,7 @@ class DescriptorScale:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each comparison as (blur of the shifted image, blur of the other image, window), given by index."""
+        """Yield each comparison as three indices: blur of the shifted image, blur of the other image, and window."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -90,7 +90,7 @@ class Descriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (N, D), of unit length, for the blur and the window with these indices."""
+        """Return the images' cached descriptors (N, D), of unit length, for the indices of a blur and a window."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -112,7 +112,7 @@ class ShiftedDescriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (V, D) for a blur and a window by index; V: gray versions, mirrors and shifts."""
+        """Return cached descriptors (V, D) of V gray versions, mirror images and shifts; blur and window by index."""
 
         def everywhere() -> Tensor:
             images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
@@ -134,7 +134,7 @@ class ShiftedDescriptors(Once):
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return the largest absolute correlation (N,) of each of ``rows`` (N, D) with ``places`` (V, D)."""
+    """Return each row's largest absolute correlation (N,): ``rows`` (N, D) with any of ``places`` (V, D)."""
     return (places @ rows.T).abs_().amax(0)
 
 

@@ -21,7 +21,10 @@ class UpdateDistortion:
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
-    """Return the distance of ``defended`` from ``clean``; missing names are zeros, unknown ones raise ``UserError``."""
+    """Return the distance of ``defended`` from ``clean``; ``UserError`` if a name in ``defended`` is unknown.
+
+    Missing tensors of ``defended`` count as zeros.
+    """
     for name, t in defended.items():
         if name not in clean or clean[name].shape != t.shape:
             expected = f"shape {tuple(clean[name].shape)}" if name in clean else f"a name among {sorted(clean)}"
@@ -42,10 +45,10 @@ def _flat(tensors: Tensors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSystem:
-    """Condition of a layer's equations B x = W, to which a defense adds the noise E_B and E_W (SPN, Theorem 2.2).
+    """How well a layer's equations B x = W determine the layer's input x under a defense's noise (SPN, Theorem 2.2).
 
-    B is the diagonal matrix of the entries b_i of the bias gradient, x the layer's input, and W the gradient of the
-    weight. Norms are spectral, and Euclidean for W.
+    B is the diagonal matrix of the bias gradient's entries b_i, with the noise E_B of entries e_i; W is the gradient of
+    the weight. Norms are spectral, and Euclidean for W.
     """
 
     condition: float  # condition number kappa(B), largest over smallest |b_i|
@@ -60,10 +63,10 @@ class LinearSystem:
 def linear_system(
     clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
 ) -> LinearSystem:
-    """Return the condition of a layer's equations, given the undefended and the uploaded gradients.
+    """Return how well a layer's gradients determine its input, from the undefended and the uploaded gradients.
 
-    ``clean``, ``seen``: these gradients of weight (M, N) and bias (M,). ``rows``: number of rows to use, those of
-    largest uploaded bias gradient; ``None`` takes all of nonzero bias gradient.
+    ``clean``, ``seen``: undefended and uploaded gradients of weight (M, N) and bias (M,). ``rows``: number of rows to
+    use, those of largest uploaded bias gradient; ``None`` takes all of nonzero bias gradient.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
@@ -91,7 +94,10 @@ CHUNK = 1024  # queries compared at a time
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """Return the owner (Q,) of the guess nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6)."""
+    """Return the client (Q,) whose guess is nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6).
+
+    ``owners``: client of each of the ``guesses``.
+    """
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
             "trace is expected to get images of one shape, and an owner of each of at least one guess, but got"

@@ -1,4 +1,4 @@
-"""Comparison of guesses with originals, distractors and controls that never saw the update."""
+"""Comparison of guesses with originals, with distractors, and with controls made without the update."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the originals changed by the client."""
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the client's changed originals."""
     found = match.found
     if not len(found):
         return []
@@ -147,7 +147,10 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
 
 
 def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[GuessComparison]:
-    """Compare guessed texts with the originals, most frequent tokens (``control_f1``) and public texts (``chance``)."""
+    """Compare guessed texts with the originals and with two controls.
+
+    The controls are the most frequent tokens (``control_f1``) and public texts (``chance``).
+    """
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
         return [GuessComparison() for _ in truths]
@@ -165,9 +168,9 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
 def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
     """Bound the probability that an upload's ``number`` guesses score this well by chance (Bonferroni of two tests).
 
-    ``fits``: score of each guess for each original and public example, larger is better; ``classes``: class of each of
-    these examples. ``exact``: number of guesses that equal their original, tested by how often ``public`` examples
-    equal each other.
+    ``fits``: score of each guess for each original and public example, larger is better. ``classes``: class of each of
+    these examples. ``exact``: number of guesses that equal their original; the second test compares it with how often
+    ``public`` examples equal each other.
     """
     chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
     if exact:
@@ -177,7 +180,10 @@ def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequ
 
 
 def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
-    """Compare guessed rows with the originals, usual rows (``control_cells``) and public rows (``chance``)."""
+    """Compare guessed rows with the originals and with two controls.
+
+    The controls are usual rows (``control_cells``) and public rows (``chance``).
+    """
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()
@@ -197,7 +203,7 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 
 
 def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], candidates: PublicImages) -> float:
-    """Return the largest lead (:class:`Identified`) of a control at ``original`` (C, H, W), -inf without controls.
+    """Return the largest lead (:class:`Identified`) of any control at ``original`` (C, H, W); -inf without controls.
 
     Controls are ``extra`` guesses at other updates. A public image that is almost equal to the original is a control,
     too, unless the attacker's guess, with the figures ``own``, is clearly closer to the original.
@@ -221,7 +227,7 @@ _DIGITS_OF_CHANCE = 9
 def compare_words(
     reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
 ) -> tuple[dict[str, float], GuessComparison]:
-    """Return metrics and figures of the words found in all texts of one victim together; empty without words.
+    """Return metrics and a comparison of the words found in all texts of one victim; both are empty without words.
 
     Special tokens are excluded. The control is the F1 of equally many of the most frequent public words.
     ``word_chance`` is the probability that the guesses fit the words of equally many public texts as well.

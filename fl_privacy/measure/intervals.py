@@ -210,14 +210,14 @@ _ENOUGH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Probability ``of_two`` that two examples are equal, and share ``of_usual`` of the most frequent example."""
+    """Probability that two examples are equal (``of_two``), and share of the most frequent example (``of_usual``)."""
 
     of_two: float = 1.0
     of_usual: float = 1.0
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both probabilities; ``equal`` (N,): for each of N examples, the number of others that equal it."""
+        """Estimate both from ``equal`` (N,): for each of N examples, the number of others that equal it."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -270,7 +270,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Combine the chance ``drawn`` with a test of how many of the upload's examples are in ``best`` (Bonferroni).
+    """Combine the chance ``drawn`` with a second test (Bonferroni): how many of the upload's examples are in ``best``.
 
     ``best``: index of the best fitting example of each guess. ``strata``: for each class, the number of the upload's
     examples and the indices of all examples, the upload's first.
@@ -301,8 +301,8 @@ def chance_of_words(
 ) -> float:
     """Return the probability (permutation test) that the words ``guess`` fit other texts at least as well as ``own``.
 
-    ``own`` and ``others``: words of each text of the upload, and of each other text; without one of them, the result is
-    1. With ``few``, the number of shared words is also tested.
+    ``own`` and ``others``: words of each text of the upload, and of each other text; the result is 1 if either is
+    empty. With ``few``, the number of shared words is also tested.
     """
     texts = [*own, *others]
     if not others or not own:
@@ -332,7 +332,7 @@ def _rounding(value: float) -> float:
 
 
 def either(*chances: float) -> float:
-    """Return a bound on the probability that the smallest of several chances is this small (Bonferroni)."""
+    """Return a bound on the probability that the smallest of several tests' chances is this small (Bonferroni)."""
     return min(1.0, len(chances) * min(chances)) if chances else 1.0
 
 

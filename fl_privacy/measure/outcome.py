@@ -110,7 +110,7 @@ class GuessComparison:
 
     @property
     def depends_on_control_lead(self) -> bool:
-        """Return ``True`` if ``leads_controls`` may decide the outcome of an image, and depends on ``control_lead``."""
+        """Return ``True`` if the outcome of an image may depend on ``control_lead``."""
         open_still = self.is_nearest or (self.candidates or 0.0) < LEAST_CANDIDATES
         return self.best_rank == 1 and not self.exact and open_still and not self.is_above("psnr", MUCH_PSNR)
 

@@ -45,7 +45,10 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the number of wrong cells (B, G) float64 of guesses (G, C) for each row (B, C); distances break ties."""
+    """Return the number of wrong cells (B, G) float64 between rows (B, C) and guesses (G, C).
+
+    Distances of values add less than one cell, to break ties.
+    """
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
@@ -68,17 +71,20 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells in each row; ``right`` is (N, C), and ``numbers`` is not used."""
+    """Return the share (N,) float64 of true values in each row of ``right`` (N, C); ``numbers`` is not used."""
     return right.double().mean(1)
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the right share (N,) float64 of each row's cells that are not ``numbers`` (N, C); NaN without any."""
+    """Return the share (N,) float64 of right cells among each row's categories; NaN without categories.
+
+    ``right`` and ``numbers``: booleans (N, C), true for right cells and for cells of numbers.
+    """
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the right share (N,) float64 of each row's cells that are ``numbers`` (N, C); NaN without any."""
+    """Return the share (N,) float64 of right cells among each row's numbers, as :func:`categories_right` does."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
@@ -184,7 +190,6 @@ def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[i
 
 
 def _same(truth: np.ndarray, guesses: np.ndarray, allowed: np.ndarray, *, paired: bool = False) -> np.ndarray:
-    """Return booleans (N, M, F), or (N, F) if ``paired``, true for differences within ``allowed``; NaN equals NaN."""
     left = truth if paired else truth[:, None]
     slack = allowed + 1e-6 * np.maximum(np.abs(left), 1e-3)
     return np.asarray((np.abs(left - guesses) <= slack) | (np.isnan(left) & np.isnan(guesses)))

@@ -71,7 +71,7 @@ class DLNet(LeNet):
 class LeNet5(ImageNetwork):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): 5x5 convolutions with 6, 16 and 120 filters, then linear 84 and K.
 
-    Pooling of 2x2 follows the first two convolutions; only the first one pads. Images from 28x28 fit.
+    Pooling of 2x2 follows the first two convolutions; only the first one pads. Images must have at least 28x28 pixels.
 
     Args:
         activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
@@ -202,7 +202,7 @@ class VGG16(BlockNetwork):
 
     As published it has ``norm="group"``. Pooling follows the first, second and last block, so that 32x32 images give
     8192 inputs of the first linear layer, not the table's 4096. ``width`` is the number of channels of the first block.
-    Images from 8x8 fit.
+    Images must have at least 8x8 pixels.
     """
 
     blocks = (((1, 1), 3, True), ((2, 2), 3, True), ((4, 4, 4), 3, False), ((8, 8, 8), 3, False), ((8, 8, 8), 3, True))
@@ -211,7 +211,7 @@ class VGG16(BlockNetwork):
 class ConvNet(BlockNetwork):
     """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
 
-    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images from 9x9 fit.
+    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images must have at least 9x9 pixels.
 
     Args:
         width: channels of the first convolution.

@@ -51,7 +51,7 @@ class TableMLP(TableModel):
 
 
 class TableLogistic(TableModel):
-    """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B``."""
+    """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B`` for probabilities p and labels y."""
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
         super().__init__(schema, num_classes)

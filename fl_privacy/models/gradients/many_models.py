@@ -31,7 +31,7 @@ class ConvolutionOfMany(nn.Conv2d):
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Return a copy of ``model`` to ``vmap`` over parameters, fast on batches as large as ``inputs`` (B, C, H, W)."""
+    """Return a copy of ``model`` for ``vmap`` over parameters, fast on batches like ``inputs`` (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and convolution.pads_with_zeros(m)}
     with torch.no_grad(), hooks.leaving(found) as calls:
@@ -68,7 +68,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Slopes(torch.autograd.Function):
-    """Convolution's backward pass, batched for ``vmap``; gradients that are not wanted are empty."""
+    """Backward pass of a convolution, batched for ``vmap``; gradients that are not wanted are empty."""
 
     @staticmethod
     def forward(deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any) -> tuple[Tensor, Tensor]:
@@ -129,9 +129,9 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Return the models after a training step on each entry of ``order``: indices (M, B) of examples in ``pool``.
+        """Return the models after one training step for each entry of ``order``, on examples of ``pool``.
 
-        The gradient of each model is clipped to the l2 norm ``longest``.
+        An entry has indices (M, B). The gradient of each model is clipped to the l2 norm ``longest``.
         """
         victims.set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
@@ -153,7 +153,7 @@ class ManyModels:
     @torch.no_grad()
     @victims.plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return (M, N): ``measure(logits, labels)``, in evaluation mode, of M models on N ``examples``."""
+        """Return ``measure(logits, labels)`` of each model in evaluation mode on all ``examples``, as (M, N)."""
         self.model.eval()
 
         def one(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:

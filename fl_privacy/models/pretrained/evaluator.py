@@ -75,10 +75,10 @@ def fitted(
     device: torch.device | str,
     progress: Progress,
 ) -> N:
-    """Return ``network`` after training on ``number`` examples; each epoch shows every batch at every noise level.
+    """Return ``network`` after training on ``number`` examples; an epoch shows every example at every noise level.
 
-    ``losses`` maps indices (B,) of examples to a function from indices (B,) of noise levels, modulo the number of
-    levels, to the loss.
+    ``losses`` maps the indices (B,) of a batch's examples to a function. This function returns the loss, given the
+    index (B,) of each example's noise level, modulo the number of levels.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
@@ -177,7 +177,7 @@ TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """Scaling of word embeddings to [0, 1], using the range of each coordinate in the embedding ``table`` (n, d)."""
+    """Scaling of word embeddings to [0, 1], by the range of each of d coordinates in the embedding ``table`` (n, d)."""
 
     table: Tensor
 
@@ -238,7 +238,7 @@ def mix_with_random_words(
     """Replace a share ``ratios`` (N,) of the words of ``tokens`` (N, L) by random words, or blend all words with them.
 
     Return scaled embeddings (N, L, d) (see :class:`WordBox`), and the random share (N, L) of each word. ``tokens`` are
-    padded with -1; ``blended`` (N,) marks texts whose words are all blended, by their text's ratio.
+    padded with -1. ``blended`` (N,): true for texts in which all words are blended, by the text's ratio.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]

