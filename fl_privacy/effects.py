@@ -152,10 +152,7 @@ class Sparse(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(Sparse):
-    """Sparse upload (Shokri and Shmatikov 2015): kept elements are clamped to [-``bound``, ``bound``] and noised.
-
-    Its privacy budget grows with the number of kept elements.
-    """
+    """Sparse upload, clamped to [-``bound``, ``bound``] and noised; its privacy budget grows with the kept elements."""
 
     bound: float | None = field(default=None, metadata=_POSITIVE)
 
@@ -255,10 +252,7 @@ class NoisedLayers(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialPerturbation(Heuristic):
-    """Perturbation of the upload that misleads classifiers of an attribute.
-
-    It is at most ``budget`` times as long as the gradient.
-    """
+    """Perturbation, at most ``budget`` times as long as the gradient, that misleads classifiers of an attribute."""
 
     budget: float | None
 

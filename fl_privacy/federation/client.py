@@ -146,7 +146,6 @@ class Client:
         return replace(result, seconds=result.seconds + looked, defense_seconds=result.defense_seconds + looked)
 
     def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
-        """Train the private part on the new model ``sent``, and with ``test``, test both together."""
         started = time.perf_counter()
         if passes := self.defense.private_passes:
             own = self._own(state)
@@ -215,7 +214,6 @@ class Client:
         return len(labels)
 
     def training_work(self, state: ClientState, *, round: int) -> LocalWork:
-        """Return the local steps of ``round``; examples made by the defense are stored in ``state``."""
         own, purpose = self._own(state), f"round-{round}"
         order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], purpose)

@@ -191,14 +191,10 @@ class ShardedAttack:
         return found
 
     def _share(self, tasks: int) -> dict[str, Any]:
-        """Return the Ray resources of one of ``tasks`` tasks: no CPU, and on CUDA a GPU or a share of one.
-
-        CPUs can't be requested, since clients in Ray processes hold all of them during the attack.
-        """
         import ray  # noqa: PLC0415
 
         if self.device.type != "cuda":
-            return {"num_cpus": 0}
+            return {"num_cpus": 0}  # clients in Ray processes hold all CPUs
         gpus = int(ray.available_resources().get("GPU", 0))
         if gpus < 1:
             raise UserError(

@@ -303,10 +303,7 @@ class _Result:
 
 
 def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
-    """Compute a pickled part in a worker; return a pickled ``_Result``, or the reason why it can't be unpickled.
-
-    The finished share goes to element ``number`` of the array file ``tally``.
-    """
+    """Compute a pickled part in a worker; return a pickled ``_Result``, or the reason why it can't be unpickled."""
     import cloudpickle  # noqa: PLC0415
 
     try:
@@ -332,7 +329,6 @@ def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return ``error``, or a substitute with the same class name and message if ``error`` can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:  # noqa: BLE001  (whatever a foreign exception makes of it)

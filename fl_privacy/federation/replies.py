@@ -118,10 +118,7 @@ LARGEST_MODEL = 1e9
 
 
 def expect_sound(values: Tensors) -> None:
-    """Raise ``UnfitMessageError`` if values are not finite, or their norm is too large.
-
-    Batch norm's running variances do not count in the norm.
-    """
+    """Raise ``UnfitMessageError`` if values are not finite, or their norm, without running variances, is too large."""
     for name, value in values.items():
         if not value.isfinite().all():
             raise UnfitMessageError(
@@ -237,8 +234,7 @@ def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
 
 
 def _counts(name: str, tensor: Tensor) -> bool:
-    """Return ``True`` for a counter of batches, also if a strategy made it a fraction."""
-    return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT
+    return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT  # some strategies give fractions
 
 
 def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Tensors]]:

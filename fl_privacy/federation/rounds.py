@@ -140,7 +140,7 @@ class Round:
     """A round of training: iterate over it for its observations, then take its ``report``.
 
         for round in plain_rounds(server, clients, rounds=3, audit=audit, interceptor=interceptor):
-        for observation in round:
+            for observation in round:
                 captures.write(observation)
             folder.add_round(round.report, None)
 
@@ -177,10 +177,7 @@ def unobserved(work: Callable[[], RoundReport]) -> Steps:
 
 
 def one_by_one(rounds: int, steps: Callable[[int], Steps], first: int = 1) -> Iterator[Round]:
-    """Yield the rounds from ``first`` to ``rounds``; each is finished before the next begins.
-
-    ``steps(number)``: generator that runs round ``number``, and yields its observations.
-    """
+    """Yield the rounds ``first`` to ``rounds``, run by the generators ``steps(number)``, one after the other."""
     for number in range(first, rounds + 1):
         round = Round(number, steps(number))
         yield round

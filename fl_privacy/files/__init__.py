@@ -113,10 +113,7 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
 
 
 def make_out_folder(folder: Path, within: Path, out: Path) -> None:
-    """Make ``folder`` and its parents up to ``within``, for the owner only; ``UserError`` if that fails.
-
-    ``out``: the user's ``--out``, which the error line names.
-    """
+    """Make ``folder`` and its parents up to ``within``, for the owner only; a ``UserError`` names ``--out``."""
     try:
         make_private_folder(folder, within)
     except OSError as error:

@@ -38,10 +38,7 @@ def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Return ``load`` with a cache of its results by arguments, until the file, its first argument, changes.
-
-    ``OSError`` if the file is missing.
-    """
+    """Return ``load`` with a cache of results, until its first argument, a file, changes; ``OSError`` if missing."""
 
     @lru_cache(maxsize=8)
     def kept(changed: int, file: Path, *more: Hashable, **named: Hashable) -> T:
@@ -55,10 +52,7 @@ def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[P
 
 
 def take_values(network: nn.Module, values: dict[str, Tensor]) -> str | None:
-    """Assign ``values`` to ``network`` and freeze it; return why they do not fit, or ``None``.
-
-    ``network``: built on the device ``meta``, without values of its own.
-    """
+    """Assign ``values`` to ``network``, built on ``meta``, and freeze it; return a reason if they do not fit."""
     wanted = {
         name: (value.shape, torch.float32 if value.is_floating_point() else value.dtype)
         for name, value in network.state_dict().items()

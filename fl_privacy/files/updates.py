@@ -123,7 +123,6 @@ def _of_zip(file: Any) -> SavedArrays:
 
 
 def _largest(held: object) -> dict[str, Tensor]:
-    """Return the nested mapping of tensors with the most values, such as ``model`` in a checkpoint; {} if none."""
     return max(_mappings(held, set()), key=lambda one: sum(t.numel() for t in one.values()), default={})
 
 
@@ -206,10 +205,7 @@ def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
 
 
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays become tensors, other classes their contents.
-
-    ``blobs``: bytes of arrays by id. ``depth``: nesting so far, which is limited.
-    """
+    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays to tensors, other classes to their contents."""
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")
     if not isinstance(value, dict):

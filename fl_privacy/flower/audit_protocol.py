@@ -32,10 +32,9 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks a client for the upload of its batch number ``probe`` alone.
+    """Build the content of a message that asks for the upload of batch number ``probe`` alone, with the same model.
 
-    The model is that of ``message``. The request goes into the first config record, since mods such as Flower's
-    ``fixedclipping_mod`` refuse a second one.
+    The request is in the first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
     """
     records = message.content.config_records
     name = next(iter(records), PROBE)
@@ -44,10 +43,7 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return the batch number and batch size that a message asks a probe of; ``None`` if it asks for no probe.
-
-    ``UserError`` if they are out of range.
-    """
+    """Return the batch number and size that a message asks to probe, if any; ``UserError`` if out of range."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None

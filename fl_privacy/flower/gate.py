@@ -121,7 +121,6 @@ class Gate:
         return Message(said, reply_to=message)
 
     def refused_run(self, message: Message, context: Context, error: Exception, origin: Origin) -> Message:
-        """Return the error reply to a message of a run that is not allowed; the ledger gets one entry a run."""
         run = str(context.run_id)
         try:
             if run not in self._runs:

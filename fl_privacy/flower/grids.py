@@ -273,10 +273,7 @@ class Traffic(RelayGrid):
         self.breaking: dict[int, str] = {}  # reasons by client why replies of this round do not count
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send messages, and return the replies; a reply of the wrong form becomes an error.
-
-        Messages are copied, since nodes in this process remove entries from them.
-        """
+        """Send copies, since nodes in this process change messages; return the replies, with errors for wrong forms."""
         sent = list(messages)
         asked: list[Mapping[str, Any]] = []
         for message in sent:

@@ -86,6 +86,9 @@ class Answers:
     ) -> RecordDict:
         """Return the kept answer to a message, else the answer of ``work``; the message is first counted as answered.
 
+        ``UnansweredError`` if ``work`` failed now or before; ``UnfitMessageError`` if ``work`` found that the message
+        does not fit, which is then not counted; ``UserError`` as in ``again``, ``expect_new`` and ``note``.
+
         Args:
             kinds: kinds of the message; the answer is kept under the first.
             question: digest of the message, see ``digest_of_records``.
@@ -93,11 +96,6 @@ class Answers:
             instead: maker of a substitute if ``work`` fails, for a client that promises differential privacy, which
                 errors would break. The substitute has the form of an earlier answer, and takes as long. Without an
                 earlier answer, the client gets no more such messages until its operator allows it.
-
-        Raises:
-            UserError: see ``again``, ``expect_new`` and ``note``.
-            UnansweredError: ``work`` failed now or before.
-            UnfitMessageError: ``work`` found that the message does not fit; it is then not counted.
         """
         first, *others = kinds
         if (kept := self.again(first, round, question)) is not None:

@@ -78,10 +78,7 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Wait until all clients have a node; ``UserError`` if some never came.
-
-        In later rounds, wait for at most ``reconnect`` seconds, without an error.
-        """
+        """Wait for all nodes, in later rounds for ``reconnect`` seconds at most; ``UserError`` if some never came."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:

@@ -83,10 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Build the defense of ``model``'s parameters, of those in ``names``, or else of all arrays.
-
-        ``UserError`` if both are given.
-        """
+        """Build the defense of ``model``'s parameters, of ``names``, or of all arrays; ``UserError`` for both."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)

@@ -21,10 +21,7 @@ class UpdateDistortion:
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
-    """Return the distance of ``defended`` from ``clean``; ``UserError`` if a name in ``defended`` is unknown.
-
-    Missing tensors of ``defended`` count as zeros.
-    """
+    """Return the distance of ``defended`` from ``clean``; a missing name is zero, a new one raises ``UserError``."""
     for name, t in defended.items():
         if name not in clean or clean[name].shape != t.shape:
             expected = f"shape {tuple(clean[name].shape)}" if name in clean else f"a name among {sorted(clean)}"
@@ -94,10 +91,7 @@ CHUNK = 1024  # queries compared at a time
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """Return the client (Q,) whose guess is nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6).
-
-    ``owners``: client of each of the ``guesses``.
-    """
+    """Return, for each query (Q, C, H, W), the client in ``owners`` of the nearest guess (Q,) (SPN, Algorithm 6)."""
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
             "trace is expected to get images of one shape, and an owner of each of at least one guess, but got"

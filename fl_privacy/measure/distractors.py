@@ -147,10 +147,7 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
 
 
 def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[GuessComparison]:
-    """Compare guessed texts with the originals and with two controls.
-
-    The controls are the most frequent tokens (``control_f1``) and public texts (``chance``).
-    """
+    """Compare guessed texts with the originals, most frequent tokens (``control_f1``) and public texts (``chance``)."""
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
         return [GuessComparison() for _ in truths]
@@ -180,10 +177,7 @@ def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequ
 
 
 def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
-    """Compare guessed rows with the originals and with two controls.
-
-    The controls are usual rows (``control_cells``) and public rows (``chance``).
-    """
+    """Compare guessed rows with the originals, usual rows (``control_cells``) and public rows (``chance``)."""
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()

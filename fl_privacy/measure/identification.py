@@ -66,10 +66,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the public image most similar to ``original`` but not equal, and K almost equal ones (K, C, H, W).
-
-        ``None`` if all compared images equal ``original``.
-        """
+        """Return the nearest public image unequal to ``original``, if any, and K almost equal ones (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -192,10 +189,7 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return the absolute correlations (W, K) of a guess with the images at the K indices ``which``.
-
-        They are the largest over shifts of the guess, for each of the W comparisons in ``sight.ways``.
-        """
+        """Return a guess's correlations (W, K), the largest over its shifts, with K images in W comparisons."""
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -250,10 +244,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardize correlations (W, R) by the columns ``usual`` in each row, after Fisher's z transformation.
-
-    Return them, and mean and spread (W, 1) of the columns ``usual``.
-    """
+    """Return Fisher's z of correlations (W, R), standardized by mean and spread of the columns ``usual``, and these."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -376,11 +367,8 @@ def control(
 ) -> tuple[float, float]:
     """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update; see :func:`aligned`.
 
-    Args:
-        original: image (C, H, W) in [0, 1].
-        label: class of the original; ``None`` if unknown.
-        candidates: public images, whose mean, class mean and nearest image are tried; ``None`` tries the mean color.
-        extra: further guesses (C, H, W) without the update, such as the same attack's on another client.
+    ``candidates``: public images, whose mean, class mean (of ``label``) and nearest image are tried; ``None`` tries the
+    mean color. ``extra``: further guesses (C, H, W) without the update, such as the same attack's on another client.
     """
     kept: dict[tuple[bytes, int | None], tuple[float, float]] = {} if candidates is None else candidates.controls
     if (key := (original.numpy().tobytes(), label)) not in kept:

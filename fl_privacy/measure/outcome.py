@@ -160,7 +160,6 @@ class ImageScore:
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """Return the outcome; ``None`` if the figures that decide it were not measured."""
         values, compared = self.values, self.compared
         if self.failure is not None:
             return Outcome.NOTHING

@@ -28,10 +28,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of members (``positives``) and of others (``negatives``), as (P,) and (N,).
-
-    ``seed``: source of the random halves and bootstraps.
-    """
+    """Scores of members, ``positives`` (P,), and others, ``negatives`` (N,); ``seed`` draws halves and bootstraps."""
 
     positives: Scores
     negatives: Scores

@@ -45,10 +45,7 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the number of wrong cells (B, G) float64 between rows (B, C) and guesses (G, C).
-
-    Distances of values add less than one cell, to break ties.
-    """
+    """Return the numbers of wrong cells (B, G) float64 of guesses (G, C) for rows (B, C); distances break ties."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
@@ -76,10 +73,7 @@ def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells among each row's categories; NaN without categories.
-
-    ``right`` and ``numbers``: booleans (N, C), true for right cells and for cells of numbers.
-    """
+    """Return the share (N,) float64 of right cells among each row's categories (not ``numbers``); NaN without any."""
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 

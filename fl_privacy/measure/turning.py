@@ -164,10 +164,7 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
 
 
 def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the correlations (K, S, V) of S guesses per image with V windows of K images, averaged over channels.
-
-    ``rows``, ``windows``: as by :func:`_windows`; ``lengths``: norms of the windows.
-    """
+    """Return the correlations (K, S, V) of S guesses per image with V windows of K images, of norms ``lengths``."""
     return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
 
 
@@ -329,10 +326,7 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N) of V versions a of a guess to N images b, each rebuilt from its tiles nearest to a's.
-
-    The likeness is 2ab / (aa + bb).
-    """
+    """Return the likeness (V, N), 2ab / (aa + bb), of V guesses a to N images b rebuilt from tiles nearest to a's."""
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:

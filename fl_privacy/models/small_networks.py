@@ -211,12 +211,8 @@ class VGG16(BlockNetwork):
 class ConvNet(BlockNetwork):
     """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
 
-    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images must have at least 9x9 pixels.
-
-    Args:
-        width: channels of the first convolution.
-        activation: function after each convolution, one of ``layers.ACTIVATIONS``.
-        norm: normalization before each activation: ``batch``, ``group`` or ``none``.
+    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images must have at least 9x9 pixels. The
+    arguments are those of :class:`BlockNetwork`.
     """
 
     blocks = (((1, 2, 2, 4, 4, 4), 3, True), ((4, 4), 3, True))

@@ -19,10 +19,7 @@ from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Victim
 
 
 def save_observation(observation: Observation, folder: Path) -> Path:
-    """Write one observation below ``folder``, and return its JSON file.
-
-    ``UserError`` if the description of the observation's defense can't be written as JSON.
-    """
+    """Write an observation below ``folder``; ``UserError`` if the description of its defense can't become JSON."""
     return CaptureWriter(folder).write(observation)
 
 

@@ -87,10 +87,7 @@ class CaptureFile:
         return value
 
     def tensors(self, digest: str, room: int) -> dict[str, Tensor]:
-        """Load and verify the tensor file whose SHA-256 is ``digest``.
-
-        ``room``: number of bytes that the file may have in addition to ``MOST_TENSORS``.
-        """
+        """Load and verify the tensor file of SHA-256 ``digest``, of at most ``MOST_TENSORS`` + ``room`` bytes."""
         path = tensor_file(self.folder, digest)
         data = self._read(path, MOST_TENSORS + room)
         if sha256(data).hexdigest() != digest:

@@ -148,8 +148,6 @@ def write_canaries(
 
 @dataclass(frozen=True, kw_only=True)
 class _About:
-    """Settings stored with the canaries' scores; only this node knows the ``seed``."""
-
     number: int
     rounds: int
     same: bool

@@ -119,10 +119,7 @@ class Unrolled(victims.VictimGradients):
 def step_direction(
     gradients: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return step ``number`` (from 1) of SGD or Adam, divided by -lr, and the next step's ``moments``.
-
-    ``moments``: first and second moments by name, [{}, {}] for the first step.
-    """
+    """Return step ``number`` (from 1) of SGD or Adam, divided by -lr, and new ``moments``, which begin as [{}, {}]."""
     first, second = moments
     if plan.optimizer != "sgd":
         first = {n: 0.1 * g + (0.9 * first[n] if first else 0) for n, g in gradients.items()}

@@ -35,7 +35,6 @@ class LayerCall:
 
     @property
     def positions(self) -> int:
-        """Return the number of positions at which the layer is applied to a victim's images."""
         outputs = self.deltas.shape[2] if isinstance(self.module, nn.Conv2d) else self.deltas.shape[-1]
         return self.deltas[0].numel() // outputs
 
@@ -83,10 +82,7 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return factors of the called layer's weight gradient, (V, outputs, positions) and (V, inputs, positions).
-
-    ``None`` if it has no factors.
-    """
+    """Return the weight gradient's factors, (V, outputs, positions) and (V, inputs, positions), if it has any."""
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 

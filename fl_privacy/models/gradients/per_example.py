@@ -132,10 +132,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Return each example's gradient of the loss with ``changes``, (B, *shape) by name.
-
-    It is differentiable with respect to the inputs.
-    """
+    """Return each example's gradient of the loss with ``changes``, (B, *shape) by name, differentiable by inputs."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
