@@ -24,11 +24,10 @@ KNOWN: dict[str, type["Effect"]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What one part of a defense does to the uploads; files name an effect by its class.
+    """Effect of one part of a defense on the uploads; files name it by its class.
 
     Subclasses are frozen dataclasses of numbers, text, booleans, tuples of these and other effects. ``None`` in a field
-    means "not published", unless the class says otherwise. Third-party defenses declare an effect of this module, or a
-    subclass.
+    means "not published", unless the class says otherwise.
     """
 
     def __init_subclass__(cls) -> None:
@@ -152,7 +151,7 @@ class Sparse(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(Sparse):
-    """Sparse upload, clamped to [-``bound``, ``bound``] and noised; its privacy budget grows with the kept elements."""
+    """Sparse upload, clamped to [-``bound``, ``bound``] and noised; epsilon grows with the number of kept elements."""
 
     bound: float | None = field(default=None, metadata=_POSITIVE)
 
@@ -180,8 +179,8 @@ class Quantized(PostProcessing):
 class Transformed(PerExample):
     """Transformation of each training image by one of the ``policies``, chosen at random (ATS).
 
-    A policy such as ``3-43-15`` numbers the operations that follow each other, as in the paper's ``table`` or the
-    authors' code. With ``by_probability``, an operation may be skipped at random.
+    A policy such as ``3-43-15`` lists numbers of operations, as in the paper's ``table`` or in the one of the authors'
+    code. With ``by_probability``, an operation may be skipped at random.
     """
 
     policies: tuple[str, ...] | None

@@ -175,9 +175,8 @@ def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[in
     """Solve for the uploads of single clients, given the means of rounds with different participants.
 
     Return, by client, the uploads that the means determine (Lam et al., Gradient Disaggregation, ICML 2021, with known
-    participants). They are exact if uploads do not change between rounds; for each client, the fewest last rounds that
-    suffice are used. ``means``: for each round, the number of examples of each other participant, and the result of
-    ``AnotherSite.rest``.
+    participants), from as few of the last rounds as suffice. They are exact if uploads do not change between rounds.
+    ``means``: for each round, the other participants' numbers of examples, and the result of ``AnotherSite.rest``.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]

@@ -292,8 +292,7 @@ def attack_by_all_cores(
 ) -> list[Reconstruction]:
     """Attack all ``observations`` in parts by several processes; see ``federation.processes.in_processes``.
 
-    Parts, and so every bit of the result, do not depend on the number of processes. Attacks on a GPU or by Ray run in
-    this process.
+    The parts, and so the result, do not depend on ``processes``. Attacks on a GPU or by Ray run in this process.
 
     Args:
         attack: attack whose random numbers depend on ``seed`` and a victim's id alone.

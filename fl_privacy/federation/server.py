@@ -41,8 +41,8 @@ class ServerPlan:
         lr: server's step along the aggregated gradient (downhill) or delta.
         optimizer: rule of that step.
         noise: standard deviation of Gaussian noise on each value of the mean; it does not protect from the server.
-        norm_factor: largest accepted ratio of a reply's norm to the largest median norm so far, of three or more
-            replies; also limits a client's number of examples, relative to the median.
+        norm_factor: largest accepted norm of a reply, relative to the largest median norm so far (of three or more
+            replies); also limits a client's number of examples, relative to the median.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"

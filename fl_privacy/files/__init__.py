@@ -45,7 +45,7 @@ def sharing() -> Iterator[None]:
 
 
 def computed_once(key: bytes, compute: Callable[[], bytes]) -> tuple[bytes, float]:
-    """Return the result of ``compute``, or of another job with the same ``key``, and the seconds that it took."""
+    """Return the result of ``compute``, or that of another job with the same ``key``, and the seconds it took."""
     started = time.perf_counter()
     folder = os.environ.get(SHARED_VARIABLE)
     path = Path(folder) / hashlib.sha256(key).hexdigest() if folder and Path(folder).is_dir() else None
@@ -113,7 +113,7 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
 
 
 def make_out_folder(folder: Path, within: Path, out: Path) -> None:
-    """Make ``folder`` and its parents up to ``within``, for the owner only; a ``UserError`` names ``--out``."""
+    """Make ``folder`` and its parents up to ``within``, for the owner only; else a ``UserError`` names ``out``."""
     try:
         make_private_folder(folder, within)
     except OSError as error:

@@ -38,7 +38,7 @@ def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Return ``load`` with a cache of results, until its first argument, a file, changes; ``OSError`` if missing."""
+    """Decorate ``load`` to cache results until the file, its first argument, changes; ``OSError`` if it is missing."""
 
     @lru_cache(maxsize=8)
     def kept(changed: int, file: Path, *more: Hashable, **named: Hashable) -> T:

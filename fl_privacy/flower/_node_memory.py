@@ -110,14 +110,14 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return by what a client's files are named: ("partition", its number), else ("node", its id)."""
+    """Return by what a client's files are named: ("partition", number) if it has one, or ("node", id)."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
 
 
 def state_folder(context: Context) -> Path:
-    """Return the folder set by ``fl-privacy-state`` in the node config, by FL_PRIVACY_STATE, or else the user's own."""
+    """Return the folder named by the node config or FL_PRIVACY_STATE, else the user's state folder."""
     named = context.node_config.get(STATE) or os.environ.get(STATE_VARIABLE)
     return expanded(str(named)) if named else Path(platformdirs.user_state_dir("fl_privacy"))
 

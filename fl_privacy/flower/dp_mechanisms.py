@@ -53,8 +53,8 @@ CLASSIC = (
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     """Return the DP claim of a mod or strategy of Flower, with facts such as its noise; ``None`` for other objects.
 
-    A mod's claim holds against the server, a strategy's against receivers of the model; the noise is what these see.
-    ``rounds``: number of rounds of the training.
+    A mod's claim and noise are those against the server, a strategy's those against receivers of the model. ``rounds``:
+    number of rounds of the training.
     """
     if isinstance(subject, LocalDpMod):
         if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula
@@ -97,9 +97,9 @@ def mechanism_of_mod(
 ) -> ByRound:
     """Turn ``mod`` into a function from a client's update to the change that the server sees in the reply.
 
-    In each call, one round, the client is sent zeros and replies the update. Metrics that the mod adds to the first
-    reply count as sent, too. ``config``: values that the server sends, such as ``clipping_norm``. ``metrics``: metrics
-    of the client in addition to ``num-examples``.
+    Each call is one round: the client is sent zeros and replies with the update. Metrics that the mod adds to the first
+    reply count as sent, too. ``config``: values that the server sends, such as ``clipping_norm``. ``metrics``: the
+    client's metrics besides ``num-examples``.
     """
     identify_process()
     records = _Records()

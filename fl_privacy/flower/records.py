@@ -90,7 +90,7 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
-    """Return a message's arrays by (record, key); ``UserError`` for records other than one, or our two of a model."""
+    """Return the arrays by (record, key), from one record, or ``parameters`` and ``buffers``; else ``UserError``."""
     records = {place: record for place, record in content.array_records.items() if record}
     ours = records.keys() <= {PARAMETERS, BUFFERS}
     if len(records) > 1 and not (ours and records[PARAMETERS].keys().isdisjoint(records[BUFFERS])):
@@ -221,7 +221,7 @@ def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict
 
 
 def state_records(state: ModelState) -> dict[str, ArrayRecord]:
-    """Convert ``state`` into a record of parameters and one of buffers, by the records' names."""
+    """Return the records ``parameters`` and ``buffers`` with the values of ``state``, by name."""
     return {PARAMETERS: to_record(state.parameters), BUFFERS: to_record(state.buffers)}
 
 
@@ -233,7 +233,7 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
     """Return the values of the model in a message, by name.
 
-    ``UserError`` if ``arrays_of_model`` raises, or the names of a tied weight in a ``whole`` model differ in values.
+    ``UserError`` if ``arrays_of_model`` raises, or, with ``whole``, two names of a tied weight have different values.
     """
     arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)
@@ -265,7 +265,8 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
     """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
 
-    A tied weight has its first name. ``UserError`` if the message does not hold this model, see ``arrays_of_model``.
+    A tied weight gets the first of its names. ``UserError`` if the message does not hold this model
+    (``arrays_of_model``).
     """
     like = model_tensors(model)
     first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
@@ -349,8 +350,7 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Return the tensor that ``shortest`` encoded.
 
-    ``UserError`` for a name that is not in ``like``, more values than ``like`` has (few bytes may claim many zeros), or
-    bytes that do not fit.
+    ``UserError`` for a ``name`` not in ``like``, wrong bytes, or more values than ``like`` has (few bytes claim many).
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}; take it out.")

@@ -283,9 +283,7 @@ def answer_once_mod(*, rounds: int | None = None) -> Mod:
 
     A repeated message gets the same bytes; another message of the same round is refused, and an exception uses up its
     round. Use it for an app whose training draws noise, ``ClientApp(mods=[answer_once_mod()])``, as with ``train_step``
-    or ``private_loader``; ``defense_mod`` contains it. ``rounds``: largest number of a round; ``None`` takes
-    ``num-server-rounds`` of the run's config, without which a round is at most ``memory.MOST_AHEAD`` after the last
-    one.
+    or ``private_loader``; ``defense_mod`` contains it. ``rounds``: see :class:`Answers`.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -83,7 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Build the defense of ``model``'s parameters, of ``names``, or of all arrays; ``UserError`` for both."""
+        """Build the hooks for ``model``'s parameters, for ``names``, or for all arrays; ``UserError`` for both."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)
@@ -106,9 +106,9 @@ class DefendedUpload:
     ) -> dict[str, torch.Tensor]:
         """Return the defended upload, by name, of a client that was sent ``before`` and replied ``after``.
 
-        With a promise of differential privacy, a reply that is not finite counts as equal to the values sent, since an
-        error would break the promise. Without a promise it raises ``UserError``, as does a parameter that is missing or
-        not floating-point.
+        If the defense promises differential privacy, a reply that is not finite counts as the values sent, since an
+        error would break the promise; else it is a ``UserError``. So is a parameter that is missing or not
+        floating-point.
         """
         if not self.of_model and (missing := sorted((self.parameters or set()) - before.keys())):
             raise UnfitMessageError(

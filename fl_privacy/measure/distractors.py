@@ -50,8 +50,8 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
     """Return, for each victim, the guesses at other clients' updates that serve as controls.
 
     These updates share no image with the victim. If all victims are of one client, other updates of this client are
-    taken. ``guesses``, ``None`` for a failure, and ``truths`` are (B, C, H, W). Guesses that are not finite, or of
-    another shape, are left out.
+    taken. ``guesses`` (``None`` for a failure) and ``truths``: (B, C, H, W); guesses of other shapes or not finite are
+    left out.
     """
     found, flat = {}, [truth.flatten(1).float() for truth in truths]
     usable = [

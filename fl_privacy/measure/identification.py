@@ -174,9 +174,9 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations and strengths of G guesses with B originals, (G, W, B), and strengths with R rivals.
+        """Return correlations (G, W, B) of guesses with originals, their strengths, and rivals' strengths (G, W, R).
 
-        A strength, also (G, W, R), is a correlation standardized by :func:`relative`; W: comparisons in ``sight.ways``.
+        A strength is a correlation standardized by :func:`relative`; W is the number of comparisons in ``sight.ways``.
         """
         every = torch.arange(len(self.originals.images))
         raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
@@ -244,7 +244,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Fisher's z of correlations (W, R), standardized by mean and spread of the columns ``usual``, and these."""
+    """Return (z, mean, spread): Fisher's z of correlations (W, R), standardized by that of the columns ``usual``."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD

@@ -63,7 +63,7 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 def auc(found: Separation) -> Estimate:
     """Return the AUC; its 95 % interval contains those of DeLong et al. (1988), on the plain and on the logit scale.
 
-    If the scores separate without variance, it is Clopper and Pearson's for the smaller sample.
+    If the scores separate without variance, the interval is Clopper and Pearson's for the smaller sample.
     """
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)

@@ -19,7 +19,7 @@ class Language(Protocol):
     def special(self) -> frozenset[int]: ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Return a number for each word of ``tokens`` (N, L), (N, W), equal for equal words; -1 pads both."""
+        """Return numbers (N, W) of the W words that ``tokens`` (N, L) form, equal for equal words; -1 pads both."""
         ...
 
 

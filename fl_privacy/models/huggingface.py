@@ -92,8 +92,7 @@ def hugging_face(
 ) -> HuggingFaceText:
     """Return a model of the Hugging Face hub or of a local folder.
 
-    ``UserError`` if transformers or peft is missing or refuses its settings, there is no such model, or the data have
-    another tokenizer.
+    ``UserError`` if a package is missing or refuses its settings, or the model or its tokenizer does not fit.
 
     Args:
         vocabulary_size: number of tokens of the data, which must use the model's tokenizer (``data.tokenizer``).

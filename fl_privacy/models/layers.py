@@ -272,9 +272,8 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
     """Return the name of the module after the activation of the last private layer.
 
-    Without private layers, the first layer counts as the last private one. Without an activation module after the last
-    one, the result is that of :func:`cut_layer`. FDL-PP's private part ends with an activation (Gu et al. 2021, Def.
-    4).
+    Without private layers, the first layer counts as private. Without an activation module behind the last private one,
+    the result is that of :func:`cut_layer`. FDL-PP's private part ends with an activation (Gu et al. 2021, Def. 4).
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)

@@ -126,8 +126,7 @@ Block = tuple[tuple[int, ...], int, bool]
 class BlockNetwork(ImageNetwork):
     """Network of convolutional ``blocks``, which subclasses define.
 
-    ``UserError`` if the images are too small, a number is not positive, or ``last_scale`` has no normalization to
-    scale.
+    ``UserError`` if the images are too small, a number is not positive, or ``last_scale`` has nothing to scale.
 
     Args:
         width: number of channels by which the blocks' relative widths are multiplied.
@@ -189,9 +188,8 @@ class BlockNetwork(ImageNetwork):
 class AlexNet(BlockNetwork):
     """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
 
-    ``width`` is the first convolution's number of channels; the others have 3, 6, 4 and 4 times as many. With
-    ``hidden=None``, as in FDL-PP (Gu et al. 2021), a single linear layer 4096 -> K follows. Images have at least 8x8
-    pixels; 4096 is for 32x32.
+    ``width`` is the first convolution's number of channels; the others have 3, 6, 4 and 4 times as many. 4096 is for
+    32x32 images; 8x8 is the least. FDL-PP (Gu et al. 2021) has ``hidden=None``: one linear layer, 4096 -> K.
     """
 
     blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))
@@ -211,8 +209,8 @@ class VGG16(BlockNetwork):
 class ConvNet(BlockNetwork):
     """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
 
-    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images must have at least 9x9 pixels. The
-    arguments are those of :class:`BlockNetwork`.
+    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images must have at least 9x9 pixels.
+    ``activation`` and ``norm``: see :class:`BlockNetwork`.
     """
 
     blocks = (((1, 2, 2, 4, 4, 4), 3, True), ((4, 4), 3, True))

@@ -31,7 +31,7 @@ class TextModel(nn.Module, ABC):
     @property
     @abstractmethod
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
-        """Return the names of the query, key and value weights in each block: (outputs, d), or :attr:`transposed`."""
+        """Return each block's names of query, key and value weights, (out, d), or (d, out) if :attr:`transposed`."""
 
     @property
     def entry_norm(self) -> nn.LayerNorm | None:

@@ -30,8 +30,7 @@ def recognize_training(observation: Observation, given: Collection[str] = ()) ->
 
     Uploaded weights, unlike changes, are close to the values that the server sent. A batch norm that changes far more
     than other layers was kept by the client. The running statistics reveal batch norm's mode, and its counters the
-    number of steps. The learning rate follows from the output layer's bias, whose gradient is the output minus the
-    label.
+    number of steps. The learning rate follows from the gradient of the output layer's bias, output minus label.
 
     ``given``: names of the plan's fields that the user gave. If the upload contradicts one, a sentence says so, and the
     inferred value is used, except for the learning rate.
@@ -179,9 +178,8 @@ def _is_one_step_on_one_example(observation: Observation) -> bool:
 def estimated_lr(observation: Observation) -> float | None:
     """Estimate the learning rate of one SGD step on one example; ``None`` for other training.
 
-    Also ``None`` if the upload lacks the output layer's bias. The bias's gradient is p - y for softmax outputs p and
-    the one-hot label y. Over the other classes it sums to one minus the label's p, which is taken from outputs for
-    random images.
+    Also ``None`` if the upload lacks the output layer's bias. That bias's gradient is p - y for softmax outputs p and
+    the one-hot label y. Its sum over other classes is one minus the label's p, known from outputs for random images.
     """
     one_step, classes = _is_one_step_on_one_example(observation), observation.num_classes
     modules = observation.model.named_modules()
@@ -236,9 +234,8 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
     """Return ``observation`` with the batch norm that the client trained with, and a sentence on it if unusual.
 
-    If the client kept its batch norm (FedBN), the uploaded values replace those that the server sent. Batch norm that
-    no message contains has the model's initial values; if it is sent but not uploaded, it has the values sent. In these
-    cases attacks do not compare its change.
+    If the client kept its batch norm (FedBN), the uploaded values replace those that the server sent. Batch norm in no
+    message has the model's initial values, batch norm not uploaded the values sent; attacks do not compare its change.
     """
     norms = norm_names(observation.model)
     if not norms:

@@ -52,8 +52,8 @@ class SimulatedSideInformation:
         knows_features: ``True`` if the attacker sees the output of the victim's private layers.
         features_at: module whose inputs are the features; ``None`` takes the first public layer, ``activation`` the
             module behind the private layers' activation.
-        features_of: ``sent``: the model sent, with the victim's private layers, gives the features; ``trained``: the
-            model after local training, in which the attacker uses the colluder's layers (FDL-PP, Algorithm 3).
+        features_of: model with the victim's private layers that gives the features: as ``sent``, or as ``trained`` by
+            the victim; the attacker uses the colluder's trained layers then (FDL-PP, Algorithm 3).
         batch_size: number of examples of a probe.
         trainers: clients with their training examples, if ``clients`` have other examples for probes.
     """

@@ -182,8 +182,8 @@ def answer_messages(
     """Answer a SuperNode's messages using ``app``, without end.
 
     ``rest``: called between two messages, and while there are none. ``at_once``: number of threads, one of which
-    computes at a time (``inside.identity.TURN``); they give a message again later if ``app`` returns ``None``. 0: this
-    thread answers, and ``app`` must not return ``None``.
+    computes at a time (``inside.identity.TURN``); a message for which ``app`` returns ``None`` is given to it again
+    later. 0: this thread answers, and ``app`` must not return ``None``.
     """
     pool, tasks = ThreadPoolExecutor(at_once) if at_once else None, dict[_Task, Future[bool]]()
     protected = frozenset({ACQUIRE})

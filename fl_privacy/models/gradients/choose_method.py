@@ -182,8 +182,7 @@ def gradient_by_inputs(
 ) -> BatchGradient:
     """Return a differentiable function from inputs like the batch's to the gradient of the loss at ``state``.
 
-    ``names``: parameters of the gradient. ``changes``: changes of the loss, such as a defense's; with these or with
-    dropout, the function is slower.
+    ``names``: parameters of the gradient. ``changes``: changes of the loss, such as a defense's, which cost time.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

@@ -254,8 +254,7 @@ def convolution_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Return each victim's gradients with respect to weight, (V, *shape), and bias, (V, O), of the layer ``module``.
 
-    ``inputs``: (V, B, C, H, W). ``deltas``: gradients (V, B, O, h, w) with respect to the O output channels. The bias's
-    gradient is ``None`` unless ``with_bias``.
+    ``inputs``: (V, B, C, H, W). ``deltas``: gradients (V, B, O, h, w) with respect to the O output channels.
     """
     padding = module.padding
     if not pads_with_zeros(module):

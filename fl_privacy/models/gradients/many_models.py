@@ -129,9 +129,9 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Return the models after one training step for each entry of ``order``, on examples of ``pool``.
+        """Return the models after a training step on each of ``order``: indices (M, B) of examples in ``pool``.
 
-        An entry has indices (M, B). The gradient of each model is clipped to the l2 norm ``longest``.
+        The gradient of each model is clipped to the l2 norm ``longest``.
         """
         victims.set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model

@@ -132,7 +132,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Return each example's gradient of the loss with ``changes``, (B, *shape) by name, differentiable by inputs."""
+    """Return each example's loss gradient, with ``changes``, (B, *shape) by name, differentiable in the inputs."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -344,8 +344,7 @@ def gradient_products(
 ) -> tuple[Tensor, Tensor]:
     """Return inner products (B, K) of each example's gradient with K ``directions``, and gradients' squared norms (B,).
 
-    A gradient has all parameters that are in any direction; in a direction that lacks one of them, it counts as 0.
-    Batch norm is in evaluation mode.
+    Parameters in any direction count, as 0 in a direction that lacks them. Batch norm is in evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}

@@ -104,8 +104,7 @@ def find_evaluator(
 ) -> evaluator.EvaluationNetwork:
     """Return the evaluation network in the file ``path``; ``None`` takes a small network for gray images.
 
-    The small network does not suit photographs. ``UserError`` if the file holds no network for ``input_shape`` (C, H,
-    W), or ``path`` is ``None`` for color images.
+    The small network does not suit photographs. ``UserError`` without a network for ``input_shape`` (C, H, W).
     """
     if path is not None:
         file = expanded(path)
@@ -176,7 +175,7 @@ _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEE
 
 
 def name_of_words(table: Tensor) -> str:
-    """Return a file name for networks that judge the token embeddings ``table`` (n, d), from the table's hash."""
+    """Return a name for the token embeddings ``table`` (n, d), from the table's hash."""
     content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
