@@ -188,8 +188,7 @@ class Client:
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
         """Return batch number ``probe`` (B, ...), from 0, of the client's disjoint batches that an audit attacks.
 
-        The batches are the same in every round. ``state``: holds the defense's examples that replace the client's, if
-        any.
+        The batches are the same in every round. ``state``: has the defense's substitutes for the examples, if any.
         """
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))

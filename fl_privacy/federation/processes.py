@@ -302,7 +302,10 @@ class _Result:
 
 
 def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
-    """Compute a pickled part in a worker; return a pickled ``_Result``, or the reason why it can't be unpickled."""
+    """Compute a pickled part in a worker; return a pickled ``_Result``, or the reason why it can't be unpickled.
+
+    ``tally``: file of an array; its element ``number`` gets the finished share of the part.
+    """
     import cloudpickle  # noqa: PLC0415
 
     try:

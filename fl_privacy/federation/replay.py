@@ -60,7 +60,6 @@ class Replay:
         return Batch(inputs[first], labels[first])
 
     def undefended(self) -> Upload:
-        """Return the undefended upload of the same examples in the same order, trained anew at each call."""
         plain = replace(self.client, defense=Defense(examples=self.client.defense.examples))
         return plain.do(self._work(), self.sent, ClientState(dict(self.state.tensors))).upload
 

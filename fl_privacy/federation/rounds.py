@@ -67,7 +67,7 @@ class Audit:
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """Distribute ``victims`` probes over the clients in turn; ``UserError`` if their data have fewer batches."""
+    """Distribute ``victims`` probes over the clients in turn; ``UserError`` if ``client_sizes`` give fewer batches."""
     room = {client: size // batch_size for client, size in sorted(client_sizes.items())}
     if sum(room.values()) < victims:
         raise UserError(
@@ -271,7 +271,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """Add the seconds and the mean evaluation of the clients' personalization to ``report``; log failures."""
+    """Add seconds and mean evaluation of the clients' personalization (``ends``) to ``report``; log failures."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)

@@ -51,7 +51,7 @@ class MaskedReplies:
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Return why ``reply`` is unusable, or ``None``; ``sent`` is the server's record for this stage of SecAgg+."""
+        """Return why ``reply`` is unusable, or ``None``; ``sent``: record that it answers, ``nodes``: all node ids."""
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:
             return "it has no record of the protocol"

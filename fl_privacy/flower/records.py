@@ -233,7 +233,7 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
     """Return the values of the model in a message, by name.
 
-    ``UserError`` if ``arrays_of_model`` raises, or, with ``whole``, two names of a tied weight have different values.
+    ``UserError`` as in ``arrays_of_model``, with the same arguments, or if two names of a tied weight differ in value.
     """
     arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)
@@ -265,8 +265,7 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
     """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
 
-    A tied weight gets the first of its names. ``UserError`` if the message does not hold this model
-    (``arrays_of_model``).
+    A tied weight gets the first of its names. ``whole`` and ``UserError``: see ``arrays_of_model``.
     """
     like = model_tensors(model)
     first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
@@ -350,7 +349,8 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Return the tensor that ``shortest`` encoded.
 
-    ``UserError`` for a ``name`` not in ``like``, wrong bytes, or more values than ``like`` has (few bytes claim many).
+    ``UserError`` for a ``name`` not in ``like``, wrong bytes, or more values than ``like``: few bytes may claim many
+    zeros.
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}; take it out.")

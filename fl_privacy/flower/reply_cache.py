@@ -193,7 +193,6 @@ class Answers:
 
     @property
     def forgets(self) -> bool:
-        """Return ``True`` on a simulated node, which keeps no answers in files."""
         return isinstance(self.context, memory.SimulatedContext) or memory.is_simulation() or in_actor()
 
     def _form(self, kind: str) -> RecordDict | None:

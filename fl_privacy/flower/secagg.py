@@ -195,7 +195,7 @@ def train_secure_round(
 
 @dataclass
 class _Summing:
-    """The methods of a Flower strategy that the workflow of SecAgg+ calls, for ``server``."""
+    """Stands in for a Flower strategy in the workflow of SecAgg+, with the methods that the workflow calls."""
 
     server: Server
     traffic: Traffic

@@ -83,7 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Build the hooks for ``model``'s parameters, for ``names``, or for all arrays; ``UserError`` for both."""
+        """Build the hooks for ``model``'s parameters, ``names``, or all arrays; ``UserError`` if both are given."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)

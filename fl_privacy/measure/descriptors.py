@@ -43,7 +43,7 @@ class Latest(Generic[Made]):
 
 
 class Once:
-    """Base class of objects that cache values computed from them."""
+    """Base class of objects that cache values computed from themselves; ``once`` computes and caches a value."""
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
         kept: dict[object, Made] = self.__dict__.setdefault("_kept", {})
@@ -84,7 +84,7 @@ FINE = DescriptorScale(
 
 @dataclass(frozen=True, eq=False)
 class Descriptors(Once):
-    """Descriptors of originals or candidates (N, C, H, W) in [0, 1], without shifts."""
+    """Descriptors (vectors whose products are correlations) of originals or candidates (N, C, H, W), not shifted."""
 
     images: Tensor
     sight: DescriptorScale
@@ -106,13 +106,16 @@ class Descriptors(Once):
 
 @dataclass(frozen=True, eq=False)
 class ShiftedDescriptors(Once):
-    """Descriptors of a guess (1, C, H, W) in [0, 1] and of its mirror image, for all shifts."""
+    """Descriptors of a guess (1, C, H, W) in [0, 1] and of its mirror image, shifted by up to a tenth of the width."""
 
     image: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (V, D) of V gray versions, mirror images and shifts; blur and window by index."""
+        """Return cached descriptors (V, D) of all V variants of the guess, for a blur and a window by index.
+
+        The variants are gray versions, mirror images and shifts.
+        """
 
         def everywhere() -> Tensor:
             images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))

@@ -189,7 +189,10 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's correlations (W, K), the largest over its shifts, with K images in W comparisons."""
+        """Return a guess's absolute correlations (W, K) with images, the largest over shifts of the guess.
+
+        W: number of comparisons in ``sight.ways``. ``which``: indices (K,) of the images.
+        """
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -244,7 +247,10 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (z, mean, spread): Fisher's z of correlations (W, R), standardized by that of the columns ``usual``."""
+    """Standardize Fisher's z of correlations (W, R) in each row by the columns ``usual``.
+
+    Return the result, and the mean and spread (W, 1) of these columns.
+    """
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD

@@ -17,7 +17,7 @@ FEW = 5  # least number of independent groups for a useful interval: Student's f
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Statistics of a sample."""
+    """Mean, confidence interval and other statistics of a sample."""
 
     mean: float
     ci95: tuple[float, float] | None  # 95 % interval of the mean; ``None`` for a single group or an infinite value
@@ -332,15 +332,15 @@ def _rounding(value: float) -> float:
 
 
 def either(*chances: float) -> float:
-    """Return a bound on the probability that the smallest of several tests' chances is this small (Bonferroni)."""
+    """Return a bound on the probability that the smallest of several p-values is as small as it is (Bonferroni)."""
     return min(1.0, len(chances) * min(chances)) if chances else 1.0
 
 
 def combined(chances: Sequence[float]) -> float:
-    """Return a bound on the probability that independent uploads have chances as small as these.
+    """Return a bound on the probability that independent uploads have p-values as small as ``chances``.
 
-    It is 1 + log2(n) times the least, over k, of the probability that k of n chances are at most the k-th smallest;
-    only chances up to 1 - ``BAND`` count. Without such a chance, and for one upload, it is the least chance.
+    It is 1 + log2(n) times the least, over k, of the probability that k of n p-values are at most the k-th smallest;
+    only p-values up to 1 - ``BAND`` count. Without such a p-value, and for one upload, it is the least one.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -134,7 +134,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L), equal for equal tokens that occurred equally often before in their text (..., L)."""
+    """Return integers (..., L), equal if token and number of earlier occurrences in a text (..., L) are equal."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 

@@ -18,7 +18,7 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Estimated value with its 95 % confidence interval, and the value that chance gives."""
+    """Estimated value with its 95 % confidence interval, and the value expected by chance."""
 
     value: float
     low: float
@@ -253,7 +253,7 @@ class Measure(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one method of inference on one question."""
+    """Result of one method of inference, such as membership inference, on one question about clients."""
 
     about: str  # question of the attack, one of ``fl_privacy.attacks.inference.About``
     method: str

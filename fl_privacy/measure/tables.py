@@ -83,7 +83,7 @@ def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def row_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return 1 for each row of ``right`` (N, C) whose cells are all true, else 0, (N,) float64."""
+    """Return 1 for each row of ``right`` (N, C) that is all true, else 0, (N,) float64; ``numbers`` is not used."""
     return right.all(1).double()
 
 

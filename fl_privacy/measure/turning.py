@@ -326,7 +326,10 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N), 2ab / (aa + bb), of V guesses a to N images b rebuilt from tiles nearest to a's."""
+    """Return the likeness (V, N) of V guesses to N images, each rebuilt from its tiles nearest to the guess's.
+
+    The likeness of a guess a and a rebuilt image b is 2ab / (aa + bb).
+    """
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:

@@ -49,7 +49,7 @@ class TextModel(nn.Module, ABC):
         return self.logits(*self.embedded(inputs))
 
     def embedded(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the word embeddings (B, L, d) of ``inputs`` in either form, and booleans (B, L), false for padding."""
+        """Return word embeddings (B, L, d) for ``inputs`` of either kind, and booleans (B, L), false for padding."""
         if inputs.is_floating_point():
             return inputs[..., :-1], inputs[..., -1] > 0.5
         there = inputs >= 0

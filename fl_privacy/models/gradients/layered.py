@@ -82,7 +82,10 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the weight gradient's factors, (V, outputs, positions) and (V, inputs, positions), if it has any."""
+    """Return two factors of the called layer's weight gradient; ``None`` if it has no factors.
+
+    They have the shapes (V, outputs, positions) and (V, inputs, positions).
+    """
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -150,7 +153,7 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return ``True`` if a layer's gradients are compared faster by their factors than by forming them."""
+    """Return ``True`` if gradients of a layer are compared faster by their factors than after forming them."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 

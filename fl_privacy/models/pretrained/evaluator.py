@@ -108,8 +108,7 @@ def train_evaluator(
     """Return an evaluation network trained to predict the noise ratio of images blended with uniform noise.
 
     ``images`` (N, C, H, W) uint8 are public. The loss is Refiner's Eq. 5, a binary cross entropy, with the true ratios
-    or with the predictions of ``teacher``, a larger network (Hinton et al. 2015) for the same shape (else
-    ``UserError``).
+    or with the predictions of ``teacher``, a larger network for images of the same shape (Hinton et al. 2015).
     """
     if teacher is not None and teacher.input_shape != tuple(images.shape[1:]):
         expected, got = ("x".join(map(str, shape)) for shape in (images.shape[1:], teacher.input_shape))
