@@ -29,10 +29,8 @@ class _EnoughError(Exception):
 class Replay:
     """Repetition of a simulated client's upload ``victim``; each result is computed on access.
 
-    Attributes:
-        sent: model that the client was sent.
-        state: client's state before the upload; the defense's examples are added to it.
-        batch_size: number of examples of a probe.
+    ``sent``, ``state``: model that the client was sent, and the client's state before the upload, to which the
+    defense's examples are added. ``batch_size``: number of examples of a probe.
     """
 
     client: Client

@@ -177,10 +177,7 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply of the run's app; ``None`` if the message has to wait for approval or for other messages.
-
-        ``brought``: the run's bundle and its signatures.
-        """
+        """Return the reply of the run's app; ``None`` if the message has to wait for approval or for other messages."""
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:

@@ -314,10 +314,7 @@ def secure_rounds_on_grid(
 
 
 def _most_examples(server: Server, traffic: Traffic, timeout: float) -> int:
-    """Ask all nodes for their number of examples; return the largest, by which all weights are scaled.
-
-    It is at most ``norm_factor`` times the lower median: a claim of 2^62 would erase the others' updates.
-    """
+    """Return the largest number of examples of a node, but at most ``norm_factor`` times the lower median."""
     questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
     replies = [reply for _, reply in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
     answered = [reply for reply in replies if isinstance(reply, Message)]

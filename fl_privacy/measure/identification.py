@@ -189,10 +189,7 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's absolute correlations (W, K) with images, the largest over shifts of the guess.
-
-        W: number of comparisons in ``sight.ways``. ``which``: indices (K,) of the images.
-        """
+        """Return a guess's absolute correlations (W, K) with K images in the W ways, each the largest over shifts."""
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)

@@ -71,11 +71,8 @@ class DLNet(LeNet):
 class LeNet5(ImageNetwork):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): 5x5 convolutions with 6, 16 and 120 filters, then linear 84 and K.
 
-    Pooling of 2x2 follows the first two convolutions; only the first one pads. Images must have at least 28x28 pixels.
-
-    Args:
-        activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
-        pooling: ``max`` as published, or ``avg``.
+    Pooling of 2x2 (``max`` as published, or ``avg``) follows the first two convolutions; only the first one pads.
+    Images must have at least 28x28 pixels.
     """
 
     def __init__(self, *, activation: str = "relu", pooling: str = "max", **image: Unpack[ImageArguments]) -> None:
@@ -99,12 +96,7 @@ class LeNet5(ImageNetwork):
 
 
 class MLP(ImageNetwork):
-    """Multilayer perceptron on the pixels, for any image size and number of channels.
-
-    Args:
-        widths: widths of the hidden layers.
-        activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
-    """
+    """Multilayer perceptron on the pixels of images of any size, with hidden layers of ``widths``."""
 
     def __init__(
         self, *, widths: Sequence[int] = (256, 128), activation: str = "relu", **image: Unpack[ImageArguments]

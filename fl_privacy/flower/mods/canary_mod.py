@@ -185,10 +185,7 @@ def _norm_of(mods: Sequence[Mod]) -> float:
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
-    """Return zeros in place of the model's arrays, shortened if the model is large.
-
-    Flower's own mods ignore shapes, and get a single array, which is much faster.
-    """
+    """Return zeros in place of the model's arrays: fewer for a large model, and in one array for Flower's own mods."""
     if len(message.content.array_records) != 1:
         return {}
     (record,) = message.content.array_records.values()
