@@ -56,7 +56,7 @@ def read_own(path: Path, key: bytes | None) -> bytes:
 
 
 def read_unshared(path: Path) -> bytes:
-    """Return the content of a file; ``UserError`` if others own or can read it."""
+    """Return the content of a file; on POSIX systems, ``UserError`` if others own or can read the file."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if os.name == "posix" and (status.st_mode & 0o077 or status.st_uid != os.geteuid()):

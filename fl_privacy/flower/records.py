@@ -336,7 +336,7 @@ STYPE = "fl_privacy.encoded"  # serialization type of arrays that ``defenses.enc
 
 
 def shortest(array: np.ndarray) -> Array:
-    """Encode ``array`` without loss if that is shorter (zeros, few levels), else as Flower does."""
+    """Encode ``array`` without loss if that is shorter (many zeros, few distinct values), else as Flower does."""
     plain = plain_array(array)
     if not np.issubdtype(array.dtype, np.floating) or plainly_shortest(array):
         return plain
@@ -349,7 +349,7 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Return the tensor that ``shortest`` encoded.
 
-    ``UserError`` for a ``name`` not in ``like``, wrong bytes, or more values than ``like``: few bytes may claim many
+    ``UserError`` for an unknown ``name``, wrong bytes, or more values than ``like`` has: few bytes may claim many
     zeros.
     """
     if name not in like:

@@ -91,7 +91,10 @@ CHUNK = 1024  # queries compared at a time
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """Return, for each query (Q, C, H, W), the client in ``owners`` of the nearest guess (Q,) (SPN, Algorithm 6)."""
+    """Return the owner (Q,) of the guess nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6).
+
+    ``owners``: client whose image each guess reconstructs.
+    """
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
             "trace is expected to get images of one shape, and an owner of each of at least one guess, but got"

@@ -69,7 +69,7 @@ LEAST_SPLIT = 8  # least number of groups of a split sample
 def is_split(values: Sequence[float], *, groups: int) -> bool:
     """Return ``True`` if a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The mean's interval is then too narrow. Samples of zeros and ones are never split.
+    The mean's interval is then too narrow. Samples of zeros and ones, or of few ``groups``, are never split.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True

@@ -90,7 +90,7 @@ def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a ba
 
 
 def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the assignment of least total ``cost`` (N, M); ``UserError`` if scipy is missing."""
+    """Return rows and columns of least total ``cost`` (N, M); ``UserError`` without scipy, to match ``of``."""
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:

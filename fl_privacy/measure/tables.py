@@ -19,7 +19,7 @@ _BY_VALUE = 0.01  # weight of distances relative to wrong cells in the matching,
 
 @dataclass(frozen=True, eq=False)
 class WrittenRows:
-    """Original and guessed rows as text, for a page, with the cells that are ``right`` and that are ``certain``."""
+    """Original and guessed rows as text, for a page, with booleans for right cells and the attacker's certainty."""
 
     columns: tuple[str, ...]
     originals: Sequence[Sequence[str] | None]  # cells of each original row; ``None`` if unknown
@@ -112,7 +112,7 @@ def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
 
 
 def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -> WrittenRows:
-    """Return the rows of ``match`` as text, with the cells that are certain in ``reconstruction``."""
+    """Return the rows of ``match`` as text, with the certainty of each cell according to ``reconstruction``."""
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     certain = torch.zeros_like(truths)
     if reconstruction.cells_certain is not None:

@@ -181,7 +181,7 @@ class AlexNet(BlockNetwork):
     """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
 
     ``width`` is the first convolution's number of channels; the others have 3, 6, 4 and 4 times as many. 4096 is for
-    32x32 images; 8x8 is the least. FDL-PP (Gu et al. 2021) has ``hidden=None``: one linear layer, 4096 -> K.
+    32x32 images; the least size is 8x8. FDL-PP (Gu et al. 2021) has ``hidden=None``: one linear layer, 4096 -> K.
     """
 
     blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))

@@ -45,7 +45,7 @@ def recognize_training(observation: Observation, given: Collection[str] = ()) ->
 
 
 def describe_model(model: nn.Module) -> list[str]:
-    """Return a sentence that tells an auditor of the dropout in ``model``; an empty list without dropout."""
+    """Return a sentence for an auditor on the dropout in ``model``; an empty list without dropout."""
     masks = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if not masks:
         return []

@@ -269,7 +269,7 @@ def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """Return the state in ``file`` of the training ``key``; ``None`` if the file is missing or of another training."""
+    """Return the state of the training ``key`` in ``file``; ``None`` without one, ``UserError`` if it is damaged."""
     if not file.is_file():
         return None
     with readable("The state of a training", file, "remove it"):
