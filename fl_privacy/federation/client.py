@@ -266,7 +266,7 @@ class Client:
         started = time.perf_counter()
         if isinstance(self.seed, Secret) and promises_privacy(self.defense):
             if reason := self.guard.refusal_of_weights(sent, state.tensors):
-                raise UnfitMessageError(f"The model was refused: {reason}.")
+                raise UnfitMessageError(f"The model was refused: {reason}; loosen the guard if you trust the server.")
             return time.perf_counter() - started
         shown = self.examples.batch(self.indices[: self.guard.examples], self.device)
         with cpu_threads(self.threads):

@@ -90,7 +90,10 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
-    """Return the arrays by (record, key), from one record, or ``parameters`` and ``buffers``; else ``UserError``."""
+    """Return a message's arrays by (record, key), from its one record, or from ``parameters`` and ``buffers``.
+
+    ``UserError`` for other records, or a name that is in both.
+    """
     records = {place: record for place, record in content.array_records.items() if record}
     ours = records.keys() <= {PARAMETERS, BUFFERS}
     if len(records) > 1 and not (ours and records[PARAMETERS].keys().isdisjoint(records[BUFFERS])):
