@@ -275,9 +275,9 @@ def flower_records(records: Records) -> RecordDict:
 def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
     """Return a function (received, released) -> records that applies a defense's upload hooks.
 
-    The hooks get the change of all floating-point arrays, including statistics, and draw from the operating system.
-    ``UserError`` if there is no such defense or option, it acts within the training, or it promises differential
-    privacy, for which a policy has ``protect.noise``.
+    The hooks get the change from received to released floating-point arrays, including statistics, and draw from the
+    operating system. ``UserError`` if there is no such defense or option, it acts within the training, or it promises
+    differential privacy, for which a policy has ``protect.noise``.
     """
     from fl_privacy.runs.build import build_defense  # noqa: PLC0415  (brings Hydra)
     from fl_privacy.runs.config import compose_file  # noqa: PLC0415

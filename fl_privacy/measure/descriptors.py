@@ -90,7 +90,7 @@ class Descriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return the images' cached descriptors (N, D), of unit length, for the indices of a blur and a window."""
+        """Return the cached unit-length descriptors (N, D) of N images, for a blur and a window by index."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)

@@ -62,8 +62,8 @@ def linear_system(
 ) -> LinearSystem:
     """Return how well a layer's gradients determine its input, from the undefended and the uploaded gradients.
 
-    ``clean``, ``seen``: undefended and uploaded gradients of weight (M, N) and bias (M,). ``rows``: number of rows to
-    use, those of largest uploaded bias gradient; ``None`` takes all of nonzero bias gradient.
+    ``clean``, ``seen``: undefended and uploaded gradients of weight (outputs, inputs) and bias (outputs,). ``rows``:
+    number of rows to use, those of largest uploaded bias gradient; ``None`` takes all of nonzero bias gradient.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
@@ -104,7 +104,7 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
 
 
 def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distance (Q,) and index (Q,) of the nearest of ``images`` (R, C, H, W) to each query (Q, C, H, W)."""
+    """Return distance (Q,) and index (Q,) of the nearest of R ``images`` (R, C, H, W) to each of Q ``queries``."""
     flat = images.flatten(1).float()
     # no matrix products, whose rounding depends on the chunk
     exact = "donot_use_mm_for_euclid_dist"

@@ -174,7 +174,7 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return correlations (G, W, B) of guesses with originals, their strengths, and rivals' strengths (G, W, R).
+        """Return correlations (G, W, B) of G guesses with B originals, their strengths, and R rivals' (G, W, R).
 
         A strength is a correlation standardized by :func:`relative`; W is the number of comparisons in ``sight.ways``.
         """
@@ -244,7 +244,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardize Fisher's z of correlations (W, R) in each row by the columns ``usual``.
+    """Standardize Fisher's z of correlations (W, R), W comparisons with R rivals, by the columns ``usual``.
 
     Return the result, and the mean and spread (W, 1) of these columns.
     """

@@ -45,7 +45,7 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the numbers of wrong cells (B, G) float64 of guesses (G, C) for rows (B, C); distances break ties."""
+    """Return the numbers of wrong cells (B, G) float64 of G guesses (G, C) for B rows (B, C); distances break ties."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)

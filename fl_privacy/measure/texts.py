@@ -66,7 +66,7 @@ def token_f1(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def shared_tokens(guesses: Tensor, texts: Tensor) -> Tensor:
-    """Return the token F1 (G, N) float64 of each guess (G, L) with each of many texts (N, W)."""
+    """Return the token F1 (G, N) float64 of each of G guesses (G, L) with each of N texts (N, W)."""
     found = torch.zeros(len(guesses), len(texts), dtype=torch.float64)
     for place, guess in enumerate(guesses):
         tokens, times = guess[guess >= 0].unique(return_counts=True)

@@ -129,7 +129,7 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Return the models after a training step on each of ``order``: indices (M, B) of examples in ``pool``.
+        """Return the M models after a training step on each of ``order``: indices (M, B) of examples in ``pool``.
 
         The gradient of each model is clipped to the l2 norm ``longest``.
         """
@@ -153,7 +153,7 @@ class ManyModels:
     @torch.no_grad()
     @victims.plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return ``measure(logits, labels)`` of each model in evaluation mode on all ``examples``, as (M, N)."""
+        """Return ``measure(logits, labels)``, (M, N), of M models in evaluation mode on N ``examples``."""
         self.model.eval()
 
         def one(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:

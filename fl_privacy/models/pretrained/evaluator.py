@@ -161,7 +161,7 @@ CHUNK = 512  # images judged at once
 
 @torch.no_grad()
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """Return the noise ratios (R, N) predicted for images (N, C, H, W) uint8 with noise at ``ratios`` (R,)."""
+    """Return noise ratios (R, N) predicted for N images (N, C, H, W) uint8 with noise at R true ``ratios`` (R,)."""
     device, rows = next(network.parameters()).device, []
     rng = torch.Generator(device=device).manual_seed(seed)
     for ratio in ratios.tolist():
@@ -282,7 +282,7 @@ def train_word_evaluator(
 
 @torch.no_grad()
 def random_word_curve(network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor) -> Tensor:
-    """Return the shares (R, N) of random words predicted for texts (N, L) with true shares ``ratios`` (R,)."""
+    """Return the shares (R, N) of random words predicted for N texts (N, L) with R true shares ``ratios`` (R,)."""
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(0), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():
