@@ -47,7 +47,7 @@ class DefendedUpload:
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
         of_model: ``True`` if ``parameters`` come from a model; then integer parameters are refused.
-        tied: for the second name of a tied weight, its first name; both get one value, so that noise is drawn once.
+        tied: first name of a tied weight by its second one; both get one value, so that noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
     """
 

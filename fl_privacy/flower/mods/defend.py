@@ -33,7 +33,7 @@ class DefendedClient(NumPyClient):
     Attributes:
         names: names of the arrays, in order; by default those of the message, else "0", "1", ...
         seed: seed of the hooks' draws in a simulation; ``None`` draws from the operating system's randomness.
-        memory: where the state of hooks and the answered rounds are stored: a round is answered once, unless a ``seed``
+        memory: storage of the hooks' state and of the answered rounds: a round is answered once, unless a ``seed``
             makes this a simulation. The node's context, unlike ``context.state``, survives a restart.
         metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
     """
