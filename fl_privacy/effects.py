@@ -1,4 +1,4 @@
-"""Public descriptions of defenses: their parts, and each part's effect as a value."""
+"""Public descriptions of defenses: the parts of a defense, and what each part does to the uploads."""
 
 import typing
 from collections.abc import Iterable, Mapping
@@ -24,11 +24,10 @@ KNOWN: dict[str, type["Effect"]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """Effect of one part of a defense; files identify it by its class name.
+    """Effect of one part of a defense on the uploads; files name it by its class.
 
     Subclasses are frozen dataclasses of numbers, text, booleans, tuples of these and other effects. ``None`` in a field
-    means "not published", unless the class says otherwise. Third-party defenses declare an effect of this module, or a
-    subclass.
+    means "not published", unless the class says otherwise.
     """
 
     def __init_subclass__(cls) -> None:
@@ -48,7 +47,7 @@ class Effect:
 
 
 class Undeclared(Effect):
-    """Unknown effect: privacy accountants refuse it, and attacks take no countermeasure."""
+    """Unknown effect of a defense: privacy accountants refuse it, and attacks take no countermeasure."""
 
 
 UNDECLARED = Undeclared()
@@ -63,7 +62,7 @@ class Heuristic(Effect):
 
 
 class PerExample(Effect):
-    """Independent change of each example, after which privacy accounting stays valid."""
+    """Change of each example on its own, such as an augmentation; privacy accounting stays valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +131,12 @@ class PrivateRelease(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(PostProcessing):
-    """Upload of some elements; the others are zero.
+    """Upload in which only some elements of the update are kept; the others are zero.
 
     Attributes:
-        largest: ``True`` if the upload keeps the elements of largest magnitude.
-        scope: ``layer`` counts elements within each tensor, ``global`` within the update.
-        noise_std: standard deviation of the noise on the remaining elements.
+        largest: ``True`` if the elements of largest magnitude are kept.
+        scope: ``layer`` if elements are chosen within each tensor, ``global`` if within the whole update.
+        noise_std: standard deviation of the noise on the kept elements.
         dropped: share of zero elements, in [0, 1].
     """
 
@@ -152,7 +151,7 @@ class Sparse(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(Sparse):
-    """Upload of some elements, clamped to [-``bound``, ``bound``] and noised; epsilon grows with their number."""
+    """Sparse upload, clamped to [-``bound``, ``bound``] and noised; epsilon grows with the number of kept elements."""
 
     bound: float | None = field(default=None, metadata=_POSITIVE)
 
@@ -178,9 +177,10 @@ class Quantized(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class Transformed(PerExample):
-    """Transformation of each image by one of ``policies``, chosen at random, such as ``3-43-15`` (ATS).
+    """Transformation of each training image by one of the ``policies``, chosen at random (ATS).
 
-    A policy is a sequence of operations of ``table``; with ``by_probability``, each of them may be skipped at random.
+    A policy such as ``3-43-15`` lists numbers of operations, as in the paper's ``table`` or in the one of the authors'
+    code. With ``by_probability``, an operation may be skipped at random.
     """
 
     policies: tuple[str, ...] | None
@@ -205,9 +205,9 @@ class OtherImages(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
+    """Training on weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
 
-    Labels are mixed alike, but from ``labeled`` of these images alone.
+    A sum's label has the same weights, but counts only the ``labeled`` images that have labels.
     """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -215,7 +215,7 @@ class Mixed(OtherImages):
 
 
 class RobustGradient(Heuristic):
-    """Gradient of noise-like images that is close to the true one."""
+    """Upload of a gradient of noise-like images, which is close to the gradient of the client's images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +236,7 @@ class SlicedNoise(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedLayers(Heuristic):
-    """Noise on ``layers`` alone, by name or number from 1; the other layers are uploaded in the clear."""
+    """Noise on some ``layers`` only, given by name or by number from 1; the others are uploaded in the clear."""
 
     added: Noise | None
     layers: tuple[int | str, ...] | None
@@ -258,7 +258,7 @@ class AdversarialPerturbation(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateLoss(Heuristic):
-    """Private head on the features that is trained to output secret codes, in addition to the public head (SPN).
+    """Loss with a second, private head on the features, trained to output secret codes (SPN).
 
     Attributes:
         alpha1, alpha2: weights of the public and of the private loss.
@@ -289,8 +289,8 @@ class PrivateLayers(Heuristic):
 class Part:
     """Public description of one component of a defense.
 
-    ``strength``: name of the setting that pages show as the strength of the defense, if any; proportional to the noise
-    of a differentially private mechanism.
+    ``strength``: name of the setting that pages show as the defense's strength, if any. In a differentially private
+    mechanism, the noise is proportional to it.
     """
 
     name: str
@@ -304,7 +304,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the defense's ``Mixed`` effect, or ``None`` without one or if it changes images in another way, too."""
+    """Return the effect of a defense that mixes images and does not change them otherwise, else ``None``."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 

@@ -65,7 +65,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def what_was_asked(error: BaseException) -> str:
-    """Return the request of a failed allocation: ``313.6 TB at once``, ``to load LIBRARY``, or "" if unknown."""
+    """Return what a failed allocation asked for: ``313.6 TB at once``, ``to load LIBRARY``, or "" if unknown."""
     if isinstance(error, ImportError):
         return f"to load {visible(str(error)).partition(':')[0]}"
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))

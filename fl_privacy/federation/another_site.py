@@ -1,4 +1,4 @@
-"""Compute the mean update of the other sites: a site subtracts its own update from each global model.
+"""Compute the mean update of the other sites from each global model and the attacking sites' own updates.
 
 Secure aggregation does not hide this mean, since the global model is public to all sites. With two sites, the mean is
 the other site's update. Peer attacks of this kind: Huang et al., arXiv 2410.04661.
@@ -45,9 +45,9 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        ``None`` if nobody else took part, no tensor is in all of ``own``, or, without ``own``, no value changed. If the
-        server's optimizer is SGD or momentum, values below the model's last digit become zero, so that rows of absent
-        words stay recognizable.
+        Return ``None`` if nobody else took part, no tensor is in all of ``own``, or, without ``own``, no value changed.
+        If the server's optimizer is SGD or momentum, values below the model's last digit become zero, so that the rows
+        of absent words stay recognizable.
 
         Args:
             before, after: global model before and after the round.
@@ -109,8 +109,8 @@ def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, 
 
     Three ways are tried. ``None`` if none of them works.
 
-    1. After a single step of Adam all values have one size; the least ratio mean / own, where the signs of all other
-    updates differ, is 2p - 1.
+    1. After a single step of Adam all values have one size. The ratio mean / own is smallest where the signs of all
+    other updates differ from the own sign, and is 2p - 1 there.
     2. Rows and columns that only the examples of ``own`` change, such as those of unique words, have the ratio p
     throughout. Single values do not count, since all examples may share an input.
     3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p, as
@@ -143,7 +143,7 @@ def _share_by_signs(mean: Tensors, own: Tensors, last: Tensors) -> float | None:
 
 
 def _alike_in_lines(mean: Tensor, own: Tensor, last: Tensor) -> Tensor:
-    """Return the ratios ``mean`` / ``own`` (n,) in those rows and columns in which all ratios are equal."""
+    """Return the ratios ``mean`` / ``own`` (n,) in rows and columns of equal ratios; ``last``: rounding of ``mean``."""
     whole, part = mean.flatten(1), own.flatten(1)
     ratios, found = (whole / part).where(whole.abs() > last.flatten(1) / ALIKE, torch.nan), []
     for lines in (ratios, ratios.T):
@@ -175,9 +175,8 @@ def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[in
     """Solve for the uploads of single clients, given the means of rounds with different participants.
 
     Return, by client, the uploads that the means determine (Lam et al., Gradient Disaggregation, ICML 2021, with known
-    participants). They are exact if uploads do not change between rounds; for each client, the fewest last rounds that
-    suffice are used. ``means``: for each round, the number of examples of each other participant, and the result of
-    ``AnotherSite.rest``.
+    participants), from as few of the last rounds as suffice. They are exact if uploads do not change between rounds.
+    ``means``: for each round, the other participants' numbers of examples, and the result of ``AnotherSite.rest``.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]

@@ -37,7 +37,7 @@ class OwnExamples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """Local steps that lead to an upload."""
+    """The local training steps that lead to one upload."""
 
     order: Sequence[Tensor]  # indices of the examples of each step
     batches: Sequence[Batch]
@@ -95,7 +95,7 @@ def cropped(images: Tensor, padding: int, offsets: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Personalized:
-    """Result of a client's personalization at the end of a round, with the test of its own model if requested."""
+    """Duration of a client's personalization after a round, and the test of its model, if requested."""
 
     seconds: float
     evaluation: Evaluation | None = None
@@ -146,7 +146,6 @@ class Client:
         return replace(result, seconds=result.seconds + looked, defense_seconds=result.defense_seconds + looked)
 
     def personalize(self, sent: ModelState, state: ClientState, *, round: int, test: bool) -> Personalized:
-        """Train the private part on the new model ``sent``, and with ``test``, test both together."""
         started = time.perf_counter()
         if passes := self.defense.private_passes:
             own = self._own(state)
@@ -187,16 +186,14 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """Return batch number ``probe`` (B, ...), from 0, of the disjoint batches that an audit attacks.
+        """Return batch number ``probe`` (B, ...), from 0, of the client's disjoint batches that an audit attacks.
 
-        Batches are equal in every round. ``state`` holds the examples by which the defense replaces the client's, if
-        any.
+        The batches are the same in every round. ``state``: has the defense's substitutes for the examples, if any.
         """
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))
 
     def probed_examples(self, probe: int, batch_size: int) -> Tensor:
-        """Return the indices (B,) in ``examples`` of the batch ``victim_batch``, before a defense replaces it."""
         return self.indices[self._probed(probe, batch_size, len(self.indices))]
 
     def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:
@@ -216,7 +213,6 @@ class Client:
         return len(labels)
 
     def training_work(self, state: ClientState, *, round: int) -> LocalWork:
-        """Return the local steps of ``round``; examples that the defense makes are kept in ``state``."""
         own, purpose = self._own(state), f"round-{round}"
         order = local_batches(own.number, self.plan, self._once("order", round))
         batches = self._augmented([own.batch(i) for i in order], purpose)
@@ -317,7 +313,6 @@ class Client:
 
 
 def _placed(model: nn.Module, device: torch.device | str) -> nn.Module:
-    """Move ``model`` to ``device`` unless it is there, since that costs as much as a small layer."""
     values, wanted = itertools.chain(model.parameters(), model.buffers()), torch.device(device)
     return model if all(value.device == wanted for value in values) else model.to(device)
 

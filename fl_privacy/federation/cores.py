@@ -35,7 +35,10 @@ def shared_among(processes: int) -> dict[str, str]:
 
 
 def quotas(groups: Path, mounted: Path) -> Iterator[float]:
-    """Yield the CPU limits of the control groups listed in ``groups`` (``/proc/self/cgroup``), and of their parents."""
+    """Yield the CPU limits of this process's control groups and of their parents.
+
+    ``groups``: file that lists the groups (``/proc/self/cgroup``). ``mounted``: folder of all control groups.
+    """
     try:
         lines = groups.read_text().splitlines()
     except OSError:

@@ -130,7 +130,7 @@ class ShardedAttack:
     """Attack that runs ``attack`` on parts of the victims in Ray tasks, here or in the cluster of RAY_ADDRESS.
 
     Results equal those of one process up to the last bits. If a task fails, its victims count as failures. ``shards``:
-    number of parts. ``device``: with ``cuda``, each task gets a GPU or a share of one. ``UserError`` if Ray is not
+    number of parts. ``device``: on ``cuda``, each task gets a GPU or a share of one. ``UserError`` if Ray is not
     installed, or the cluster does not answer.
     """
 
@@ -191,11 +191,10 @@ class ShardedAttack:
         return found
 
     def _share(self, tasks: int) -> dict[str, Any]:
-        """Return the Ray resources of a task: no CPU, since clients in Ray processes hold all during the attack."""
         import ray  # noqa: PLC0415
 
         if self.device.type != "cuda":
-            return {"num_cpus": 0}
+            return {"num_cpus": 0}  # clients in Ray processes hold all CPUs
         gpus = int(ray.available_resources().get("GPU", 0))
         if gpus < 1:
             raise UserError(
@@ -229,7 +228,7 @@ Tell = Callable[[float], object]
 
 
 def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
-    """Cut the positions of ``observations`` into at most ``parts`` parts of similar size, in order.
+    """Divide the positions of ``observations`` into at most ``parts`` lists of similar length, in order.
 
     Updates known to come from the same examples stay together.
     """
@@ -269,7 +268,7 @@ _UNKNOWN = 8
 
 
 def victims_of_a_part(observations: Sequence[Observation]) -> int:
-    """Return the number of victims to attack in one part; it does not depend on the machine."""
+    """Return the number of victims that one part of a parallel attack should have, the same on any machine."""
     first = observations[0]
     shape = (1, max(1, first.upload.num_examples), *first.input_shape)
     if not modality_of(first.model).pixels:
@@ -293,8 +292,7 @@ def attack_by_all_cores(
 ) -> list[Reconstruction]:
     """Attack all ``observations`` in parts by several processes; see ``federation.processes.in_processes``.
 
-    Parts, and so every bit of the result, do not depend on the number of processes. Attacks on a GPU or by Ray run in
-    this process.
+    The parts, and so the result, do not depend on ``processes``. Attacks on a GPU or by Ray run in this process.
 
     Args:
         attack: attack whose random numbers depend on ``seed`` and a victim's id alone.

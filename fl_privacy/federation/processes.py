@@ -70,9 +70,9 @@ _pool = _Pool()
 def worker_processes(
     number: int, *, threads: int, environment: Mapping[str, str], sharers: int = 1, prepare: Callable[[], object] = int
 ) -> Iterator[Any]:
-    """Yield loky's executor of ``number`` processes, which later calls with the same arguments reuse.
+    """Yield loky's executor of ``number`` processes; later calls with the same arguments reuse the processes.
 
-    Processes end with this one, and ignore a terminal's signals.
+    The processes end with this one, and ignore a terminal's signals.
 
     Args:
         threads: CPU threads of each process.
@@ -116,10 +116,9 @@ def _begin(parent: int, folder: str, threads: int, sharers: int, prepare: Callab
 
 
 def end_workers(waiting: Iterable[Future[Any]] = (), *, patience: float = 0.0) -> None:
-    """Cancel the tasks ``waiting`` and end the workers.
+    """Cancel the tasks ``waiting`` and end the workers by SIGKILL.
 
-    Workers get SIGKILL. With ``patience``, they get SIGTERM first, and SIGKILL only if a task still runs after as many
-    seconds.
+    With ``patience``, workers get SIGTERM first, and SIGKILL only if a task still runs after that many seconds.
     """
     executor, _pool.executor = _pool.executor, None
     if executor is None:
@@ -303,7 +302,10 @@ class _Result:
 
 
 def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
-    """Compute a part in a worker; return a pickled ``_Result``, or the reason why the part can't be unpickled."""
+    """Compute a pickled part in a worker; return a pickled ``_Result``, or the reason why it can't be unpickled.
+
+    ``tally``: file of an array; its element ``number`` gets the finished share of the part.
+    """
     import cloudpickle  # noqa: PLC0415
 
     try:
@@ -329,7 +331,7 @@ def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return ``error``, or if it can't be pickled, a substitute of the same class name and message."""
+    """Return ``error``, or a substitute with the same class name and message if it can't be pickled."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:  # noqa: BLE001  (whatever a foreign exception makes of it)

@@ -1,4 +1,4 @@
-"""Replay a simulated client's upload with the same random streams, which recovers its examples locally."""
+"""Repeat a simulated client's upload with the same random streams, to recover its examples without the network."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,12 +27,10 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """Repetition of a simulated client's upload ``victim``, computed on access.
+    """Repetition of a simulated client's upload ``victim``; each result is computed on access.
 
-    Attributes:
-        sent: model that the client was sent.
-        state: client's state before the upload; the defense's examples are added to it.
-        batch_size: number of examples of a probe.
+    ``sent``, ``state``: model that the client was sent, and the client's state before the upload, to which the
+    defense's examples are added. ``batch_size``: number of examples of a probe.
     """
 
     client: Client
@@ -60,7 +58,6 @@ class Replay:
         return Batch(inputs[first], labels[first])
 
     def undefended(self) -> Upload:
-        """Return the undefended upload of the same examples in the same order, trained anew at each call."""
         plain = replace(self.client, defense=Defense(examples=self.client.defense.examples))
         return plain.do(self._work(), self.sent, ClientState(dict(self.state.tensors))).upload
 

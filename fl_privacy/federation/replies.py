@@ -1,4 +1,4 @@
-"""Validation of clients' replies: each that could end or poison a run is excluded, with one reason."""
+"""Validation of clients' replies: a reply that could end or poison a run is excluded, with one reason."""
 
 from __future__ import annotations
 
@@ -57,9 +57,8 @@ def printable(text: str) -> str:
 def attempt(function: Callable[[], T], *, placed: bool = False) -> T | Failure:
     """Return the result of ``function``, or its error as a ``Failure``; the traceback is logged at debug level.
 
-    With ``placed``, the reason names the file and line of the user's code.
-
-    Third-party clients and attacks may raise anything, including ``SystemExit``. Interrupts pass through.
+    With ``placed``, the reason names the file and line of the user's code. Third-party code may raise anything,
+    including ``SystemExit``. Interrupts pass through.
     """
     try:
         return function()
@@ -118,7 +117,7 @@ LARGEST_MODEL = 1e9
 
 
 def expect_sound(values: Tensors) -> None:
-    """Raise ``UnfitMessageError`` if values are not finite, or their norm, without variances, is too large."""
+    """Raise ``UnfitMessageError`` if values are not finite, or their norm, without running variances, is too large."""
     for name, value in values.items():
         if not value.isfinite().all():
             raise UnfitMessageError(
@@ -182,7 +181,7 @@ def sort_out(
 
 
 def fault(upload: Upload, state: ModelState) -> str | None:
-    """Return the reason why ``upload`` is unusable as a reply to the model ``state``, or ``None``."""
+    """Return why ``upload`` is unusable as a reply to the model ``state``; ``None`` if it is usable."""
     number = upload.num_examples
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_EXAMPLES:
         return f"expected at least 1 example and at most {MOST_EXAMPLES}, got {number}"
@@ -199,7 +198,7 @@ def norm(tensors: Tensors) -> float:
 
 
 def unrounded(buffers: Tensors) -> dict[str, Tensor]:
-    """Set nonnegative ``buffers`` to zero where rounding in a secure sum made them negative."""
+    """Set batch norm's variances and counters to zero where rounding in a secure sum made them negative."""
     return {n: t.clamp_min(0) if n.rpartition(".")[2] in (VARIANCE, COUNT) else t for n, t in buffers.items()}
 
 
@@ -234,8 +233,7 @@ def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
 
 
 def _counts(name: str, tensor: Tensor) -> bool:
-    """Return whether a tensor is a counter, also by its name, since some strategies turn counters into fractions."""
-    return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT
+    return not tensor.is_floating_point() or name.rpartition(".")[2] == COUNT  # some strategies give fractions
 
 
 def _changes(state: ModelState, shares: str) -> dict[str, Callable[[Upload], Tensors]]:

@@ -1,4 +1,4 @@
-"""Rounds of a federation, the interception of their uploads, and the plain loop, the reference for all backends."""
+"""Rounds of a federation and the interception of their uploads; ``plain_rounds`` is the reference for all backends."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, order=True)
 class Probe:
-    """Request to ``client`` for the upload of one batch alone, which is attacked.
+    """Request to ``client`` for an upload of one batch alone, so that this upload can be attacked.
 
     ``number``: number of the batch among the client's disjoint batches, from 0.
     """
@@ -67,7 +67,7 @@ class Audit:
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """Distribute ``victims`` probes over the clients in turn; ``UserError`` if their data have fewer batches."""
+    """Distribute ``victims`` probes over the clients in turn; ``UserError`` if ``client_sizes`` give fewer batches."""
     room = {client: size // batch_size for client, size in sorted(client_sizes.items())}
     if sum(room.values()) < victims:
         raise UserError(
@@ -137,14 +137,14 @@ Steps = Generator[Observation, None, RoundReport]
 
 
 class Round:
-    """A round of training: iteration yields its observations, and ``report`` ends it.
+    """A round of training: iterate over it for its observations, then take its ``report``.
 
         for round in plain_rounds(server, clients, rounds=3, audit=audit, interceptor=interceptor):
             for observation in round:
                 captures.write(observation)
             folder.add_round(round.report, None)
 
-    Observations without iteration are dropped.
+    ``report`` runs the rest of the round and drops observations that were not iterated over.
     """
 
     def __init__(self, number: int, steps: Steps) -> None:
@@ -171,13 +171,13 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Return the steps of a round without observations; ``work`` runs the whole round."""
+    """Return the generator of a round that yields no observation; ``work`` runs the whole round."""
     return work()
     yield
 
 
 def one_by_one(rounds: int, steps: Callable[[int], Steps], first: int = 1) -> Iterator[Round]:
-    """Yield the rounds from ``first`` to ``rounds``, of ``steps(number)``; each is finished before the next begins."""
+    """Yield the rounds ``first`` to ``rounds``, run by the generators ``steps(number)``, one after the other."""
     for number in range(first, rounds + 1):
         round = Round(number, steps(number))
         yield round
@@ -185,7 +185,7 @@ def one_by_one(rounds: int, steps: Callable[[int], Steps], first: int = 1) -> It
 
 
 def run_all(rounds: Generator[Round, None, Kept]) -> tuple[list[RoundReport], Kept]:
-    """Run all rounds, without their observations; return the reports and the training's result."""
+    """Run all rounds without keeping observations; return the reports, and the generator's return value."""
     reports: list[RoundReport] = []
     while True:
         try:
@@ -254,7 +254,7 @@ def _steps(
 def finish_round(
     server: Server, results: Mapping[int, LocalResult | Failure], *, round: int, started: float
 ) -> RoundReport:
-    """Pass the replies to the server and report the round; ``started`` is on the clock of ``time.perf_counter``."""
+    """Pass the replies to the server and report the round, with seconds since ``started`` (``time.perf_counter``)."""
     excluded = server.receive({c: r if isinstance(r, Failure) else r.upload for c, r in results.items()}, round)
     for client, reason in excluded.items():
         logger.warning("Client %d is excluded from round %d: %s", client, round, reason)
@@ -271,7 +271,7 @@ def finish_round(
 
 
 def with_personalized(report: RoundReport, ends: Mapping[int, Personalized | Failure]) -> RoundReport:
-    """Add the seconds and the mean evaluation of the clients' personalization to ``report``; log failures."""
+    """Add seconds and mean evaluation of the clients' personalization (``ends``) to ``report``; log failures."""
     for client, end in ends.items():
         if isinstance(end, Failure):
             logger.warning("Client %d did not end round %d: %s", client, report.round, end.reason)

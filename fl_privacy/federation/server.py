@@ -41,8 +41,8 @@ class ServerPlan:
         lr: server's step along the aggregated gradient (downhill) or delta.
         optimizer: rule of that step.
         noise: standard deviation of Gaussian noise on each value of the mean; it does not protect from the server.
-        norm_factor: largest accepted ratio of a reply's norm to the largest median norm so far, of three or more
-            replies; also limits a client's number of examples, relative to the median.
+        norm_factor: largest accepted norm of a reply, relative to the largest median norm so far (of three or more
+            replies); also limits a client's number of examples, relative to the median.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"
@@ -166,7 +166,7 @@ class Server:
 
 
 def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
-    """Return, by name, the change of the ``sent`` values that an upload stands for; a gradient's is its negative."""
+    """Return by how much a mean upload moves each of the values ``sent``; a gradient counts negatively."""
     steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
     if plan.shares == "weights":
         return {n: t - sent[n] for n, t in steps.items()}
@@ -186,7 +186,7 @@ def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[st
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Count the bytes of an upload's tensors, encoded by ``defenses.encoding`` if that is shorter."""
+    """Return the bytes of an upload's tensors, encoded by ``defenses.encoding`` if that is shorter."""
     return encoded_bytes(upload.tensors) + sum(b.numel() * b.element_size() for b in upload.buffers.values())
 
 

@@ -1,4 +1,4 @@
-"""Server's optimizer on the mean of the updates, and its inverse, which a site that sees every model can compute."""
+"""Server's optimizer on the mean of the updates, and its inverse: a site that sees every model can compute the mean."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class ServerSteps:
         return mean if self.rule.name == "sgd" else {n: self._advance(n, t) for n, t in mean.items()}
 
     def mean_behind(self, step: Tensors) -> Tensors:
-        """Return the mean update that led to ``step``, in double precision, up to the rounding of the step.
+        """Return the mean update that led to the model's change ``step``, in double precision, up to its rounding.
 
         The first step of Adam and Yogi shows only the sign of values far above ``tau``.
         """

@@ -84,7 +84,7 @@ def public_state(model: nn.Module, defense: Defense) -> ModelState:
 
 
 def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Join the values that the server ``sent`` with this client's private values: stored earlier, else the model's."""
+    """Join the values that the server ``sent`` with the client's private ones: from ``state``, else from ``model``."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
@@ -111,7 +111,7 @@ def store_private(values: ModelState, sent: ModelState, state: ClientState) -> N
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Return this client's private values: those of an earlier round, else the model's."""
+    """Return a client's private values: those kept in ``state`` by an earlier round, else the model's."""
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
@@ -138,7 +138,7 @@ class LocalResult:
 
 
 class Stopwatch:
-    """Sum of the seconds that functions take if they are called through it."""
+    """Sums the seconds taken by functions that are called through it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

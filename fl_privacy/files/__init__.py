@@ -108,7 +108,7 @@ SHARED_VARIABLE = "FL_PRIVACY_SHARED"
 
 @contextmanager
 def sharing() -> Iterator[None]:
-    """Let this process, and those that it starts meanwhile, share results of ``computed_once``."""
+    """Let this process, and those started within the context, share results of ``computed_once``."""
     with temporary_folder("fl-privacy-shared-") as folder:
         os.environ[SHARED_VARIABLE] = str(folder)
         try:
@@ -118,7 +118,7 @@ def sharing() -> Iterator[None]:
 
 
 def computed_once(key: bytes, compute: Callable[[], bytes]) -> tuple[bytes, float]:
-    """Return the result of ``compute``, or of another job with the same ``key``, and the seconds that it took."""
+    """Return the result of ``compute``, or that of another job with the same ``key``, and the seconds it took."""
     started = time.perf_counter()
     folder = os.environ.get(SHARED_VARIABLE)
     path = Path(folder) / hashlib.sha256(key).hexdigest() if folder and Path(folder).is_dir() else None
@@ -186,7 +186,7 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
 
 
 def make_out_folder(folder: Path, within: Path, out: Path) -> None:
-    """Make ``folder`` within ``within``, for its owner only; on failure, raise a ``UserError`` that names ``--out``."""
+    """Make ``folder`` and its parents up to ``within``, for the owner only; else a ``UserError`` names ``out``."""
     try:
         make_private_folder(folder, within)
     except OSError as error:

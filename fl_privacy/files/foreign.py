@@ -73,7 +73,7 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
 
 
 def files_digest(folder: Path, most: int = 20_000) -> str:
-    """Return the SHA-256 of the names and contents of a folder's files; "" if there are more than ``most`` files.
+    """Return the SHA-256 of the names and contents of all files in a folder; "" if there are more than ``most``.
 
     Hidden files, byte code, and files above 4 MiB are left out.
     """

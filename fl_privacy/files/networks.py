@@ -1,4 +1,4 @@
-"""Reading of trained networks from safetensors files, with a cache."""
+"""Reading of trained networks from safetensors files; a file's network is cached."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 @contextmanager
 def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
-    """Replace an ``OSError`` within the context by the ``UserError``: ``what`` is expected in ``file``; ``remedy``."""
+    """Turn an ``OSError`` within the context into a ``UserError``: ``what`` can't be read from ``file``; ``remedy``."""
     try:
         yield
     except OSError as error:
@@ -38,7 +38,7 @@ def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Decorate ``load`` to cache its result until the file, its first argument, changes; ``OSError`` if missing."""
+    """Decorate ``load`` to cache results until the file, its first argument, changes; ``OSError`` if it is missing."""
 
     @lru_cache(maxsize=8)
     def kept(changed: int, file: Path, *more: Hashable, **named: Hashable) -> T:
@@ -52,7 +52,7 @@ def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[P
 
 
 def take_values(network: nn.Module, values: dict[str, Tensor]) -> str | None:
-    """Assign ``values`` to ``network``, built on the device ``meta``, and freeze it; return a reason if that fails."""
+    """Assign ``values`` to ``network`` (on the device ``meta``) and freeze it; return a reason if they do not fit."""
     wanted = {
         name: (value.shape, torch.float32 if value.is_floating_point() else value.dtype)
         for name, value in network.state_dict().items()

@@ -123,7 +123,6 @@ def _of_zip(file: Any) -> SavedArrays:
 
 
 def _largest(held: object) -> dict[str, Tensor]:
-    """Return the tensors of the nested mapping with the most values, such as ``model`` in a checkpoint; {} if none."""
     return max(_mappings(held, set()), key=lambda one: sum(t.numel() for t in one.values()), default={})
 
 
@@ -165,7 +164,7 @@ def _array(data: bytes) -> Tensor:
 
 
 def _of_flare(file: Any, length: int) -> SavedArrays:
-    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file (msgpack); its classes are never imported."""
+    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file (msgpack), without importing NVFlare's classes."""
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
@@ -206,7 +205,7 @@ def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
 
 
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert unpacked values of FOBS or Fed-BioMed: arrays to tensors, other classes to their contents."""
+    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays to tensors, other classes to their contents."""
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")
     if not isinstance(value, dict):

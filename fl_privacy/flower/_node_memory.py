@@ -1,4 +1,4 @@
-"""State of a node's clients between rounds, in Flower's context or in private, optionally encrypted files."""
+"""Storage of a node's client states between rounds, in Flower's context or in private, optionally encrypted files."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ def read_own(path: Path, key: bytes | None) -> bytes:
 
 
 def read_unshared(path: Path) -> bytes:
-    """Return the content of a file; ``UserError`` if others own or can read it."""
+    """Return the content of a file; on POSIX systems, ``UserError`` if others own or can read the file."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if os.name == "posix" and (status.st_mode & 0o077 or status.st_uid != os.geteuid()):
@@ -110,14 +110,14 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return the name of a client in a state folder: ("partition", number of its partition), else ("node", its id)."""
+    """Return by what a client's files are named: ("partition", number) if it has one, or ("node", id)."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
 
 
 def state_folder(context: Context) -> Path:
-    """Return the folder named by ``fl-privacy-state`` or FL_PRIVACY_STATE, else the user's state folder."""
+    """Return the folder named by the node config or FL_PRIVACY_STATE, else the user's state folder."""
     named = context.node_config.get(STATE) or os.environ.get(STATE_VARIABLE)
     return expanded(str(named)) if named else Path(platformdirs.user_state_dir("fl_privacy"))
 
@@ -187,7 +187,7 @@ def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
 
 
 def expect_near(answered: Iterable[int], round: int) -> None:
-    """Raise ``UserError`` for a round that is negative, or more than ``MOST_AHEAD`` after the last of ``answered``."""
+    """Raise ``UserError`` if ``round`` is negative or more than ``MOST_AHEAD`` after all ``answered`` rounds."""
     most = max([0, *answered]) + MOST_AHEAD
     if not 0 <= round <= most:
         raise UserError(
@@ -202,7 +202,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in Flower's ``context.state``; it is lost when the node restarts.
+    """Client state in Flower's ``context.state``, which is lost when the node restarts.
 
     With ``once``, ``expect_new`` refuses a round that was already answered.
     """
@@ -215,13 +215,11 @@ class ContextMemory:
         return load_state(self.records, device)
 
     def save(self, state: ClientState, *, after: tuple[str, int] | None = None) -> None:
-        """Save ``state``; ``after``: kind and round of the message that it answers."""
         save_state(self.records, state)
         if self.once and after is not None:
             remember_answer(self.records, *after)
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
-        """With ``once``, raise ``UserError`` if ``round`` was answered before or, unless ``bounded``, is far ahead."""
         if self.once:
             expect_later(answered(self.records), kind, round)
             if not bounded:
@@ -231,7 +229,7 @@ class ContextMemory:
 class NodeMemory:
     """Client state in a file of the node, which survives restarts and is never sent.
 
-    The file is replaced after the work and before the reply: a killed node continues after the last finished round. A
+    The file is replaced before the reply leaves, so that a killed node continues after the last finished round. A
     ``key`` of 32 bytes encrypts it.
     """
 

@@ -1,4 +1,4 @@
-"""Isolated processes of apps, without network, key or ledger, which answer to the gate alone."""
+"""Isolated processes of apps, which have no network, key or ledger, and answer to the gate alone."""
 
 import logging
 import os
@@ -109,7 +109,7 @@ class Cell:
             raise UserError(f"--app is expected to be loaded, but {self.app} {said}") from error
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Return the app's reply, and put its state into ``context``.
+        """Return the app's reply, and copy the app's state into ``context``.
 
         A process that fails, is late or sends anything but one answer is ended, with a ``RefusedError``.
         """
@@ -160,9 +160,9 @@ class Cell:
 
 
 class Bundles:
-    """Apps that runs bring in bundles; each run's app has an isolated process of its own, behind one gate.
+    """Runs apps that arrive in bundles: each run's app has an isolated process of its own, behind one gate.
 
-    Runs need the approval of the site's policy. ``UserError`` if this system can't isolate apps as the policy requires.
+    The site's policy has to approve a run. ``UserError`` if this system can't isolate apps as the policy requires.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -177,10 +177,7 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply of the run's app; ``None`` while the message waits for approval or for other messages.
-
-        ``brought``: the run's bundle and its signatures.
-        """
+        """Return the reply of the run's app; ``None`` if the message has to wait for approval or for other messages."""
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:
@@ -240,7 +237,7 @@ class Bundles:
         return cell
 
     def rest(self) -> None:
-        """Start new processes for runs just answered; end processes that were long unused, or whose run was revoked."""
+        """Start new processes for apps that just answered; end those unused for long or of revoked runs."""
         for run in self._answered & self._cells.keys() - self._working:
             cell, _ = self._cells[run]
             self._cells[run] = cell, time.monotonic()

@@ -1,4 +1,4 @@
-"""Records that clients behind this package's mods exchange with an auditing server."""
+"""Records that an auditing server exchanges with clients that use this package's mods."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,9 +32,9 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build a message's content that asks for the upload of batch number ``probe`` with the model of ``message``.
+    """Build the content of a message that asks for the upload of batch ``probe`` alone, with ``message``'s model.
 
-    The request is in the strategy's first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
+    The request is in the first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
     """
     records = message.content.config_records
     name = next(iter(records), PROBE)
@@ -43,7 +43,7 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return number and batch size of the probe that a message asks for, if any; ``UserError`` if out of range."""
+    """Return the batch number and size that a message asks to probe, if any; ``UserError`` if out of range."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None
@@ -57,7 +57,7 @@ def asked_probe(content: RecordDict) -> tuple[int, int] | None:
 
 
 def introduce(reply: RecordDict, context: Context) -> None:
-    """Add the client's partition to ``reply``, if the node config has it."""
+    """Add the client's partition number to ``reply``, if the node config has one."""
     partition = context.node_config.get(PARTITION)
     if isinstance(partition, int) and not isinstance(partition, bool):
         reply[CLIENT] = ConfigRecord({PARTITION: partition})
@@ -121,7 +121,7 @@ def stated_defense(reply: RecordDict) -> Description:
 
 
 def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
-    """Return the run config, updated by the message's config records, without the keys that ask for a probe."""
+    """Return the run config updated by the message's config records, without the request for a probe."""
     merged: dict[str, object] = dict(context.run_config)
     for record in content.config_records.values():
         merged.update(record)

@@ -35,8 +35,8 @@ def rounds_on_grid(
 ) -> Generator[Round, None, None]:
     """Train ``server.state`` with the clients behind ``grid``, yielding each round.
 
-    ``timeout``: seconds to wait for the replies of a round; later clients are excluded from it. ``rules``: requirements
-    on the nodes. ``UserError`` if the nodes do not fit the server's clients, or all clients of a round failed.
+    ``timeout``: seconds to wait for a round's replies; later replies do not count. ``rules``: requirements on the
+    nodes. ``UserError`` if the nodes do not fit the server's clients, or all clients of a round failed.
     """
     seen, ended = deque[Observation](), list[RoundReport]()
     settings = asdict(rules or NodeRules())

@@ -1,4 +1,4 @@
-"""Flower's Message API in front of a ``NumPyClient``."""
+"""Answer Flower's Message API with a ``NumPyClient``."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,13 +30,14 @@ def numpy_client_app(
 ) -> ClientApp:
     """Build a ClientApp that answers with a ``NumPyClient``.
 
-    It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, in the records of
-    the request. An exception becomes an error reply of one line; metrics that are not numbers stay on the node. Outside
-    of a simulation, clients that defend themselves answer a round once, also after a restart.
+    It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, with records named
+    as in the request. An exception becomes an error reply of one line; metrics that are not numbers stay on the node.
+    Outside of a simulation, clients that defend themselves answer a round once, also after a restart.
 
-    ``audited``: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server gets uploads of
-    small batches as often as it likes, unsafe for clients with data to protect. ``simulated``: predicate, ``True`` if
-    clients draw from a seed that the server knows; ``query`` reports it.
+    Args:
+        audited: ``True``, or a predicate of the context, if ``train.probe`` is answered. The server then gets uploads
+            of small batches as often as it likes, which is unsafe if the data need protection.
+        simulated: predicate, ``True`` if clients draw from a seed that the server knows; ``query`` reports it.
     """
     app = ClientApp(mods=list(mods))
 

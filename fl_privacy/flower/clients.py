@@ -38,10 +38,10 @@ COUNTS = "counts"  # metrics key of integer buffers, sent in the clear as JSON, 
 class PrivacyClient(NumPyClient):
     """A client of this package behind Flower's ``NumPyClient`` interface.
 
-    Arrays come in the order of the model's ``state_dict`` or of ``config["names"]``; the reply names them in
+    Arrays come in the order of the model's ``state_dict`` or of ``config["names"]``; the reply names its arrays in
     ``metrics["names"]``. With ``plan.shares="weights"`` it works under any stock Flower strategy. All draws come from
-    the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation. ``memory``: private
-    state and answered rounds: ``context.state``, which a restart empties, or ``node_memory(context)``.
+    the client's ``seed``: a secret such as ``node_secret(context)``, or a number in a simulation. ``memory`` stores
+    private state and answered rounds: ``context.state``, which a restart empties, or ``node_memory(context)``.
 
     Example:
         class QuantizingClient(PrivacyClient):
@@ -98,7 +98,7 @@ class PrivacyClient(NumPyClient):
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """End the round: train the private part on the new model, and test both together if ``config["test"]``.
 
-        A deployed client that promises differential privacy does not test, since exact figures would break it.
+        A deployed client that promises differential privacy does not test, since exact figures would break the promise.
         """
         round, test = self._round(config), bool(_integer(config, records.TEST)) and not self._keeps_figures
         work = partial(self.wrapped.personalize, self._sent(parameters, config), round=round, test=test)
@@ -155,7 +155,6 @@ class PrivacyClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Return ``True`` for a deployed client, since each further answer to a message would have new noise."""
         return isinstance(self.wrapped.seed, Secret)
 
     @property
@@ -246,7 +245,7 @@ class MaskableClient(PrivacyClient):
         self.clip = clip
 
     def fit(self, parameters: Arrays, config: Config) -> Reply:
-        """Train as ``PrivacyClient`` does; ``UserError`` also if a value is not within ``clip`` and can't be masked."""
+        """Train as ``PrivacyClient`` does; ``UserError`` also if a value exceeds ``clip`` and can't be masked."""
         arrays, num_examples, metrics = super().fit(parameters, config)
         named = dict(zip(json.loads(str(metrics[NAMES])), arrays, strict=True))
         masked = {name: np.atleast_1d(array) for name, array in named.items() if array.dtype.kind == "f"}
@@ -265,7 +264,7 @@ class MaskableClient(PrivacyClient):
                 )
 
     def _message_number(self, config: Config) -> int:
-        """Return the attempt's number instead of the round's, since SecAgg+ may repeat a failed round."""
+        """Return the number of the attempt; it replaces the round's, since SecAgg+ may repeat a failed round."""
         number = _integer(config, ATTEMPT)
         if self.last_round is not None and number > MOST_ATTEMPTS * max(1, self.last_round):
             raise UnfitMessageError(

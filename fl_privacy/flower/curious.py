@@ -185,9 +185,9 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """Store the batch norm of a client's ``reply`` in ``context.state`` if the client keeps its own (FedBN).
+    """If a client's ``reply`` shows that it keeps its batch norm to itself (FedBN), store this in ``context.state``.
 
-    Only values that the client uploads anyway are kept, and none if the arrays' names are not those of ``model``.
+    Only values that the client uploads anyway are stored, and none if the arrays' names are not those of ``model``.
     """
     norms = norm_names(model)
     before, after = _by_name(sent), _by_name(reply)
@@ -315,8 +315,6 @@ class HonestButCurious(StrategyAround):
 
 
 class _TappedGrid(RelayGrid):
-    """Grid that also captures the probes that a strategy sends while it configures its round."""
-
     def __init__(self, grid: Grid, listener: HonestButCurious, round: int) -> None:
         super().__init__(grid)
         self._listener, self._round = listener, round

@@ -53,8 +53,8 @@ CLASSIC = (
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     """Return the DP claim of a mod or strategy of Flower, with facts such as its noise; ``None`` for other objects.
 
-    The noise multiplier is what the adversary sees: the server for a mod, the receivers of the model for a strategy.
-    ``rounds``: number of rounds of the training.
+    A mod's claim and noise are those against the server, a strategy's those against receivers of the model. ``rounds``:
+    number of rounds of the training.
     """
     if isinstance(subject, LocalDpMod):
         if subject.epsilon and 0 < subject.delta < 1:  # the mod's own formula
@@ -97,9 +97,9 @@ def mechanism_of_mod(
 ) -> ByRound:
     """Turn ``mod`` into a function from a client's update to the change that the server sees in the reply.
 
-    The client is sent zeros and replies them plus the update; each call is a round of its own. Metrics that the mod
-    adds to the first reply count as sent, too. ``config``: values that the server sends, such as ``clipping_norm``.
-    ``metrics``: metrics of the client in addition to ``num-examples``.
+    Each call is one round: the client is sent zeros and replies with the update. Metrics that the mod adds to the first
+    reply count as sent, too. ``config``: values that the server sends, such as ``clipping_norm``. ``metrics``: the
+    client's metrics besides ``num-examples``.
     """
     identify_process()
     records = _Records()
@@ -139,11 +139,11 @@ def mechanism_of_strategy(
 ) -> ByRound:
     """Turn ``strategy`` into a function from one client's update to the model's change times ``clients``.
 
-    The other clients reply the arrays they were sent. All report one example, so that the mean times ``clients`` is
-    their sum. Adaptive clipping also releases the logarithm of its next norm, under ``clipping_norm``.
+    The other clients reply with the arrays they were sent. All report one example, so that the mean times ``clients``
+    is their sum. Adaptive clipping also releases the logarithm of its next norm, under ``clipping_norm``.
 
     Args:
-        strategy: a strategy, or its maker for each call if it changes between rounds (adaptive clipping).
+        strategy: a strategy, or, if it changes between rounds (adaptive clipping), a function that makes one.
         clients: number of clients that reply in a round, at least 1.
         mods: mods of each client, such as ``fixedclipping_mod`` if clients clip.
     """
@@ -183,7 +183,7 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Cache of the records of the last update, since making them takes longer than answering."""
+    """Cache of the records made for the last update, since making them takes longer than answering."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None

@@ -61,9 +61,9 @@ Defend = Callable[[Records, Records], Records]
 class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
-    The app is never trusted: each reply is made anew from what the policy names, under names and in an order that the
-    app does not choose, clipped and noised. ``fl-privacy supernode --policy`` isolates an app, which otherwise reaches
-    all of its process: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
+    The app is never trusted: each reply is built anew from what the policy names, under names and in an order that the
+    app does not choose, clipped and noised. An app in this process could reach all of its memory; ``fl-privacy
+    supernode --policy`` isolates it: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
     ``policy``: a policy, its file, or the name of one of the package's. ``name``: name of the app, for the ledger.
     ``UserError`` if the policy can't be read, or its ledger can't be trusted. ``refused`` holds the last refusals as
@@ -121,7 +121,6 @@ class Gate:
         return Message(said, reply_to=message)
 
     def refused_run(self, message: Message, context: Context, error: Exception, origin: Origin) -> Message:
-        """Return the reply to a message of a run that is not allowed; the ledger gets one entry for each run."""
         run = str(context.run_id)
         try:
             if run not in self._runs:
@@ -156,7 +155,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return an error of one line; or noise if the app was ``asked``, since apps must not choose to be refused."""
+        """Return an error of one line or, if the app was ``asked``, noise alone: apps must not choose to be refused."""
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said
@@ -276,9 +275,9 @@ def flower_records(records: Records) -> RecordDict:
 def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
     """Return a function (received, released) -> records that applies a defense's upload hooks.
 
-    The hooks get the change of all floating-point arrays, statistics too, and the operating system's randomness.
-    ``UserError`` if there is no such defense or option, it acts within the training, or it promises differential
-    privacy, for which a policy has ``protect.noise``.
+    The hooks get the change from received to released floating-point arrays, including statistics, and draw from the
+    operating system. ``UserError`` if there is no such defense or option, it acts within the training, or it promises
+    differential privacy, for which a policy has ``protect.noise``.
     """
     from fl_privacy.runs.build import build_defense  # noqa: PLC0415  (brings Hydra)
     from fl_privacy.runs.config import compose_file  # noqa: PLC0415

@@ -38,7 +38,7 @@ _HEADER = 1 << 12  # largest header of an array in bytes
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Validation of the parts of SecAgg+ replies that are not masked."""
+    """Checks of the parts of SecAgg+ replies that are not masked."""
 
     shapes: Mapping[str, tuple[int, ...]]  # shape of each masked tensor
     counts: Tensors  # integer buffers, which are sent in the clear
@@ -51,7 +51,7 @@ class MaskedReplies:
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Return the reason why ``reply`` is unusable, if it is; ``sent`` is the record of SecAgg+'s current stage."""
+        """Return why ``reply`` is unusable, or ``None``; ``sent``: record that it answers, ``nodes``: all node ids."""
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:
             return "it has no record of the protocol"
@@ -244,7 +244,7 @@ SILENCE = Failure("no reply in time")
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
     """Pair each message of ``sent``, in order, with its reply or failure.
 
-    Pairs go by message id, since Flower's error for a dead node names no node.
+    They are paired by message id, since Flower's error for a dead node names no node.
     """
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     pairs = list[tuple[Message, Message | Failure]]()
@@ -261,7 +261,7 @@ NOT_COUNTED = "its reply does not count"
 
 
 class Traffic(RelayGrid):
-    """A grid that records what the server receives."""
+    """A grid that records what the server receives, and refuses replies that do not have the ``expected`` form."""
 
     def __init__(self, grid: Grid, nodes: Mapping[int, int]) -> None:
         super().__init__(grid)
@@ -273,7 +273,7 @@ class Traffic(RelayGrid):
         self.breaking: dict[int, str] = {}  # reasons by client why replies of this round do not count
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send copies of messages, since nodes in this process remove entries from them; return the replies."""
+        """Send copies, since nodes in this process change messages; return the replies, with errors for wrong forms."""
         sent = list(messages)
         asked: list[Mapping[str, Any]] = []
         for message in sent:

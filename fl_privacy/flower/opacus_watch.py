@@ -54,14 +54,14 @@ class OpacusWatch:
 
     @property
     def bare_steps(self) -> int:
-        """Return the number of steps that changed the upload without the private optimizer."""
+        """Return the number of steps that changed the upload without Opacus' optimizer, as far as seen."""
         if self.multipliers:
             return self.beside
         moved = not all(map(torch.equal, self._before, self._parameters.values()))
         return self.beside + self.others or int(moved)
 
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
-        """Return a check of Opacus' epsilon and of one step's noise.
+        """Return two checks: of the epsilon that Opacus reports, and of the noise in one step.
 
         ``rounds``: number of rounds of the training, in each of which the client makes a new accountant.
         """
@@ -201,7 +201,7 @@ def _sampled_by(sampler: Any) -> Sampled:
 
 
 def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanism, Neighbors]:
-    """Return one step as a function from a batch to the noised sum of clipped gradients, and two neighboring batches.
+    """Return a function from a batch to the noised sum of its clipped gradients, and two neighboring batches.
 
     ``module``: module that Opacus made private; its last layer's outputs count as logits. ``optimizer``: optimizer that
     Opacus made; its state and accountant do not change. ``inputs``: inputs of one batch.

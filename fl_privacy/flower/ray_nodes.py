@@ -28,7 +28,7 @@ LOSSES = 2  # number of times a message is given to another actor because its ma
 
 
 class ClientProcess:
-    """Ray actor that serves clients; it makes them from ``source`` at the first message, to report errors."""
+    """Ray actor that serves clients, made from ``source`` at the first message, so that errors can be reported."""
 
     def __init__(self, source: list[Any]) -> None:
         self._source = source
@@ -136,7 +136,7 @@ class RayGrid(LocalGrid):
         return reply
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
-        """Replace a lost actor; return ``True`` if its message goes to another actor, since the machine is lost too."""
+        """Replace a lost actor; return ``True`` if its message should be asked again, since its machine is lost too."""
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
         if silent:
             ray.kill(errand.actor)
@@ -184,7 +184,7 @@ def ray_grid(
 
 
 def check_request(num_cpus: float = 1, num_gpus: float = 0, actors: int | None = None) -> None:
-    """Raise ``UserError`` unless a Ray actor can have these resources."""
+    """Raise ``UserError`` unless this machine or cluster can give a Ray actor these resources."""
     number("backend.num_cpus", num_cpus, above=0, example=1)
     number("backend.num_gpus", num_gpus, at_least=0, example="0.5 lets two share a GPU")
     if actors is not None:

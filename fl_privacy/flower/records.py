@@ -63,7 +63,7 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
     """Return the arrays of the model in a message, by the model's names.
 
     A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
-    its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
+    arrays must be the model's by name, shape and kind of numbers; "0", "1", ... stand for the model's names in order.
     ``UserError`` for anything else, such as a second record or an unknown name, which one client would skip and another
     train on. ``like``: values of the model by name, in the order of its ``state_dict()``. ``whole``: ``True`` if all
     parameters must come in the model's order, the same by position as by name. Only batch norm may be missing, if
@@ -90,7 +90,10 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
-    """Return the arrays of a message's only record, or of ``parameters`` and ``buffers``, by record and key."""
+    """Return a message's arrays by (record, key), from its one record, or from ``parameters`` and ``buffers``.
+
+    ``UserError`` for other records, or a name that is in both.
+    """
     records = {place: record for place, record in content.array_records.items() if record}
     ours = records.keys() <= {PARAMETERS, BUFFERS}
     if len(records) > 1 and not (ours and records[PARAMETERS].keys().isdisjoint(records[BUFFERS])):
@@ -204,7 +207,7 @@ def _dtype_like(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def kinds_of_arrays(content: RecordDict, names: Collection[str]) -> dict[str, torch.dtype] | None:
-    """Return the dtypes of the arrays in ``content``, in order, under ``names``; ``None`` if the numbers differ."""
+    """Return the dtypes of the arrays in ``content`` under ``names``, in order; ``None`` if there are more or fewer."""
     kinds = [_dtype_like(np.dtype(a.dtype)) for record in content.array_records.values() for a in record.values()]
     return dict(zip(names, kinds, strict=True)) if len(kinds) == len(names) else None
 
@@ -221,7 +224,7 @@ def to_tensors(record: Mapping[str, Array], like: Tensors | None = None) -> dict
 
 
 def state_records(state: ModelState) -> dict[str, ArrayRecord]:
-    """Convert ``state`` into a record of parameters and one of buffers, by the records' names."""
+    """Return the records ``parameters`` and ``buffers`` with the values of ``state``, by name."""
     return {PARAMETERS: to_record(state.parameters), BUFFERS: to_record(state.buffers)}
 
 
@@ -233,7 +236,7 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
     """Return the values of the model in a message, by name.
 
-    ``UserError`` if ``arrays_of_model`` raises, or the names of a tied weight in a ``whole`` model differ in values.
+    ``UserError`` as in ``arrays_of_model``, with the same arguments, or if two names of a tied weight differ in value.
     """
     arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)
@@ -251,13 +254,13 @@ def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> 
 
 
 def model_tensors(model: nn.Module) -> Tensors:
-    """Return the tensors that a message about ``model`` may hold, by name, in ``state_dict()`` order; no copies."""
+    """Return ``model``'s own tensors that a message may hold, by name, in the order of ``state_dict()``."""
     held = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
     return {name: held[name] for name in model.state_dict() if name in held}
 
 
 def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return ``arrays`` under ``names`` if they came as an unnamed list ("0", "1", ...) of that length, else as is."""
+    """Rename arrays that came as a list "0", "1", ... to ``names`` if there are as many; else return them unchanged."""
     unnamed = [str(i) for i in range(len(names))]
     return dict(zip(names, arrays.values(), strict=True)) if list(arrays) == unnamed else dict(arrays)
 
@@ -265,7 +268,7 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
     """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
 
-    A tied weight has its first name. ``UserError`` if the message does not hold this model, see ``arrays_of_model``.
+    A tied weight gets the first of its names. ``whole`` and ``UserError``: see ``arrays_of_model``.
     """
     like = model_tensors(model)
     first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
@@ -278,7 +281,7 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
 
 
 def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EXAMPLES) -> Upload:
-    """Return the upload in a reply of any layout; ``UserError`` if it does not state its number of examples.
+    """Return the upload in a reply of any layout; ``UserError`` if the reply does not state its number of examples.
 
     ``weighted_by``: metric with the number of examples if the reply has no ``num-examples``.
     """
@@ -336,7 +339,7 @@ STYPE = "fl_privacy.encoded"  # serialization type of arrays that ``defenses.enc
 
 
 def shortest(array: np.ndarray) -> Array:
-    """Encode ``array`` without loss if that is shorter (zeros, few levels), else as Flower does."""
+    """Encode ``array`` without loss if that is shorter (many zeros, few distinct values), else as Flower does."""
     plain = plain_array(array)
     if not np.issubdtype(array.dtype, np.floating) or plainly_shortest(array):
         return plain
@@ -349,8 +352,8 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Return the tensor that ``shortest`` encoded.
 
-    ``UserError`` for a name that is not in ``like``, more values than ``like`` has (few bytes may claim many zeros), or
-    bytes that do not fit.
+    ``UserError`` for an unknown ``name``, wrong bytes, or more values than ``like`` has: few bytes may claim many
+    zeros.
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}; take it out.")
@@ -381,7 +384,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return the names under which a probe's images are answered once a round; ``UserError`` for bad numbers."""
+    """Return a name for each image of a probe, by which its answers are counted; ``UserError`` for bad numbers."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

@@ -46,7 +46,7 @@ Instead = Callable[[RecordDict], RecordDict | None]
 
 @dataclass(frozen=True)
 class Answers:
-    """Record of the messages that a client has answered, so that each is answered at most once a round.
+    """Record of the messages that a client has answered, so that no kind of message is answered twice a round.
 
     The last answered round of each kind of message is stored in ``context`` and in a file next to the node's secret,
     which survives a restart. A simulated node keeps no file and no answer. ``rounds``: number of the last possible
@@ -84,7 +84,10 @@ class Answers:
         *,
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Return the kept answer to a message, else that of ``work``; the message is first counted as answered.
+        """Return the kept answer to a message, else the answer of ``work``; the message is first counted as answered.
+
+        ``UnansweredError`` if ``work`` failed now or before; ``UnfitMessageError`` if ``work`` found that the message
+        does not fit, which is then not counted; ``UserError`` as in ``again``, ``expect_new`` and ``note``.
 
         Args:
             kinds: kinds of the message; the answer is kept under the first.
@@ -93,11 +96,6 @@ class Answers:
             instead: maker of a substitute if ``work`` fails, for a client that promises differential privacy, which
                 errors would break. The substitute has the form of an earlier answer, and takes as long. Without an
                 earlier answer, the client gets no more such messages until its operator allows it.
-
-        Raises:
-            UserError: see ``again``, ``expect_new`` and ``note``.
-            UnansweredError: ``work`` failed now or before.
-            UnfitMessageError: ``work`` found that the message does not fit; it is then not counted.
         """
         first, *others = kinds
         if (kept := self.again(first, round, question)) is not None:
@@ -149,7 +147,7 @@ class Answers:
         memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
-        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process was faster or writing fails."""
+        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process did so, or writing fails."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
@@ -173,7 +171,7 @@ class Answers:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Store ``answer`` (``None`` for a refusal) to the message of digest ``question``; simulated nodes don't."""
+        """Store ``answer`` (``None``: a refusal) to the message of digest ``question``, except on simulated nodes."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
@@ -195,7 +193,6 @@ class Answers:
 
     @property
     def forgets(self) -> bool:
-        """Return ``True`` on nodes simulated in this process, in Ray or by the environment: no file keeps answers."""
         return isinstance(self.context, memory.SimulatedContext) or memory.is_simulation() or in_actor()
 
     def _form(self, kind: str) -> RecordDict | None:
@@ -285,9 +282,7 @@ def answer_once_mod(*, rounds: int | None = None) -> Mod:
 
     A repeated message gets the same bytes; another message of the same round is refused, and an exception uses up its
     round. Use it for an app whose training draws noise, ``ClientApp(mods=[answer_once_mod()])``, as with ``train_step``
-    or ``private_loader``; ``defense_mod`` contains it. ``rounds``: largest number of a round; ``None`` takes
-    ``num-server-rounds`` of the run's config, without which a round is at most ``memory.MOST_AHEAD`` after the last
-    one.
+    or ``private_loader``; ``defense_mod`` contains it. ``rounds``: see :class:`Answers`.
     """
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -369,7 +364,7 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 
 def asked_of(context: Context, message: Message) -> tuple[str, int]:
-    """Return a message's kind and round; ``UserError`` without a round, as repeated answers average noise away."""
+    """Return a message's kind and round; ``UserError`` without a round, since many answers average the noise away."""
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
     if number is None and (group := message.metadata.group_id).isdecimal():  # the place in Flower's own workflows
         number = int(group)
@@ -387,7 +382,7 @@ _TOOK = "fl-privacy.took"  # record of a form with the seconds of work behind th
 
 
 def form_of(answer: RecordDict, seconds: float) -> RecordDict:
-    """Return the form of ``answer``: its records with empty arrays, and the ``seconds`` it took."""
+    """Return ``answer`` with empty arrays, and the ``seconds`` it took; :func:`like_form` fills it."""
     form = RecordDict({**answer, _TOOK: ConfigRecord({"seconds": seconds})})
     for name, record in answer.array_records.items():
         form[name] = ArrayRecord({k: Array.from_numpy_ndarray(np.empty(0, a.dtype)) for k, a in record.items()})
@@ -395,7 +390,7 @@ def form_of(answer: RecordDict, seconds: float) -> RecordDict:
 
 
 def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | None:
-    """Arrange ``arrays`` in the form of an earlier answer; ``None`` if their number differs."""
+    """Fill the form of an earlier answer with ``arrays``, in order; ``None`` if their number differs."""
     if sum(map(len, form.array_records.values())) != len(arrays):
         return None
     left = iter(arrays)

@@ -46,8 +46,8 @@ def local_dp_mod(
 ) -> Defense:
     """Build the defense ``fl_privacy.defenses.local_dp``, with its arguments, using Flower's ``LocalDpMod``.
 
-    Uploads have the same distribution. NumPy's global stream, from which the mod draws, is seeded for each update and
-    restored afterwards.
+    Its uploads are distributed like those of ``local_dp``. The mod draws from NumPy's global stream, which is seeded
+    for each update and restored afterwards.
     """
     ours = local_dp(round_epsilon=round_epsilon, delta=delta, clip_norm=clip_norm, sensitivity=sensitivity)
     mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)
@@ -97,7 +97,7 @@ def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """Quantization of updates to whole numbers that masks can hide."""
+    """Quantization of updates to whole numbers, which SecAgg+ can mask."""
 
     clip: float = 8.0  # largest absolute value of an update
     levels: int = 2**22
@@ -131,9 +131,9 @@ def secure_rounds(
 
     ``settings`` are those of :class:`Masking`. Masks hide each update; the sum can be unmasked as long as the share
     ``threshold`` of the clients answers. Numbers of examples, metrics and whole-number buffers travel in the clear. A
-    client with a value beyond ``clip`` is left out. A server that asks for shares of both a client's seed and its key
-    unmasks that client's update; clients with a ``guard`` refuse this. ``UserError`` if a setting is out of range,
-    clients keep private layers, or too few clients were left in a round.
+    client with a value beyond ``clip`` is left out. A server that asks for key shares of both kinds unmasks a client's
+    update; clients with a ``guard`` refuse this. ``UserError`` if a setting is out of range, clients keep private
+    layers, or too few clients were left in a round.
     """
     masking = Masking(**settings)
     expect_all_shared(server)
@@ -195,7 +195,7 @@ def train_secure_round(
 
 @dataclass
 class _Summing:
-    """The part of a Flower strategy that its workflow of SecAgg+ calls."""
+    """Stands in for a Flower strategy in the workflow of SecAgg+, with the methods that the workflow calls."""
 
     server: Server
     traffic: Traffic
@@ -264,8 +264,8 @@ class _Summing:
 def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> float:
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
-    A client scales its update by its share of ``most`` examples before rounding to multiples of ``step``, so that a
-    client with few examples adds as much rounding as any other. ``examples``: number of examples of all clients.
+    A client scales its update by its number of examples over ``most`` before rounding to multiples of ``step``, so that
+    a client with few examples adds as much rounding as any other. ``examples``: number of examples of all clients.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 
@@ -283,9 +283,9 @@ def secure_rounds_on_grid(
 ) -> Generator[Round, None, Traffic]:
     """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
-    New nodes take part from the next round on. A round that too few finish is repeated without those that broke the
-    protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients. ``nodes``: node
-    of each partition. ``timeout``: seconds for each of the protocol's four stages.
+    New nodes take part from the next round on. If too few clients finish a round, it is repeated without those that
+    broke the protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients.
+    ``nodes``: node of each partition. ``timeout``: seconds for each of the protocol's four stages.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)
@@ -314,10 +314,7 @@ def secure_rounds_on_grid(
 
 
 def _most_examples(server: Server, traffic: Traffic, timeout: float) -> int:
-    """Return the largest number of examples of a node, which scales all weights.
-
-    It is at most ``norm_factor`` times the lower median: a claim of 2^62 would erase the others' updates.
-    """
+    """Return the largest number of examples of a node, but at most ``norm_factor`` times the lower median."""
     questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
     replies = [reply for _, reply in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
     answered = [reply for reply in replies if isinstance(reply, Message)]

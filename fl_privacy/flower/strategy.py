@@ -31,7 +31,7 @@ _ASKED, _FIRST_SECONDS = 8, 60.0
 
 
 def partitions_of(grid: Grid) -> int | None:
-    """Ask the first nodes behind ``grid`` for the number of partitions; ``None`` without a majority."""
+    """Ask a few nodes behind ``grid`` for the number of partitions, and return it; ``None`` without a majority."""
     deadline = time.monotonic() + _FIRST_SECONDS
     while not (nodes := sorted(grid.get_node_ids())) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
@@ -63,10 +63,10 @@ class NodeRules:
 
 @dataclass(eq=False)
 class Nodes(NodeRules):
-    """Mapping from each of ``clients`` (partition numbers) to its node, whose id is random.
+    """Mapping from each of ``clients`` (partition numbers) to its node.
 
-    A new node is asked for its partition, which belongs to the first node that claims it: until that node leaves, or
-    with ``bound`` for ever.
+    Node ids are random, so each new node is asked for its partition. A partition belongs to the first node that claims
+    it, until that node leaves; with ``bound`` for ever.
     """
 
     clients: Sequence[int]

@@ -47,7 +47,7 @@ class DefendedUpload:
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
         of_model: ``True`` if ``parameters`` come from a model; then integer parameters are refused.
-        tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
+        tied: first name of a tied weight by its second one; both get one value, so that noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
     """
 
@@ -83,7 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Defend ``model``'s parameters, those in ``names``, or else all arrays; ``UserError`` if both are given."""
+        """Build the hooks for ``model``'s parameters, ``names``, or all arrays; ``UserError`` if both are given."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)
@@ -106,9 +106,9 @@ class DefendedUpload:
     ) -> dict[str, torch.Tensor]:
         """Return the defended upload, by name, of a client that was sent ``before`` and replied ``after``.
 
-        With a promise of differential privacy, a reply that is not finite counts as equal to the values sent, since an
-        error would break the promise. Without a promise it raises ``UserError``, as does a parameter that is missing or
-        not floating-point.
+        If the defense promises differential privacy, a reply that is not finite counts as the values sent, since an
+        error would break the promise; else it is a ``UserError``. So is a parameter that is missing or not
+        floating-point.
         """
         if not self.of_model and (missing := sorted((self.parameters or set()) - before.keys())):
             raise UnfitMessageError(
@@ -186,17 +186,17 @@ def generator_of_round(
 
 
 def acts_within(defense: Defense) -> list[str]:
-    """Return the actions of ``defense`` within a training, such as ``changes the model``; empty for uploads alone."""
+    """Return what ``defense`` does within a training, such as ``changes the model``; empty for upload hooks alone."""
     return [why for hook, why in _WITHIN.items() if getattr(defense, hook)]
 
 
 def is_differentially_private(defense: Defense) -> bool:
-    """Return ``True`` if a part of ``defense`` adds noise that accountants count."""
+    """Return ``True`` if a part of ``defense`` adds noise that privacy accountants count."""
     return any(isinstance(part.effect, Noise | ClippedExamples | PrivateRelease) for part in defense.parts)
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
-    """Return ``model``, or what this class or function makes from ``options``; ``UserError`` if that is no model."""
+    """Return ``model``, or the result of this class or function with ``options``; ``UserError`` if that is no model."""
     if isinstance(model, nn.Module):
         return model
     name = getattr(model, "__name__", type(model).__name__)

@@ -1,4 +1,4 @@
-"""Leakage of whole-training uploads about a client's classes, words and members, next to a control."""
+"""What uploads of a whole training reveal about a client's classes, words and members, compared with a control."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ def class_trace(
 ) -> ClassTrace | None:
     """Return the change of the output bias and the number of examples of each class; ``None`` if either is unknown.
 
-    The bias is recognized by its size. ``sent`` and ``uploaded`` map record/name to arrays; ``labels`` (N,) are numbers
-    from 0, or ``None`` if unknown.
+    The bias is recognized by its size. ``sent``, ``uploaded``: arrays by record/name. ``labels``: class indices (N,),
+    if known.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -83,7 +83,7 @@ def leaked_classes(traces: Sequence[ClassTrace]) -> Answer:
 
 
 def leaked_words(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
-    """Measure how well uploads reveal a client's words; ``read`` has the true and the inferred words of each client."""
+    """Measure how well uploads reveal a client's words; ``read``: each client's true and inferred words."""
     if len(read) < LEAST_CLIENTS:
         said = f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
         return Answer(question="words", reason=said)
@@ -104,8 +104,8 @@ def leaked_members(inside: np.ndarray, outside: np.ndarray, before: tuple[np.nda
     """Measure membership inference from the decrease of each example's loss in training (Yeom et al. 2018).
 
     ``inside`` (P,) and ``outside`` (N,): decreases for the client's training examples and for other examples, of the
-    same classes if known. ``before``: negative losses of both before training, for the control. ``made`` describes the
-    uploads.
+    same classes if known. ``before``: negative losses of both before training, for the control. ``made``: uploads, in
+    words.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))

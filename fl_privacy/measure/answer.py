@@ -15,7 +15,7 @@ QuestionName = Literal["examples", "labels", "classes", "words", "members", "par
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Question about what uploads leak."""
+    """A question of an audit, such as which examples can be reconstructed from uploads, as pages show it."""
 
     title: str
     measure: str = ""  # title of the measured figure; empty if examples are counted
@@ -29,7 +29,7 @@ QUESTIONS: Mapping[QuestionName, Question] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Kind of uploads that a question is about."""
+    """Uploads to which an answer applies, such as those of one example in one training step."""
 
     name: str = ""
     title: str = ""
@@ -41,7 +41,7 @@ class Scenario:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shown:
-    """Example and its guess, for a page."""
+    """An original example and its guess, to be shown on a page."""
 
     original: Any  # image (C, H, W) in [0, 1], features of a row in [0, 1], or word numbers of a text
     guess: Any  # guess in the same form, or ``None``
@@ -50,7 +50,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """Answer of an attacker to a question, from the uploads of a scenario."""
+    """An attacker's answer to a question, from the uploads of a scenario: counts of examples, or an estimate."""
 
     question: QuestionName = "examples"
     scenario: Scenario = field(default_factory=Scenario)

@@ -13,7 +13,7 @@ from fl_privacy.types.victim_ids import Certainty
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Numbers of distinct words that attacked uploads hold, and that were guessed right and wrong."""
+    """Numbers of distinct words in the attacked uploads, and of those guessed right and wrong."""
 
     read: int = 0  # right words in uploads whose words exceed their frequency control
     there: int = 0  # true words in all uploads attacked for words
@@ -23,7 +23,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Number of attacked examples of one attacker and round, by outcome."""
+    """Numbers of examples attacked by one attacker in one round, by outcome."""
 
     exact: int = 0  # reconstructed to the last bit, or proven
     identified: int = 0  # original nearest to the guess among many candidates; not exact
@@ -80,9 +80,8 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update reconstruct at least as many examples.
 
-        For rows and texts it is ``chance``. For images it is 0 if one is exact, and ``luck`` if they are only
-        recognizable. Otherwise it follows from the leads (:class:`Identified`) or, without them, from 1 / (candidates +
-        1) per image.
+        For rows and texts it is ``chance``. For images it is 0 if one is exact, else ``identified_by_chance`` if known,
+        else ``luck`` if some are recognizable, else the tail of a binomial with 1 / (candidates + 1) per image.
         """
         if self.chance is not None:
             return self.chance

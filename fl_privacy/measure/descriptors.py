@@ -1,4 +1,4 @@
-"""Descriptors of small gray images, whose product is a correlation.
+"""Descriptors of small gray images: the product of two descriptors is the images' correlation.
 
 A guess has descriptors for all shifts by up to a tenth of its width and for its mirror image.
 """
@@ -43,7 +43,7 @@ class Latest(Generic[Made]):
 
 
 class Once:
-    """Base class of objects that cache values computed from them."""
+    """Base class of objects that cache values computed from themselves; ``once`` computes and caches a value."""
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
         kept: dict[object, Made] = self.__dict__.setdefault("_kept", {})
@@ -64,7 +64,7 @@ class DescriptorScale:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each comparison as (blur of the shifted image, blur of the other image, window), given by index."""
+        """Yield each comparison as three indices: blur of the shifted image, blur of the other image, and window."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -84,13 +84,13 @@ FINE = DescriptorScale(
 
 @dataclass(frozen=True, eq=False)
 class Descriptors(Once):
-    """Descriptors of originals or candidates (N, C, H, W) in [0, 1], without shifts."""
+    """Descriptors (vectors whose products are correlations) of originals or candidates (N, C, H, W), not shifted."""
 
     images: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (N, D), of unit length, for the blur and the window with these indices."""
+        """Return the cached unit-length descriptors (N, D) of N images, for a blur and a window by index."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -106,13 +106,16 @@ class Descriptors(Once):
 
 @dataclass(frozen=True, eq=False)
 class ShiftedDescriptors(Once):
-    """Descriptors of a guess (1, C, H, W) in [0, 1] and of its mirror image, for all shifts."""
+    """Descriptors of a guess (1, C, H, W) in [0, 1] and of its mirror image, shifted by up to a tenth of the width."""
 
     image: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (V, D) for a blur and a window by index; V: gray versions, mirrors and shifts."""
+        """Return cached descriptors (V, D) of all V variants of the guess, for a blur and a window by index.
+
+        The variants are gray versions, mirror images and shifts.
+        """
 
         def everywhere() -> Tensor:
             images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
@@ -134,7 +137,7 @@ class ShiftedDescriptors(Once):
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return the largest absolute correlation (N,) of each of ``rows`` (N, D) with ``places`` (V, D)."""
+    """Return each row's largest absolute correlation (N,): ``rows`` (N, D) with any of ``places`` (V, D)."""
     return (places @ rows.T).abs_().amax(0)
 
 

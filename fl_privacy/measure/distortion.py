@@ -21,7 +21,7 @@ class UpdateDistortion:
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
-    """Return the distance of ``defended`` from ``clean``; missing names are zeros, unknown ones raise ``UserError``."""
+    """Return the distance of ``defended`` from ``clean``; a missing name is zero, a new one raises ``UserError``."""
     for name, t in defended.items():
         if name not in clean or clean[name].shape != t.shape:
             expected = f"shape {tuple(clean[name].shape)}" if name in clean else f"a name among {sorted(clean)}"
@@ -42,10 +42,10 @@ def _flat(tensors: Tensors) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearSystem:
-    """Condition of a layer's equations B x = W, to which a defense adds the noise E_B and E_W (SPN, Theorem 2.2).
+    """How well a layer's equations B x = W determine the layer's input x under a defense's noise (SPN, Theorem 2.2).
 
-    B is the diagonal matrix of the entries b_i of the bias gradient, x the layer's input, and W the gradient of the
-    weight. Norms are spectral, and Euclidean for W.
+    B is the diagonal matrix of the bias gradient's entries b_i, with the noise E_B of entries e_i; W is the gradient of
+    the weight. Norms are spectral, and Euclidean for W.
     """
 
     condition: float  # condition number kappa(B), largest over smallest |b_i|
@@ -60,10 +60,10 @@ class LinearSystem:
 def linear_system(
     clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
 ) -> LinearSystem:
-    """Return the condition of a layer's equations, given the undefended and the uploaded gradients.
+    """Return how well a layer's gradients determine its input, from the undefended and the uploaded gradients.
 
-    ``clean``, ``seen``: these gradients of weight (M, N) and bias (M,). ``rows``: number of rows to use, those of
-    largest uploaded bias gradient; ``None`` takes all of nonzero bias gradient.
+    ``clean``, ``seen``: undefended and uploaded gradients of weight (outputs, inputs) and bias (outputs,). ``rows``:
+    number of rows to use, those of largest uploaded bias gradient; ``None`` takes all of nonzero bias gradient.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
@@ -91,7 +91,10 @@ CHUNK = 1024  # queries compared at a time
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """Return the owner (Q,) of the guess nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6)."""
+    """Return the owner (Q,) of the guess nearest to each query (Q, C, H, W) (SPN, Fan et al. 2020, Algorithm 6).
+
+    ``owners``: client whose image each guess reconstructs.
+    """
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
             "trace is expected to get images of one shape, and an owner of each of at least one guess, but got"
@@ -101,7 +104,7 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
 
 
 def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distance (Q,) and index (Q,) of the nearest of ``images`` (R, C, H, W) to each query (Q, C, H, W)."""
+    """Return distance (Q,) and index (Q,) of the nearest of R ``images`` (R, C, H, W) to each of Q ``queries``."""
     flat = images.flatten(1).float()
     # no matrix products, whose rounding depends on the chunk
     exact = "donot_use_mm_for_euclid_dist"

@@ -1,4 +1,4 @@
-"""Comparison of guesses with originals, distractors and controls that never saw the update."""
+"""Comparison of guesses with originals, with distractors, and with controls made without the update."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +50,8 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
     """Return, for each victim, the guesses at other clients' updates that serve as controls.
 
     These updates share no image with the victim. If all victims are of one client, other updates of this client are
-    taken. ``guesses``, ``None`` for a failure, and ``truths`` are (B, C, H, W). Guesses that are not finite, or of
-    another shape, are left out.
+    taken. ``guesses`` (``None`` for a failure) and ``truths``: (B, C, H, W); guesses of other shapes or not finite are
+    left out.
     """
     found, flat = {}, [truth.flatten(1).float() for truth in truths]
     usable = [
@@ -75,7 +75,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the originals changed by the client."""
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), the client's changed originals."""
     found = match.found
     if not len(found):
         return []
@@ -165,9 +165,9 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
 def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
     """Bound the probability that an upload's ``number`` guesses score this well by chance (Bonferroni of two tests).
 
-    ``fits``: score of each guess for each original and public example, larger is better; ``classes``: class of each of
-    these examples. ``exact``: number of guesses that equal their original, tested by how often ``public`` examples
-    equal each other.
+    ``fits``: score of each guess for each original and public example, larger is better. ``classes``: class of each of
+    these examples. ``exact``: number of guesses that equal their original; the second test compares it with how often
+    ``public`` examples equal each other.
     """
     chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
     if exact:
@@ -197,7 +197,7 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 
 
 def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], candidates: PublicImages) -> float:
-    """Return the largest lead (:class:`Identified`) of a control at ``original`` (C, H, W), -inf without controls.
+    """Return the largest lead (:class:`Identified`) of any control at ``original`` (C, H, W); -inf without controls.
 
     Controls are ``extra`` guesses at other updates. A public image that is almost equal to the original is a control,
     too, unless the attacker's guess, with the figures ``own``, is clearly closer to the original.
@@ -221,7 +221,7 @@ _DIGITS_OF_CHANCE = 9
 def compare_words(
     reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
 ) -> tuple[dict[str, float], GuessComparison]:
-    """Return metrics and figures of the words found in all texts of one victim together; empty without words.
+    """Return metrics and a comparison of the words found in all texts of one victim; both are empty without words.
 
     Special tokens are excluded. The control is the F1 of equally many of the most frequent public words.
     ``word_chance`` is the probability that the guesses fit the words of equally many public texts as well.

@@ -66,7 +66,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the public image most similar to ``original`` but not equal, and K almost equal ones (K, C, H, W)."""
+        """Return the nearest public image unequal to ``original``, if any, and K almost equal ones (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -144,7 +144,7 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """Comparison of G guesses with B originals and R rivals (candidates and their means) at one resolution."""
+    """Comparison of guesses with originals and rivals (candidates and their means) at one resolution."""
 
     guesses: Sequence[Turning]
     originals: Gallery
@@ -174,7 +174,7 @@ class Look:
 
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the originals' correlations and strengths, (G, W, B), and the rivals' strengths (G, W, R).
+        """Return correlations (G, W, B) of G guesses with B originals, their strengths, and R rivals' (G, W, R).
 
         A strength is a correlation standardized by :func:`relative`; W is the number of comparisons in ``sight.ways``.
         """
@@ -189,10 +189,7 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
-        """Return a guess's absolute correlation (W, K) with the images at the indices ``which`` (K,).
-
-        It is the largest over shifts of the guess, for each of the W comparisons in ``sight.ways``.
-        """
+        """Return a guess's absolute correlations (W, K) with K images in the W ways, each the largest over shifts."""
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
@@ -212,7 +209,7 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best of several comparisons of each guess; ``ways`` holds the comparisons of each guess.
+    """Rank originals by the best comparison of any guess; ``ways`` holds each guess's comparisons.
 
     Leads (:class:`Identified`) are reduced by ``LUCK_OF_MORE``.
     """
@@ -235,7 +232,10 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return by how many standard deviations a lead is reduced, since the best of several guesses leads by chance."""
+    """Return by how many standard deviations to reduce a lead, since the best of many guesses leads by chance.
+
+    It is 0 for one guess and at least ``ENOUGH`` candidates, and larger for fewer candidates.
+    """
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
@@ -244,7 +244,10 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardize Fisher's z of correlations (W, R); return it, and mean and spread (W, 1) of the columns ``usual``."""
+    """Standardize Fisher's z of correlations (W, R), W comparisons with R rivals, by the columns ``usual``.
+
+    Return the result, and the mean and spread (W, 1) of these columns.
+    """
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -252,7 +255,7 @@ def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
-    """Return the largest partial correlation of ``shown`` (D,) with one of ``rivals`` (K, D), given ``truth`` (D,)."""
+    """Return the largest partial correlation of ``shown`` (D,) with any of ``rivals`` (K, D), given ``truth`` (D,)."""
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()
     return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))
@@ -367,11 +370,8 @@ def control(
 ) -> tuple[float, float]:
     """Return the largest PSNR in dB and SSIM to ``original`` of guesses that never saw the update; see :func:`aligned`.
 
-    Args:
-        original: image (C, H, W) in [0, 1].
-        label: class of the original; ``None`` if unknown.
-        candidates: public images, whose mean, class mean and nearest image are tried; ``None`` tries the mean color.
-        extra: further guesses (C, H, W) without the update, such as the same attack's on another client.
+    ``candidates``: public images, whose mean, class mean (of ``label``) and nearest image are tried; ``None`` tries the
+    mean color. ``extra``: further guesses (C, H, W) without the update, such as the same attack's on another client.
     """
     kept: dict[tuple[bytes, int | None], tuple[float, float]] = {} if candidates is None else candidates.controls
     if (key := (original.numpy().tobytes(), label)) not in kept:
@@ -399,7 +399,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return lead and likeness (:class:`Identified`) of the public image nearest to ``original``, taken as a guess.
+    """Return the lead and likeness (:class:`Identified`) that the public image nearest to ``original`` has as a guess.
 
     They are -inf and 0 without such an image, or if another candidate is nearer to it than ``original``.
     """

@@ -17,7 +17,7 @@ FEW = 5  # least number of independent groups for a useful interval: Student's f
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """Statistics of a sample."""
+    """Mean, confidence interval and other statistics of a sample."""
 
     mean: float
     ci95: tuple[float, float] | None  # 95 % interval of the mean; ``None`` for a single group or an infinite value
@@ -69,7 +69,7 @@ LEAST_SPLIT = 8  # least number of groups of a split sample
 def is_split(values: Sequence[float], *, groups: int) -> bool:
     """Return ``True`` if a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The mean's interval is then too narrow. Samples of zeros and ones are never split.
+    The mean's interval is then too narrow. Samples of zeros and ones, or of few ``groups``, are never split.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -210,14 +210,14 @@ _ENOUGH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Probability ``of_two`` that two examples are equal, and share ``of_usual`` of the most frequent example."""
+    """Probability that two examples are equal (``of_two``), and share of the most frequent example (``of_usual``)."""
 
     of_two: float = 1.0
     of_usual: float = 1.0
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both probabilities; ``equal`` (N,): for each of N examples, the number of others that equal it."""
+        """Estimate both from ``equal`` (N,): for each of N examples, the number of others that equal it."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -270,7 +270,7 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Combine the chance ``drawn`` with a test of how many of the upload's examples are in ``best`` (Bonferroni).
+    """Combine the chance ``drawn`` with a second test (Bonferroni): how many of the upload's examples are in ``best``.
 
     ``best``: index of the best fitting example of each guess. ``strata``: for each class, the number of the upload's
     examples and the indices of all examples, the upload's first.
@@ -301,8 +301,8 @@ def chance_of_words(
 ) -> float:
     """Return the probability (permutation test) that the words ``guess`` fit other texts at least as well as ``own``.
 
-    ``own`` and ``others``: words of each text of the upload, and of each other text; without one of them, the result is
-    1. With ``few``, the number of shared words is also tested.
+    ``own`` and ``others``: words of each text of the upload, and of each other text; the result is 1 if either is
+    empty. With ``few``, the number of shared words is also tested.
     """
     texts = [*own, *others]
     if not others or not own:
@@ -332,15 +332,15 @@ def _rounding(value: float) -> float:
 
 
 def either(*chances: float) -> float:
-    """Return a bound on the probability that the smallest of several chances is this small (Bonferroni)."""
+    """Return a bound on the probability that the smallest of several p-values is as small as it is (Bonferroni)."""
     return min(1.0, len(chances) * min(chances)) if chances else 1.0
 
 
 def combined(chances: Sequence[float]) -> float:
-    """Return a bound on the probability that independent uploads have chances as small as these.
+    """Return a bound on the probability that independent uploads have p-values as small as ``chances``.
 
-    It is 1 + log2(n) times the least, over k, of the probability that k of n chances are at most the k-th smallest;
-    only chances up to 1 - ``BAND`` count. Without such a chance, and for one upload, it is the least chance.
+    It is 1 + log2(n) times the least, over k, of the probability that k of n p-values are at most the k-th smallest;
+    only p-values up to 1 - ``BAND`` count. Without such a p-value, and for one upload, it is the least one.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -30,7 +30,7 @@ class Match:
 
 
 def no_guess(reconstruction: Reconstruction) -> str | None:
-    """Return the reason for a missing guess, or ``None`` if there is a guess."""
+    """Return why there is no guess, or ``None`` if there is one."""
     if reconstruction.failure is not None:
         return reconstruction.failure
     return "The attack made no guess." if reconstruction.batch is None else None
@@ -55,9 +55,9 @@ Guess = tuple[Tensor, Tensor, Tensor | None]  # inputs, index (B,) of each origi
 def matched(
     originals: Tensor, labels: Tensor, guess: Guess | None, failure: str | None, *, missing: str, empty: float = 0.0
 ) -> Match:
-    """Build a :class:`Match`; ``guess`` is ``None`` if the attack failed, and ``failure`` says why.
+    """Build a :class:`Match`; ``guess`` is ``None`` if the attack failed, and ``failure`` is the reason.
 
-    If some originals have no guess, the value ``empty`` fills the place of the guess, and the failure is ``missing``.
+    An original without a guess gets one filled with the value ``empty``; the failure is then ``missing``.
     """
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)
@@ -75,7 +75,7 @@ def matched(
 
 
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
-    """Return the index (B,) of each original's guess, -1 without one, in the assignment of the least total cost.
+    """Return the index (B,) of each original's guess in the cheapest assignment; -1 without a guess.
 
     ``cost()``: costs (B, G) of pairing B originals and G guesses, of this ``shape``. ``of``: what is matched, for the
     error if scipy is missing.
@@ -90,7 +90,7 @@ def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a ba
 
 
 def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the assignment of least total ``cost`` (N, M); ``UserError`` if scipy is missing."""
+    """Return rows and columns of least total ``cost`` (N, M); ``UserError`` without scipy, to match ``of``."""
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:
@@ -134,7 +134,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L) that identify each token and how often it occurred before in its text (..., L)."""
+    """Return integers (..., L), equal if token and number of earlier occurrences in a text (..., L) are equal."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 

@@ -45,7 +45,7 @@ PROVEN_PSNR = 40.0  # PSNR in dB below which a claimed proof is wrong
 
 
 class Outcome(StrEnum):
-    """Outcome for one example, in order from most to least leaked."""
+    """Result of an attack on one example, in order from most to least leaked."""
 
     EXACT = "exact"
     """Proven by the attack, or equal: an image rounded to 8 bits, a text token by token, a row digit by digit."""
@@ -110,7 +110,6 @@ class GuessComparison:
 
     @property
     def depends_on_control_lead(self) -> bool:
-        """Return ``True`` if ``leads_controls`` may decide the outcome of an image, and depends on ``control_lead``."""
         open_still = self.is_nearest or (self.candidates or 0.0) < LEAST_CANDIDATES
         return self.best_rank == 1 and not self.exact and open_still and not self.is_above("psnr", MUCH_PSNR)
 
@@ -160,7 +159,6 @@ class ImageScore:
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """Return the outcome; ``None`` if the figures that decide it were not measured."""
         values, compared = self.values, self.compared
         if self.failure is not None:
             return Outcome.NOTHING

@@ -35,7 +35,7 @@ def decibel(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """Published value of a metric from which on a reconstruction counts as recognizable."""
+    """Published value of a metric at and beyond which a reconstruction counts as recognizable."""
 
     value: float
     source: str
@@ -115,8 +115,6 @@ def _metric(
     digits: str = "decimals",
     **fields: Any,
 ) -> Metric:
-    """Build a metric from its entry in ``metrics.json``; ``function`` is ``module:name``, imported on first use."""
-
     def values(guesses: Tensor, truths: Tensor) -> Tensor:
         module, name = function.split(":")
         found: Tensor = getattr(import_module(f"fl_privacy.measure.{module}"), name)(guesses, truths)

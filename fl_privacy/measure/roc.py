@@ -18,7 +18,7 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Estimated value with its 95 % confidence interval, and the value that chance gives."""
+    """Estimated value with its 95 % confidence interval, and the value expected by chance."""
 
     value: float
     low: float
@@ -53,7 +53,7 @@ def curve(found: Separation) -> tuple[Scores, Scores]:
 
 
 def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], list[float]]:
-    """Return at most ``points + 1`` points of ``curve``, evenly spaced over the logarithm of the FPR."""
+    """Return ``curve`` reduced to at most ``points + 1`` points, evenly spaced over the logarithm of the FPR."""
     fpr, tpr = curve(found)
     wanted = np.concatenate([[0.0], np.geomspace(1 / len(found.negatives), 1.0, points)])
     kept = np.unique(np.searchsorted(fpr, wanted + 1e-12, side="right") - 1)
@@ -63,7 +63,7 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 def auc(found: Separation) -> Estimate:
     """Return the AUC; its 95 % interval contains those of DeLong et al. (1988), on the plain and on the logit scale.
 
-    If the scores separate without variance, it is Clopper and Pearson's for the smaller sample.
+    If the scores separate without variance, the interval is Clopper and Pearson's for the smaller sample.
     """
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
@@ -107,7 +107,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
 
 
 def balanced_accuracy(found: Separation) -> Estimate:
-    """Return the mean of TPR and TNR; each half of the examples is judged at the other half's best threshold."""
+    """Return the mean of TPR and TNR, with each half of the examples judged at the other half's best threshold."""
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2
@@ -116,7 +116,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Return the share of right decisions; each half of the examples is judged at the other half's best threshold."""
+    """Return the share of right decisions on membership, with each half judged at the other half's best threshold."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
@@ -130,7 +130,7 @@ def answer_success(right: int, number: int, *, majority: float) -> Estimate:
 
 
 def correlation(guessed: Scores, true: Scores, *, seed: int) -> Estimate:
-    """Return the correlation between all values of two tables (N, K); its interval is from a bootstrap over rows."""
+    """Return the correlation of all values of two tables (N, K), with an interval from a bootstrap over rows."""
 
     def of(rows: NDArray[np.int64]) -> Scores:
         one, other = guessed[rows].reshape(len(rows), -1), true[rows].reshape(len(rows), -1)
@@ -230,7 +230,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Return, for each threshold, the lower bound max(0, log((hit rate - delta) / miss rate)) on epsilon.
+    """Return a lower bound on epsilon for each threshold: max(0, log((hit rate - delta) / miss rate)).
 
     The rates are confidence bounds. Hits are positives above the threshold or, if not ``above``, negatives below it.
     """
@@ -253,7 +253,7 @@ class Measure(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one method of inference on one question."""
+    """Result of one method of inference, such as membership inference, on one question about clients."""
 
     about: str  # question of the attack, one of ``fl_privacy.attacks.inference.About``
     method: str
@@ -287,7 +287,7 @@ FINDING: dict[str, Any] = {
 
 
 def finding_of(record: Mapping[str, Any]) -> Finding:
-    """Return the finding that an ``inference`` record holds, without incomplete measures."""
+    """Return the finding in an ``inference`` record, without measures that lack a value."""
     measures = {
         name: Measure(value=v[0], low=v[1], high=v[2], chance=v[3], bound=v[4])
         for name, v in record["measures"].items()

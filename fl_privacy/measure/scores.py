@@ -194,7 +194,7 @@ def _of_victim(
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Return the score, without metrics, of guesses of ``shape`` at examples of ``modality`` that are unknown."""
+    """Return the score of guesses of ``shape`` whose originals are unknown: it has no metrics."""
     batch, failure, labels = reconstruction.batch, reconstruction.failure, None
     guesses, several = torch.zeros(shape) if modality.continuous else torch.full(shape, -1), f"{modality.one}s"
     if batch is not None and not modality.continuous:

@@ -19,7 +19,7 @@ _BY_VALUE = 0.01  # weight of distances relative to wrong cells in the matching,
 
 @dataclass(frozen=True, eq=False)
 class WrittenRows:
-    """Original and guessed rows as text, for a page, with the cells that are ``right`` and that are ``certain``."""
+    """Original and guessed rows as text, for a page, with booleans for right cells and the attacker's certainty."""
 
     columns: tuple[str, ...]
     originals: Sequence[Sequence[str] | None]  # cells of each original row; ``None`` if unknown
@@ -45,7 +45,7 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the number of wrong cells (B, G) float64 of guesses (G, C) for each row (B, C); distances break ties."""
+    """Return the numbers of wrong cells (B, G) float64 of G guesses (G, C) for B rows (B, C); distances break ties."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
@@ -68,22 +68,22 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells in each row; ``right`` is (N, C), and ``numbers`` is not used."""
+    """Return the share (N,) float64 of true values in each row of ``right`` (N, C); ``numbers`` is not used."""
     return right.double().mean(1)
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the right share (N,) float64 of each row's cells that are not ``numbers`` (N, C); NaN without any."""
+    """Return the share (N,) float64 of right cells among each row's categories (not ``numbers``); NaN without any."""
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 
 def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the right share (N,) float64 of each row's cells that are ``numbers`` (N, C); NaN without any."""
+    """Return the share (N,) float64 of right cells among each row's numbers, as :func:`categories_right` does."""
     return (right & numbers).sum(1).double() / numbers.sum(1)
 
 
 def row_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return 1 for each row of ``right`` (N, C) whose cells are all true, else 0, (N,) float64."""
+    """Return 1 for each row of ``right`` (N, C) that is all true, else 0, (N,) float64; ``numbers`` is not used."""
     return right.all(1).double()
 
 
@@ -112,7 +112,7 @@ def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
 
 
 def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -> WrittenRows:
-    """Return the rows of ``match`` as text, with the cells that are certain in ``reconstruction``."""
+    """Return the rows of ``match`` as text, with the certainty of each cell according to ``reconstruction``."""
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     certain = torch.zeros_like(truths)
     if reconstruction.cells_certain is not None:
@@ -184,7 +184,6 @@ def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[i
 
 
 def _same(truth: np.ndarray, guesses: np.ndarray, allowed: np.ndarray, *, paired: bool = False) -> np.ndarray:
-    """Return booleans (N, M, F), or (N, F) if ``paired``, true for differences within ``allowed``; NaN equals NaN."""
     left = truth if paired else truth[:, None]
     slack = allowed + 1e-6 * np.maximum(np.abs(left), 1e-3)
     return np.asarray((np.abs(left - guesses) <= slack) | (np.isnan(left) & np.isnan(guesses)))

@@ -13,13 +13,13 @@ _RIGHT_PLACE = 2.0  # weight of tokens at the right position, relative to token 
 
 
 class Language(Protocol):
-    """Special tokens of a tokenizer, such as the one that begins a text, and words that its tokens make up."""
+    """Special tokens of a tokenizer, such as the one that begins a text, and the words that tokens form."""
 
     @property
     def special(self) -> frozenset[int]: ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Return numbers (N, W) that stand for the words of ``tokens`` (N, L), equal for equal words; -1 pads both."""
+        """Return numbers (N, W) of the W words that ``tokens`` (N, L) form, equal for equal words; -1 pads both."""
         ...
 
 
@@ -39,7 +39,7 @@ def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
 
 
 def widened(texts: Sequence[Tensor]) -> list[Tensor]:
-    """Pad texts (N, L) of different L with -1 to the largest L."""
+    """Pad texts (N, L) of different lengths L with -1 to the largest."""
     width = max(tokens.shape[1] for tokens in texts)
     return [torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]), value=-1) for tokens in texts]
 
@@ -66,7 +66,7 @@ def token_f1(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def shared_tokens(guesses: Tensor, texts: Tensor) -> Tensor:
-    """Return the token F1 (G, N) float64 of each guess (G, L) with each of many texts (N, W)."""
+    """Return the token F1 (G, N) float64 of each of G guesses (G, L) with each of N texts (N, W)."""
     found = torch.zeros(len(guesses), len(texts), dtype=torch.float64)
     for place, guess in enumerate(guesses):
         tokens, times = guess[guess >= 0].unique(return_counts=True)
@@ -99,7 +99,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Return control guesses (N, L) of ``lengths`` (N,) tokens, the most frequent in ``public`` texts (M, W)."""
+    """Return control guesses (N, L) of the most frequent tokens in ``public`` texts (M, W), with ``lengths`` (N,)."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

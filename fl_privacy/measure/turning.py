@@ -34,7 +34,7 @@ LEAST_SIDE = 8  # least pixels of the shorter side of images that are compared i
 
 @dataclass(frozen=True, eq=False)
 class Poses(Once):
-    """P poses of a guess: mirror images, rotations, scales and shifts."""
+    """Poses of a guess, P in number: mirror images, rotations, scales and shifts."""
 
     flip: Tensor  # (P, 2, 2) matrix of a mirror image or quarter turn
     place: Tensor  # (P, 4) scale factor, rotation in degrees, and shifts right and down as shares of the side
@@ -52,7 +52,7 @@ class Poses(Once):
         return Poses(self.flip.repeat_interleave(number, 0), place, self.slack.repeat_interleave(number))
 
     def drawn(self, gray: Tensor) -> Tensor:
-        """Render gray images (1, 1, H, W) or (P, 1, H, W) in the poses, (P, 1, H, W)."""
+        """Render a gray image (1, 1, H, W) in all poses, or P images (P, 1, H, W) in one pose each, as (P, 1, H, W)."""
         size = gray.shape[-2], gray.shape[-1]
         grid = self.once(size, lambda: self._grid(*size))
         return functional.grid_sample(
@@ -180,12 +180,12 @@ class Way(ABC):
     originals: Gallery
 
     def closer(self) -> "Way | None":
-        """Return the comparison at higher resolution, or ``None`` if there is none."""
+        """Return the same comparison at higher resolution, if there is one."""
         return None
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return unit vectors of the guess aligned with an original, (D,), the original, and ``rivals`` (K, D)."""
+        """Return unit vectors: the guess aligned with an original, (D,), that original, and ``rivals`` (K, D)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +213,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """Guess and the candidates ``others``; caches the guess's poses and tiles for the comparisons with originals."""
+    """A guess and the candidates ``others``; caches the guess's poses and tiles for comparisons with originals."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]
@@ -224,7 +224,7 @@ class Turning(Once):
         return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
-        """Return comparisons of the guess with ``originals``: in poses, unless hopeless, and in each grid of tiles."""
+        """Return comparisons of the guess with ``originals``: in poses, if promising, and in each grid of tiles."""
         usual = torch.searchsorted(self.rivals, self.usual)
         tiled = [
             _Tiled(
@@ -326,7 +326,10 @@ class Turning(Once):
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N), 2ab / (aa + bb), of V guesses a to N images b rebuilt from tiles nearest to a's."""
+    """Return the likeness (V, N) of V guesses to N images, each rebuilt from its tiles nearest to the guess's.
+
+    The likeness of a guess a and a rebuilt image b is 2ab / (aa + bb).
+    """
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:
@@ -345,7 +348,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """Comparison of the guess with each image, in the pose and at the position in which both correlate most."""
+    """Comparison of the guess with each image, in the pose and position in which the guess correlates most with it."""
 
     side: int
     placed: _Placed  # best poses of the guess for the originals
@@ -381,7 +384,7 @@ def _windows_each(images: Tensor, slacks: Tensor) -> _Windows:
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S) of K images with guesses ``gray``, one for each of S poses."""
+    """Return the largest absolute correlation (K, S) of each of K images with ``gray`` in each of S poses."""
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])
@@ -394,7 +397,7 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tiled(Way):
-    """Comparison of the guess, cut into a grid of tiles, with each image, rebuilt from the image's nearest tiles."""
+    """Comparison of the guess with each image, rebuilt from the image's tiles that are nearest to the guess's."""
 
     grid: int
     pieces: Tensor

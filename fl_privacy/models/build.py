@@ -30,13 +30,11 @@ def build_fitting(
 ) -> nn.Module:
     """Build a model with initial values that depend only on ``seed``; global random streams are not affected.
 
-    ``UserError`` if an argument is unknown or missing, the model is for another kind of examples, or the result is no
-    module.
+    ``UserError`` if an argument is unknown or missing, the examples do not suit the model, or the result is no module.
 
     Args:
         factory: class or function that returns a module, or a ``functools.partial`` of one.
-        architecture: properties of the examples, such as ``num_classes``; ``factory`` gets those that it has arguments
-            for.
+        architecture: properties of the examples, such as ``num_classes``; ``factory`` gets those that it accepts.
         options: further arguments of ``factory``. All models also take ``init``, ``mean`` and ``std`` (a number per
             channel); text models take ``lora_rank`` and ``lora_alpha`` for adapters.
     """

@@ -22,10 +22,10 @@ _ENTERED = re.compile(
 
 
 class HuggingFaceText(TextModel):
-    """Network of the package transformers as a :class:`TextModel`.
+    """A text network of the package transformers as a :class:`TextModel`.
 
-    ``network`` is of ``AutoModel``, or of ``AutoModelForCausalLM`` for next tokens. The classifier for ``num_classes``
-    classes takes the state of the first token, or of the last token in a decoder.
+    ``network`` is of ``AutoModel``, or of ``AutoModelForCausalLM`` to predict next tokens. The classifier for
+    ``num_classes`` classes takes the state of the first token, or of the last token in a decoder.
     """
 
     def __init__(self, network: Any, *, num_classes: int, next_token: bool) -> None:
@@ -92,8 +92,7 @@ def hugging_face(
 ) -> HuggingFaceText:
     """Return a model of the Hugging Face hub or of a local folder.
 
-    ``UserError`` if transformers or peft is missing or refuses its settings, there is no such model, or the data have
-    another tokenizer.
+    ``UserError`` if a package is missing or refuses its settings, or the model or its tokenizer does not fit.
 
     Args:
         vocabulary_size: number of tokens of the data, which must use the model's tokenizer (``data.tokenizer``).
@@ -140,7 +139,7 @@ def _library(name: str, needed: str) -> Any:
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
-    """Return the row of ``positions`` for a text's first token: the first row with a gradient, else 0."""
+    """Return the row of ``positions`` that a text's first token gets: the first row with a gradient, else 0."""
     inner, training, trained = _inner(network), network.training, positions.requires_grad
     network.eval()
     positions.requires_grad_()

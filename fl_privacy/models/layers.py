@@ -89,7 +89,10 @@ class InputNormalization(nn.Module):
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
-    """Return an ``InputNormalization``, or the identity without ``mean`` and ``std``; ``UserError`` if they misfit."""
+    """Return an ``InputNormalization``, or the identity without ``mean`` and ``std``.
+
+    ``UserError`` unless each has one value, or one for each channel.
+    """
     if mean is None and std is None:
         return nn.Identity()
     mean, std = [0.0] if mean is None else mean, [1.0] if std is None else std
@@ -148,14 +151,13 @@ class ImageNetwork(nn.Module):
         cls.__signature__ = inspect.Signature(list(named.values()))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the logits (B, K) of images (B, C, H, W) in [0, 1]."""
         return cast(Tensor, self.classifier(self.features(self.normalize(inputs)).flatten(1)))
 
 
 def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
     """Return linear layers with ``widths`` outputs, each followed by the activation ``function``.
 
-    ``UserError`` unless ``widths`` is a list of whole numbers above 0; ``example`` is the remedy for what is no list.
+    ``UserError`` unless ``widths`` is a list of whole numbers above 0; ``example``: remedy in the error line.
     """
     if not isinstance(widths, Sequence) or isinstance(widths, str):
         raise UserError(f"model.widths is expected to be a list, but got {widths}; try {example}.")
@@ -180,7 +182,7 @@ def require_positive(**sizes: int) -> None:
 
 
 def require_pixels(name: str, image_size: int, *, least: int) -> None:
-    """Raise ``UserError`` if ``image_size`` is below ``least``, which the model ``name`` needs."""
+    """Raise ``UserError`` if ``image_size`` is smaller than the model ``name`` needs, ``least`` pixels."""
     if image_size < least:
         raise UserError(
             f"{name} expects images of at least {least}x{least} pixels, but got {image_size}x{image_size};"
@@ -273,8 +275,8 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
     """Return the name of the module after the activation of the last private layer.
 
-    Without private layers, the first layer counts as the last private one; without an activation module after it, the
-    result is that of :func:`cut_layer`. FDL-PP's private part ends with an activation (Gu et al. 2021, Definition 4).
+    Without private layers, the first layer counts as private. Without an activation module behind the last private one,
+    the result is that of :func:`cut_layer`. FDL-PP's private part ends with an activation (Gu et al. 2021, Def. 4).
     """
     layers = called_layers(model, image_shape)
     first = cut_layer(model, image_shape, public)

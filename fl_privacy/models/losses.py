@@ -19,7 +19,7 @@ TargetKind = Literal["classes", "bits", "values"]
 
 @dataclass(frozen=True)
 class Loss:
-    """Scalar loss of a batch."""
+    """A client's loss, which maps the outputs and labels of a batch to a scalar."""
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor]  # function (outputs (B, K), targets) -> scalar
@@ -28,7 +28,7 @@ class Loss:
     dtype: torch.dtype | None = None  # only type that ``function`` supports; ``None`` for any
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar loss of outputs (B, K) for classes (B,), which become one-hot if needed, or rows (B, K)."""
+        """Return the scalar loss of outputs (B, K) for labels: classes (B,), or rows (B, K) such as probabilities."""
         if self.takes == "rows" and not labels.is_floating_point():
             classes = torch.arange(outputs.shape[1], device=labels.device)
             labels = (labels.unsqueeze(-1) == classes).to(outputs.dtype)  # vmap forbids one_hot

@@ -71,11 +71,8 @@ class DLNet(LeNet):
 class LeNet5(ImageNetwork):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): 5x5 convolutions with 6, 16 and 120 filters, then linear 84 and K.
 
-    Pooling of 2x2 follows the first two convolutions; only the first one pads. Images from 28x28 fit.
-
-    Args:
-        activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
-        pooling: ``max`` as published, or ``avg``.
+    Pooling of 2x2 (``max`` as published, or ``avg``) follows the first two convolutions; only the first one pads.
+    Images must have at least 28x28 pixels.
     """
 
     def __init__(self, *, activation: str = "relu", pooling: str = "max", **image: Unpack[ImageArguments]) -> None:
@@ -99,12 +96,7 @@ class LeNet5(ImageNetwork):
 
 
 class MLP(ImageNetwork):
-    """Multilayer perceptron on the pixels, for any image size and number of channels.
-
-    Args:
-        widths: widths of the hidden layers.
-        activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
-    """
+    """Multilayer perceptron on the pixels of images of any size, with hidden layers of ``widths``."""
 
     def __init__(
         self, *, widths: Sequence[int] = (256, 128), activation: str = "relu", **image: Unpack[ImageArguments]
@@ -126,8 +118,7 @@ Block = tuple[tuple[int, ...], int, bool]
 class BlockNetwork(ImageNetwork):
     """Network of convolutional ``blocks``, which subclasses define.
 
-    ``UserError`` if the images are too small, a number is not positive, or ``last_scale`` has no normalization to
-    scale.
+    ``UserError`` if the images are too small, a number is not positive, or ``last_scale`` has nothing to scale.
 
     Args:
         width: number of channels by which the blocks' relative widths are multiplied.
@@ -189,9 +180,8 @@ class BlockNetwork(ImageNetwork):
 class AlexNet(BlockNetwork):
     """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
 
-    ``width`` is the first convolution's number of channels; the others have 3, 6, 4 and 4 times as many. With
-    ``hidden=None``, as in FDL-PP (Gu et al. 2021), a single linear layer 4096 -> K follows. Images have at least 8x8
-    pixels; 4096 is for 32x32.
+    ``width`` is the first convolution's number of channels; the others have 3, 6, 4 and 4 times as many. 4096 is for
+    32x32 images; the least size is 8x8. FDL-PP (Gu et al. 2021) has ``hidden=None``: one linear layer, 4096 -> K.
     """
 
     blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))
@@ -202,7 +192,7 @@ class VGG16(BlockNetwork):
 
     As published it has ``norm="group"``. Pooling follows the first, second and last block, so that 32x32 images give
     8192 inputs of the first linear layer, not the table's 4096. ``width`` is the number of channels of the first block.
-    Images from 8x8 fit.
+    Images must have at least 8x8 pixels.
     """
 
     blocks = (((1, 1), 3, True), ((2, 2), 3, True), ((4, 4, 4), 3, False), ((8, 8, 8), 3, False), ((8, 8, 8), 3, True))
@@ -211,12 +201,8 @@ class VGG16(BlockNetwork):
 class ConvNet(BlockNetwork):
     """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
 
-    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images from 9x9 fit.
-
-    Args:
-        width: channels of the first convolution.
-        activation: function after each convolution, one of ``layers.ACTIVATIONS``.
-        norm: normalization before each activation: ``batch``, ``group`` or ``none``.
+    Convolutions have 1, 2, 2, and five times 4 times ``width`` channels. Images must have at least 9x9 pixels.
+    ``activation`` and ``norm``: see :class:`BlockNetwork`.
     """
 
     blocks = (((1, 2, 2, 4, 4, 4), 3, True), ((4, 4), 3, True))

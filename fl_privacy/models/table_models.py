@@ -12,11 +12,7 @@ from fl_privacy.types.schema import Schema
 
 
 class TableModel(nn.Module):
-    """Base class of networks from encoded rows (B, F) to logits (B, K).
-
-    Args:
-        init: name of the initialization, one of ``layers.INITIALIZERS``.
-    """
+    """Base class of networks from encoded rows (B, F) to logits (B, K); ``init``: one of ``layers.INITIALIZERS``."""
 
     def __init__(self, schema: Schema, num_classes: int) -> None:
         super().__init__()
@@ -25,12 +21,7 @@ class TableModel(nn.Module):
 
 
 class TableMLP(TableModel):
-    """Multilayer perceptron; the defaults are TabLeak's (Vero et al. 2023).
-
-    Args:
-        widths: widths of the hidden layers.
-        activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
-    """
+    """Multilayer perceptron with hidden layers of ``widths``; the defaults are TabLeak's (Vero et al. 2023)."""
 
     def __init__(
         self,
@@ -51,7 +42,7 @@ class TableMLP(TableModel):
 
 
 class TableLogistic(TableModel):
-    """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B``."""
+    """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B`` for probabilities p and labels y."""
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
         super().__init__(schema, num_classes)
@@ -99,9 +90,7 @@ class ResidualBlock(nn.Module):
 class TableResNet(TableModel):
     """ResNet for tables (Gorishniy et al. 2021) without batch norm: a linear layer, residual blocks and a head.
 
-    Args:
-        width: width D of the blocks.
-        hidden: width of the hidden layer in each block.
+    ``width`` is that of the blocks, ``hidden`` that of the hidden layer in each block.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class TextModel(nn.Module, ABC):
     @property
     @abstractmethod
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
-        """Return the names of each block's query, key and value weights, (O, d), or (d, O) if :attr:`transposed`."""
+        """Return each block's names of query, key and value weights, (out, d), or (d, out) if :attr:`transposed`."""
 
     @property
     def entry_norm(self) -> nn.LayerNorm | None:
@@ -49,7 +49,7 @@ class TextModel(nn.Module, ABC):
         return self.logits(*self.embedded(inputs))
 
     def embedded(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return word embeddings (B, L, d) of either form of ``inputs``, and booleans (B, L), false for padding."""
+        """Return word embeddings (B, L, d) for ``inputs`` of either kind, and booleans (B, L), false for padding."""
         if inputs.is_floating_point():
             return inputs[..., :-1], inputs[..., -1] > 0.5
         there = inputs >= 0

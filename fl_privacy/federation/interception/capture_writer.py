@@ -19,13 +19,13 @@ from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Victim
 
 
 def save_observation(observation: Observation, folder: Path) -> Path:
-    """Write one observation below ``folder`` and return its JSON file; ``UserError`` if its defense is not JSON."""
+    """Write an observation below ``folder``; ``UserError`` if the description of its defense can't become JSON."""
     return CaptureWriter(folder).write(observation)
 
 
 @dataclass(eq=False)
 class CaptureWriter:
-    """Writer of a run's observations to files below ``folder``."""
+    """Writes a run's observations to files below ``folder``, as they arrive."""
 
     folder: Path
     _written: WeakKeyDictionary[ModelState | Knowledge, str] = field(
@@ -102,7 +102,7 @@ MOST_HELD = 256 << 20
 
 
 class ObservationBuffer(layout.LazyObservations):
-    """Buffer of observations in order of arrival, in memory or exactly in files.
+    """Buffer of observations in order of arrival, in memory or, without loss, in files.
 
     Args:
         folder: private folder of the files, created on demand and removed by ``clear``.

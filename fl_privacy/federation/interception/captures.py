@@ -63,8 +63,8 @@ def tensor_file(folder: Path, digest: str) -> Path:
 class CaptureFile:
     """Untrusted description and tensors of one observation.
 
-    Every method raises ``UserError`` if a file is missing, too large or damaged, or, with ``finite``, holds infinite or
-    NaN values.
+    Every method raises ``UserError`` if a file is missing, too large or damaged. With the field ``finite``, tensors
+    with infinite or NaN values are refused, too.
     """
 
     folder: Path
@@ -172,7 +172,7 @@ def changed(observations: Sequence[Observation], change: Change) -> Sequence[Obs
 
 
 def ids_of(observations: Sequence[Observation]) -> Sequence[VictimId]:
-    """Return the observations' ids, without loading if possible."""
+    """Return the observations' ids, if possible without loading the observations."""
     return observations.ids if isinstance(observations, LazyObservations) else [o.id for o in observations]
 
 
@@ -199,7 +199,7 @@ def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module
 def stored_observations(
     folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None
 ) -> "StoredObservations":
-    """Return the lazily loaded observations below ``folder``; see :func:`load_observations`."""
+    """Return the observations below ``folder``, each loaded on access; see :func:`load_observations`."""
     folder = Path(folder)
     audits = [path for path in folder.glob(f"audit-*/{_CAPTURES}") if path.is_dir()]
     if (folder / _CAPTURES).is_dir():
@@ -243,7 +243,7 @@ MOST_SHARED = 4
 
 @dataclass(frozen=True)
 class Shared:
-    """Cache of the latest models and attackers' knowledge, which consecutive observations share."""
+    """Cache of the latest models and attackers' knowledge, which consecutive observations have in common."""
 
     states: dict[str, ModelState] = field(default_factory=dict)
     knowledge: dict[tuple[str, str], Knowledge] = field(default_factory=dict)
@@ -262,9 +262,9 @@ def read_observation(
 ) -> Observation:
     """Load the captured update ``id`` and the attacker's knowledge of it.
 
-    ``inside``: architecture that a colluding client trains. ``shared``: cache for loading several observations. With
-    ``finite``, infinite and NaN values are refused. ``UserError`` if a file is missing, damaged, or does not fit the
-    model.
+    ``model``, ``inside``: architectures that the clients were sent, and that a colluding client trains. ``shared``:
+    cache for loading several observations. With ``finite``, infinite and NaN values are refused. ``UserError`` if a
+    file is missing, damaged, or does not fit the model.
     """
     return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 

@@ -26,12 +26,11 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
 def recognize_training(observation: Observation, given: Collection[str] = ()) -> tuple[Observation, list[str]]:
-    """Infer the local plan from an upload; return the corrected observation and a sentence on each finding.
+    """Infer the local plan from an upload; return the observation with it, and a sentence on each finding.
 
     Uploaded weights, unlike changes, are close to the values that the server sent. A batch norm that changes far more
     than other layers was kept by the client. The running statistics reveal batch norm's mode, and its counters the
-    number of steps. The learning rate follows from the output layer's bias, whose gradient is the output minus the
-    label.
+    number of steps. The learning rate follows from the gradient of the output layer's bias, output minus label.
 
     ``given``: names of the plan's fields that the user gave. If the upload contradicts one, a sentence says so, and the
     inferred value is used, except for the learning rate.
@@ -46,7 +45,7 @@ def recognize_training(observation: Observation, given: Collection[str] = ()) ->
 
 
 def describe_model(model: nn.Module) -> list[str]:
-    """Return a sentence on the dropout of ``model``, if it has any, for an auditor."""
+    """Return a sentence for an auditor on the dropout in ``model``; an empty list without dropout."""
     masks = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0]
     if not masks:
         return []
@@ -57,7 +56,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return the coefficient of the upload along the model sent: about 1 for weights, 0 for a gradient or delta."""
+    """Return by which factor the upload contains the model sent: about 1 for weights, 0 for a gradient or delta."""
     sent, norms = observation.sent.parameters, norm_names(observation.model)
     both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
     both = [pair for pair in both if pair[0] not in norms] or both
@@ -151,10 +150,10 @@ def _learning_rate(observation: Observation, given: Collection[str], said: list[
 
 
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Replace learning rates estimated from one step on one example by the median of their round.
+    """Replace learning rates that were estimated from one step on one example by the median of the round's estimates.
 
-    Estimates of one rate vary with the model's certainty, but victims are attacked together only at equal rates. An
-    estimate that differs from the median by more than a factor of three is kept, since that client may have another
+    Estimates of the same rate vary with the model's certainty, but victims are attacked together only at equal rates.
+    An estimate that differs from the median by more than a factor of three is kept, since that client may have another
     rate. Replacing the other estimates may weaken attacks that use the length of the update.
     """
     rates: dict[int, list[float]] = {}
@@ -177,10 +176,10 @@ def _is_one_step_on_one_example(observation: Observation) -> bool:
 
 
 def estimated_lr(observation: Observation) -> float | None:
-    """Estimate the learning rate of one step on one example; ``None`` if impossible.
+    """Estimate the learning rate of one SGD step on one example; ``None`` for other training.
 
-    The gradient of the output layer's bias is p - y, which sums to 1 - p_y over the other classes; p_y is taken from
-    outputs for random images.
+    Also ``None`` if the upload lacks the output layer's bias. That bias's gradient is p - y for softmax outputs p and
+    the one-hot label y. Its sum over other classes is one minus the label's p, known from outputs for random images.
     """
     one_step, classes = _is_one_step_on_one_example(observation), observation.num_classes
     modules = observation.model.named_modules()
@@ -219,7 +218,7 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of batch norm if the client kept its own (FedBN), else ``None``.
+    """Return the largest change of a batch norm parameter if the client kept its batch norm (FedBN), else ``None``.
 
     Batch norm counts as kept if it changed far more than all other parameters. ``change``: change of each parameter in
     a round. ``norms``: names of the parameters of batch norm.
@@ -235,9 +234,8 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
     """Return ``observation`` with the batch norm that the client trained with, and a sentence on it if unusual.
 
-    If the client kept its batch norm (FedBN), the uploaded values replace those that the server sent. If batch norm is
-    in no message, the model's initial values are taken; if it is sent but not uploaded, the values sent. In these cases
-    attacks do not compare its change.
+    If the client kept its batch norm (FedBN), the uploaded values replace those that the server sent. Batch norm in no
+    message has the model's initial values, batch norm not uploaded the values sent; attacks do not compare its change.
     """
     norms = norm_names(observation.model)
     if not norms:

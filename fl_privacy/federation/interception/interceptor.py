@@ -41,20 +41,19 @@ def no_states(client: int) -> ClientState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SimulatedSideInformation:
-    """Side information from simulated clients with private layers.
+    """Inside knowledge of an attacker about simulated clients with private layers.
 
-    The attacker takes a colluding client's private layers for the victim's. Without a colluding client, the attacker
-    shuffles the architecture's initial values, as a client does. ``UserError`` if ``features_at`` names no module of
-    the clients' model, or ``trained`` has no colluder.
+    In place of the victim's private layers, the attacker uses those of a colluding client or, without one, the
+    architecture's initial values, shuffled as a client shuffles them. ``UserError`` if ``features_at`` names no module
+    of the clients' model, or ``features_of="trained"`` has no colluder.
 
     Attributes:
         colluder: client that works with the server, if any.
         knows_features: ``True`` if the attacker sees the output of the victim's private layers.
         features_at: module whose inputs are the features; ``None`` takes the first public layer, ``activation`` the
             module behind the private layers' activation.
-        features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: features of
-            the victim's model after local training; the attacker uses the colluder's trained model in place of the
-            victim's (FDL-PP, Algorithm 3).
+        features_of: model with the victim's private layers that gives the features: as ``sent``, or as ``trained`` by
+            the victim; the attacker uses the colluder's trained layers then (FDL-PP, Algorithm 3).
         batch_size: number of examples of a probe.
         trainers: clients with their training examples, if ``clients`` have other examples for probes.
     """
@@ -156,7 +155,7 @@ Sink = Callable[[Observation], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Interceptor:
-    """Converter of clients' replies to observations.
+    """Converts clients' replies to observations, each with what the attacker knows of it.
 
     ``input_shape``: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row. ``side_information``: attacker's
     inside knowledge, such as a colluding client's private layers, if any.

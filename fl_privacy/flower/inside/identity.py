@@ -1,4 +1,4 @@
-"""The identity that Flower requires of a process that makes messages, and an empty run."""
+"""The identity that Flower requires of a process that makes messages, and the lock by which threads take turns."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def identify_process() -> None:
 
 @contextmanager
 def identity_put_back() -> Iterator[None]:
-    """Restore this process's identity at the end of the context."""
+    """Restore this process's identity in Flower at the end of the context."""
     before = TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id
     try:
         yield
@@ -33,7 +33,7 @@ TURN = threading.RLock()  # held by a thread that answers a message, except duri
 
 @contextmanager
 def others_turn() -> Iterator[None]:
-    """Let other threads answer messages within the context, by releasing ``TURN`` if this thread holds it."""
+    """Let other threads compute within the context, by releasing the lock ``TURN`` if this thread holds it."""
     try:
         TURN.release()
     except RuntimeError:  # not held

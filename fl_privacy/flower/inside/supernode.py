@@ -70,7 +70,7 @@ class Ended:
 
 
 class _Listening(logging.Handler):
-    """Log handler that notices a refused activation of the node, and the end of a part of the SuperNode.
+    """Log handler that notices that the node's activation was refused, or that a part of the SuperNode ended.
 
     One HTTP status 500, as from a locked SuperLink database, ends Flower's message loop or heartbeat thread.
     """
@@ -110,7 +110,7 @@ class _Ready:
 
 
 def take_more_messages() -> None:
-    """Let this process's SuperNode fetch messages before it has answered the earlier ones, unlike Flower's own."""
+    """Let this process's SuperNode fetch messages while earlier ones are unanswered, which Flower's own does not."""
     from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
 
     pull, push = flower_node._pull_and_store_message, flower_node._push_messages
@@ -133,7 +133,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` in this process until it ends; with ``holds``, :func:`take_more_messages` first."""
+    """Run ``flower-supernode`` in this process until it ends; with ``holds``, it can hold several messages at once."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:
@@ -179,10 +179,11 @@ Answerer = Callable[[Message, Context, Brought], Message | None]
 def answer_messages(
     node: SuperNodeAddress, app: Answerer, rest: Callable[[], None] = lambda: None, at_once: int = 0
 ) -> NoReturn:
-    """Answer a SuperNode's messages using ``app``; a message that has to wait does not block others.
+    """Answer a SuperNode's messages using ``app``, without end.
 
-    ``rest``: called between two messages, and while there are none. ``at_once``: number of threads, of which
-    one at a time computes (``inside.identity.TURN``); 0: this thread answers.
+    ``rest``: called between two messages, and while there are none. ``at_once``: number of threads, one of which
+    computes at a time (``inside.identity.TURN``); a message for which ``app`` returns ``None`` is given to it again
+    later. 0: this thread answers, and ``app`` must not return ``None``.
     """
     pool, tasks = ThreadPoolExecutor(at_once) if at_once else None, dict[_Task, Future[bool]]()
     protected = frozenset({ACQUIRE})
@@ -231,7 +232,7 @@ class _Task:
         return True
 
     def is_answered(self, app: Answerer) -> bool:
-        """Send the reply of ``app``, or log why that failed; ``False`` if the message has to wait."""
+        """Send the reply of ``app``, or log why that failed; ``False`` if the message has to be given again."""
         with TURN:
             done = attempt(lambda: self._answered(app))
         if isinstance(done, Failure):

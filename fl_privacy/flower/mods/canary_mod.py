@@ -1,4 +1,4 @@
-"""Pass made-up client updates (canaries) through an app's mods, and bound a training's epsilon from below."""
+"""Pass made-up client updates (canaries) through an app's mods, for a lower bound of the training's epsilon."""
 
 import logging
 import math
@@ -53,11 +53,11 @@ def canary_mod(
 ) -> Mod:
     """Build a mod that applies ``mods`` and, after each training of node ``partition``, passes canaries through them.
 
-    A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
-    ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds; otherwise each
-    round has new ones, and the claim is the mods' for one round. No canary is sent, and random streams are unchanged.
-    Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod is given, the
-    clipping norm is unknown, or an epsilon is claimed for mods without noise.
+    A canary is a made-up update along a direction of its own: of the clipping norm with probability 1/2, else zero. The
+    output of ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds;
+    otherwise each round has new ones, and tests what the mods claim for one round. No canary is sent, and random
+    streams are unchanged. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if
+    no mod is given, the clipping norm is unknown, or an epsilon is claimed for mods without noise.
 
     Args:
         mods: mods that protect an update, the outermost first.
@@ -148,8 +148,6 @@ def write_canaries(
 
 @dataclass(frozen=True, kw_only=True)
 class _About:
-    """Settings kept with the canaries' scores; the ``seed`` is known to this node alone."""
-
     number: int
     rounds: int
     same: bool
@@ -187,10 +185,7 @@ def _norm_of(mods: Sequence[Mod]) -> float:
 
 
 def _like(message: Message, mods: Sequence[Mod]) -> dict[str, Tensor]:
-    """Return zeros like the model's arrays, shortened for a large model.
-
-    Flower's own mods ignore shapes and get one array, which is much faster.
-    """
+    """Return zeros in place of the model's arrays: fewer for a large model, and in one array for Flower's own mods."""
     if len(message.content.array_records) != 1:
         return {}
     (record,) = message.content.array_records.values()

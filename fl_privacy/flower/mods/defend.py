@@ -28,13 +28,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class DefendedClient(NumPyClient):
-    """A client that applies the upload hooks of ``guard``'s defense to the weights of the client ``inner``.
+    """A client that applies the upload hooks of ``guard``'s defense to the weights that the client ``inner`` replies.
 
     Attributes:
         names: names of the arrays, in order; by default those of the message, else "0", "1", ...
         seed: seed of the hooks' draws in a simulation; ``None`` draws from the operating system's randomness.
-        memory: state of hooks, and the answered rounds: a round is answered once, unless a ``seed`` makes this a
-            simulation. The node's context, unlike ``context.state``, survives a restart.
+        memory: storage of the hooks' state and of the answered rounds: a round is answered once, unless a ``seed``
+            makes this a simulation. The node's context, unlike ``context.state``, survives a restart.
         metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
     """
 
@@ -56,7 +56,7 @@ class DefendedClient(NumPyClient):
         return self.inner.get_parameters(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Evaluate with the inner client; outside of a simulation once a round, rounded to three digits.
+        """Evaluate with the inner client; outside of a simulation once a round, with figures rounded to three digits.
 
         ``UserError`` if the defense promises differential privacy (exact figures would break it), the round is missing
         or was answered, or ``fit`` would raise.
@@ -200,10 +200,10 @@ def defend(
     number: int = 0,
     memory: RecordDict | Context | None = None,
 ) -> DefendedClient | Callable[..., DefendedClient]:
-    """Wrap ``client`` with the upload hooks of ``defense``; see ``DefendedUpload``.
+    """Wrap ``client`` so that the upload hooks of ``defense`` change what it sends; see ``DefendedUpload``.
 
     Args:
-        client: a client, or a class; then the result takes the class's arguments and ``memory``.
+        client: a client, or a class of clients; then a class is returned, with the same arguments and ``memory``.
         model: model, or its class, with the arrays as ``state_dict``; it distinguishes parameters from buffers.
         names: names of all arrays in order, without ``model``; batch norm's statistics are recognized by name. With
             neither, names are those of the message, else "0", "1", ..., and differential privacy's noise is refused.
@@ -244,10 +244,10 @@ def defense_mod(
     """Build a mod that applies the upload hooks of ``defense`` to the weights in a client's training reply.
 
     Use it as ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Each kind of
-    message (training, evaluation, query, probe) is answered once a round, also after a restart, and repeated with the
-    same bytes, since the mean of many answers would have no noise. Messages that hold more than the model, in another
-    order, or with values that are not finite or too large are refused in one line; any failure of the app gives the
-    same line. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and rounded numbers.
+    message (training, evaluation, query, probe) is answered once a round, also after a restart, and a repeated message
+    gets the same bytes, since the mean of many answers would have no noise. Messages that hold more than the model, in
+    another order, or with values that are not finite or too large are refused in one line; any failure of the app gives
+    the same line. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and rounded numbers.
 
     If the defense promises differential privacy, only ``metrics`` leave, since an exact loss or an error would reveal
     what the noise hides. An app that fails, or replies values that are not finite, counts as unchanged: noise leaves in
@@ -256,8 +256,7 @@ def defense_mod(
     or adds noise without ``model`` or ``names``.
 
     Args:
-        defense: defense with upload hooks only: noise, clipping, pruning, selective sharing, quantization. Defenses
-            within the training need ``train_step``.
+        defense: defense with upload hooks only, such as noise, clipping or pruning; others need ``train_step``.
         model: the client's model or its class, which distinguishes parameters from buffers; parameters without gradient
             come back as they were sent.
         names: names of the defended parameters, or of all arrays, in their order, without ``model``.

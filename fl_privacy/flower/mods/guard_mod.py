@@ -96,9 +96,9 @@ def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCal
 def secagg_refusal(asked: ConfigRecord | None) -> str | None:
     """Return a reason to refuse a SecAgg+ server's request, or ``None``.
 
-    Shares of both kinds unmask one upload: those of the private mask's seed and of the key of the pairwise masks
-    (Bonawitz et al. 2017, section 6). An honest server asks for one kind of the same client; with a threshold above
-    half of the shares, disjoint groups of clients can't give both.
+    A client's upload is unmasked by two kinds of key shares together: of the private mask's seed, and of the pairwise
+    masks' key (Bonawitz et al. 2017, section 6). An honest server asks for one kind; with a threshold above half of the
+    shares, disjoint groups of clients can't give both.
     """
     if asked is None:
         return None

@@ -52,8 +52,8 @@ def train_step(
         context: client's context, with its state and secret; ``None`` keeps nothing for the next round.
         normalization: normalization of the loader's images, which hooks see in [0, 1].
         round: ``server-round`` of the config, required of a deployed client. A round is trained once, also after a
-            restart, since each training draws noise anew; ``answer_once_mod`` in front of the app repeats the same
-            bytes instead of an error.
+            restart, since each training draws noise anew; ``answer_once_mod`` can repeat the answer instead of an
+            error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
     """
     if defense.examples:
@@ -77,10 +77,10 @@ def private_loader(
 ) -> Iterator[Any]:
     """Yield the batches of ``loader``, changed by a defense that acts on data alone (ATS, InstaHide).
 
-    Each call draws new random numbers, unless ``seed`` is an integer: put ``answer_once_mod`` in front of the app, or
-    a repeated message shows the same batch under other noise. Batches are pairs (images, labels)
-    or mappings with both; mixed labels are probabilities (B, K). ``UserError`` if the defense also acts on anything
-    else.
+    Each call draws new random numbers, unless ``seed`` is an integer: put ``answer_once_mod`` in front of the app, or a
+    repeated message shows the same batch under other noise. By default the seed is the secret of ``context``. Batches
+    are pairs (images, labels) or mappings with both; mixed labels are probabilities (B, K). ``UserError`` if the
+    defense also acts on anything else.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
@@ -97,7 +97,7 @@ def private_loader(
 
 @dataclass(eq=False)
 class DefendedTraining:
-    """The steps of one round on one client; made by ``train_step``, used as a context."""
+    """A client's defended training steps in one round; made by ``train_step``, used as a context."""
 
     defense: Defense
     net: nn.Module
@@ -130,7 +130,7 @@ class DefendedTraining:
         return self
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Set the defended gradients; return the batch's mean cross entropy, NaN if the defense withholds it."""
+        """Set the network's gradients to defended ones, and return the batch's mean cross entropy; NaN if withheld."""
         batch = Batch(_plain(images, self.normalization), labels)
         batch = _hooked(self.defense, batch, self._state, self._rng)
         model = self._prepared(tuple(batch.inputs.shape[1:]))

@@ -46,7 +46,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Return gradients by name, and under ``""`` the derivative of their squared norm with respect to ``inputs``."""
+    """Return gradients by name, and as ``""`` the derivative of their squared norm with respect to ``inputs``."""
     with victims.differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -72,7 +72,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
 
 
 def sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """Return the change by ``steps`` steps of SGD with momentum, as a multiple of lr times the constant gradient."""
+    """Return how far ``steps`` steps of SGD with momentum go along a constant gradient, as a multiple of the lr."""
     velocity, total = 0.0, 0.0
     for _ in range(steps):
         velocity = 1 + plan.momentum * velocity
@@ -93,7 +93,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 
 
 class Unrolled(victims.VictimGradients):
-    """Method that replays the local steps of each victim, and returns the parameters' change divided by -lr."""
+    """Computes gradients by replaying each victim's local steps: the parameters' change divided by -lr."""
 
     def __init__(self, victim_model: victims.VictimModel) -> None:
         self._victim_model = victim_model
@@ -138,7 +138,7 @@ def step_direction(
 def decaying_step(
     gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return the step and moments of :func:`step_direction`, including the plan's weight decay of ``parameters``."""
+    """Return the step and moments of :func:`step_direction` if the plan's weight decay acts on ``parameters``, too."""
     if plan.weight_decay and plan.optimizer != "adamw":
         gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
     step, moments = step_direction(gradients, moments, plan, number)
@@ -148,7 +148,7 @@ def decaying_step(
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """Return part of a parameter, ``rows``, after ``steps`` steps of weight decay alone, without a gradient."""
+    """Return some rows of a parameter after ``steps`` steps of weight decay alone, without a gradient."""
     if not plan.weight_decay:
         return rows
     moments: list[Tensors] = [{}, {}]
@@ -180,10 +180,9 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[victims.LossChange] = (),
 ) -> BatchGradient:
-    """Return a differentiable function from inputs, shaped like the batch's, to the loss gradient at ``state``.
+    """Return a differentiable function from inputs like the batch's to the gradient of the loss at ``state``.
 
-    ``names``: parameters of the gradient. ``changes``: changes of the loss, such as a defense's; with these or with
-    dropout, the function is slower.
+    ``names``: parameters of the gradient. ``changes``: changes of the loss, such as a defense's, which cost time.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 

@@ -88,7 +88,7 @@ class FrozenNorm(nn.Module):
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums (V, C) over images and positions of ``inputs * deltas`` and of ``deltas`` (V, B, C, ...)."""
+    """Return the sums (V, C) of ``inputs * deltas`` and of ``deltas`` (V, B, C, ...), over images and positions."""
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
@@ -166,7 +166,7 @@ _compiles = ContextVar("compiles", default=False)
 
 @contextmanager
 def for_a_compiler() -> Iterator[None]:
-    """Avoid operations that ``torch.compile`` handles badly within the context."""
+    """Within the context, avoid operations that ``torch.compile`` handles badly."""
     token = _compiles.set(True)
     try:
         yield
@@ -175,7 +175,7 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Return ``True`` if :func:`transposed` is faster than PyTorch's backward pass for ``images`` images."""
+    """Return ``True`` if :func:`transposed` is faster than PyTorch's backward pass, for a number of ``images``."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
@@ -191,7 +191,7 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 
 
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
-    """Return the gradient (N, C, H, W) with respect to a convolution's images of shape ``shape``.
+    """Return the gradient (N, C, H, W) with respect to a convolution's input images, of the given ``shape``.
 
     Pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
     outputs of one convolution without stride. ``back``: output gradients (N, O, h, w). ``weight``: (O, C, kh, kw).
@@ -254,8 +254,7 @@ def convolution_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Return each victim's gradients with respect to weight, (V, *shape), and bias, (V, O), of the layer ``module``.
 
-    ``inputs`` are (V, B, C, H, W), ``deltas`` output gradients (V, B, O, h, w). The bias's gradient is ``None`` unless
-    ``with_bias``.
+    ``inputs``: (V, B, C, H, W). ``deltas``: gradients (V, B, O, h, w) with respect to the O output channels.
     """
     padding = module.padding
     if not pads_with_zeros(module):
@@ -277,7 +276,7 @@ def convolution_gradients(
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
     """Unfold ``inputs`` (V, B, C, H, W) into the D values under the layer's kernel at each of T output pixels.
 
-    Return (V, B, groups, D, T). ``settings``: stride, padding and dilation.
+    The result is (V, B, groups, D, T). ``settings``: stride, padding and dilation.
     """
     stride, padding, dilation = settings
     columns = F.unfold(inputs.flatten(0, 1), module.kernel_size, dilation, padding, stride)
@@ -429,7 +428,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return (convolution, norm) names of pairs of layers, to be folded since this saves time for inputs (N, ...).
+    """Return the names of (convolution, norm) pairs of layers that are faster if folded, for inputs (N, ...).
 
     Folding is wrong if anything else uses the convolution's output, which is not detected.
     """

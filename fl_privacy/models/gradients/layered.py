@@ -35,7 +35,6 @@ class LayerCall:
 
     @property
     def positions(self) -> int:
-        """Return the number P of positions at which the layer is applied to a victim's images."""
         outputs = self.deltas.shape[2] if isinstance(self.module, nn.Conv2d) else self.deltas.shape[-1]
         return self.deltas[0].numel() // outputs
 
@@ -43,7 +42,7 @@ class LayerCall:
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return a call with one victim whose gradient is the sum of all victims', weighted with ``weights`` (V,)."""
+        """Return a call with one victim, whose gradient is the sum of all victims' gradients times ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -83,7 +82,10 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return factors (V, O, P) and (V, D, P) of the called layer's weight gradient; ``None`` if it has no factors."""
+    """Return two factors of the called layer's weight gradient; ``None`` if it has no factors.
+
+    They have the shapes (V, outputs, positions) and (V, inputs, positions).
+    """
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -140,7 +142,7 @@ _EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Factors of gradients ``left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
+    """Factors of matrices ``left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
 
     left: Tensor
     core: Tensor
@@ -151,7 +153,7 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return ``True`` if products of a gradient's factors, (O, P) and (D, P), are faster than forming it."""
+    """Return ``True`` if gradients of a layer are compared faster by their factors than after forming them."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
@@ -179,7 +181,7 @@ class NotLayeredError(RuntimeError):
 
 
 class Layered(VictimGradients):
-    """Method that computes all victims' gradients in one forward and one backward pass over the stacked batches."""
+    """Computes all victims' gradients in one forward and one backward pass over the stacked batches."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -192,7 +194,7 @@ class Layered(VictimGradients):
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:
-        """Fold norms into convolutions if that saves time for inputs (V, B, ...), and return this object."""
+        """Fold norms into convolutions if that is faster for inputs (V, B, ...), and return this object."""
         self._victims.count = len(inputs)
         self._fold(convolution.foldable(self._model, inputs.flatten(0, 1)))
         return self
@@ -213,7 +215,7 @@ class Layered(VictimGradients):
     def gradients_and_products(
         self, inputs: Tensor, labels: Tensor, factored: Collection[str], hidden: Tensor | None = None
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
-        """Return gradients by name, and for weights in ``factored`` their factors instead, if the layer has factors.
+        """Return gradients by name; for weights in ``factored``, return their factors instead, if there are any.
 
         The factors are those of :func:`weight_factors`; ``hidden`` is that of :meth:`passed`.
         """
@@ -266,7 +268,7 @@ class Layered(VictimGradients):
         """Return the sum of all victims' losses, detached, and the recorded call of each layer.
 
         The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of a
-        further, unknown loss with respect to the inputs of the layer ``victim_model.hidden``.
+        further, unknown loss with respect to the inputs of the layer with the weight ``victim_model.hidden``.
         """
         count, size = inputs.shape[:2]
         create_graph = torch.is_grad_enabled()
@@ -297,7 +299,6 @@ class Layered(VictimGradients):
 
 
 def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield each layer's path, and a mapping from wanted parameters' names in the layer to names in the model."""
     for path, module in model.named_modules():
         own = module.named_parameters(recurse=False)
         if matched := {own_name: names[id(p)] for own_name, p in own if id(p) in names}:

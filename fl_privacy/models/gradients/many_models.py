@@ -31,7 +31,7 @@ class ConvolutionOfMany(nn.Conv2d):
 
 
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
-    """Return a copy of ``model`` to ``vmap`` over parameters, fast on batches as large as ``inputs`` (B, C, H, W)."""
+    """Return a copy of ``model`` for ``vmap`` over parameters, fast on batches like ``inputs`` (B, C, H, W)."""
     copied = copy.deepcopy(model)
     found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and convolution.pads_with_zeros(m)}
     with torch.no_grad(), hooks.leaving(found) as calls:
@@ -68,7 +68,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _Slopes(torch.autograd.Function):
-    """Convolution's backward pass, batched for ``vmap``; gradients that are not wanted are empty."""
+    """Backward pass of a convolution, batched for ``vmap``; gradients that are not wanted are empty."""
 
     @staticmethod
     def forward(deltas: Tensor, inputs: Tensor, weight: Tensor, how: Any) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Return the models after a training step on each entry of ``order``: indices (M, B) of examples in ``pool``.
+        """Return the M models after a training step on each of ``order``: indices (M, B) of examples in ``pool``.
 
         The gradient of each model is clipped to the l2 norm ``longest``.
         """
@@ -153,7 +153,7 @@ class ManyModels:
     @torch.no_grad()
     @victims.plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return (M, N): ``measure(logits, labels)``, in evaluation mode, of M models on N ``examples``."""
+        """Return ``measure(logits, labels)``, (M, N), of M models in evaluation mode on N ``examples``."""
         self.model.eval()
 
         def one(parameters: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:

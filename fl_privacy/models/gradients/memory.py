@@ -23,8 +23,6 @@ _ALWAYS, _GROWN_TRIM, _GROWN_MMAP, _USUAL_MAX = 2**31 - 1, 64 * 2**20, 32 * 2**2
 
 
 class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Context that counts the bytes of the results of all operations within it."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
@@ -53,7 +51,7 @@ _processes = [1]
 
 
 def share_among(processes: int) -> None:
-    """Restrict this process to one of ``processes`` equal shares of the main memory."""
+    """Let this process use only one of ``processes`` equal shares of the main memory."""
     _processes[0] = processes
 
 
@@ -98,7 +96,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device ``name``; ``auto`` is the first GPU, or the CPU without one."""
+    """Return the device ``name``; ``auto`` is the first GPU, or the CPU without one. ``UserError`` if it is missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):

@@ -54,7 +54,7 @@ class GradientSketch:
         return found
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
-        """Map ``sketched`` (size,) to gradients with the shapes of ``like``, using the sketch's transposed matrix."""
+        """Map ``sketched`` (size,) back to gradients shaped like ``like``, by the transposed matrix of the sketch."""
         parts = self._parts({name: value.unsqueeze(0) for name, value in like.items()})
         return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
 
@@ -65,7 +65,7 @@ class GradientSketch:
 
 @dataclass(frozen=True, eq=False)
 class GradientClassifier:
-    """Classifier of sketched gradients (B, F) by their direction, with logits (B, A) for A classes."""
+    """Classifier of sketched gradients (B, F) by their direction; it returns logits (B, A) of A classes."""
 
     mean: Tensor  # (F,) mean of the training inputs, each scaled to norm 1
     basis: Tensor  # (F, R) principal directions of these inputs, scaled
@@ -132,7 +132,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Return each example's gradient of the loss with ``changes``, (B, *shape) by name, differentiable by inputs."""
+    """Return each example's loss gradient, with ``changes``, (B, *shape) by name, differentiable in the inputs."""
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -295,7 +295,7 @@ _ROUNDING = 1e-6  # rounding of inner products in single precision, relative to 
 
 
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
-    """Return the squared norms (B,) of the weight's gradients from inner products; ``None`` if this is slower."""
+    """Return squared norms (B,) of a weight's example gradients from inner products; ``None`` if this is slower."""
     weight = call.module.get_parameter("weight")
     if weight.dim() < 2 or not pays(len(weight), weight[0].numel(), call.positions):
         return None
@@ -314,7 +314,7 @@ def _squares(gradient: Tensor) -> Tensor:
 
 
 def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
-    """Return the factors (B,) min(1, clip_norm / norm), 0 if not finite, from the tensors' squared norms (B,)."""
+    """Return the clipping factors (B,) min(1, clip_norm / norm), 0 if not finite, from squared norms of tensors."""
     norms = torch.stack(list(squares)).sum(0).sqrt()
     return torch.where(norms.isfinite(), (clip_norm / norms).clamp(max=1.0), 0)
 
@@ -344,8 +344,7 @@ def gradient_products(
 ) -> tuple[Tensor, Tensor]:
     """Return inner products (B, K) of each example's gradient with K ``directions``, and gradients' squared norms (B,).
 
-    A gradient has all parameters that are in any direction; in a direction that lacks one of them, it counts as 0.
-    Batch norm is in evaluation mode.
+    Parameters in any direction count, as 0 in a direction that lacks them. Batch norm is in evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}

@@ -136,7 +136,7 @@ class VictimGradients(ABC):
 
 
 class VictimLoss:
-    """Loss of one victim's batch as a function of parameters, which are given by name in the model."""
+    """Loss of one victim's batch as a function of parameters by name."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._model, self._names, _ = separated_copy(victim_model.model)
@@ -146,13 +146,13 @@ class VictimLoss:
         return {name: self._model.get_parameter(own) for name, own in self._names.items()}
 
     def __call__(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the scalar loss; parameters missing from ``parameters`` keep the values that were sent."""
+        """Return the scalar loss; parameters not given keep the values that the victims were sent."""
         renamed = {self._names[name]: value for name, value in parameters.items()}
         return self._scale * self._of_outputs(functional_call(self._model, renamed, (inputs,)), labels)
 
 
 class Vectorized(VictimGradients):
-    """Method that computes all victims' gradients with ``vmap`` of one victim's loss."""
+    """Computes all victims' gradients with ``vmap`` of one victim's loss."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._loss = VictimLoss(victim_model)
@@ -164,7 +164,7 @@ class Vectorized(VictimGradients):
 
 
 class OneByOne(VictimGradients):
-    """Method that computes the gradients of one victim after another with :func:`loss_gradients`."""
+    """Computes the gradients of one victim after another with :func:`loss_gradients`."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -193,7 +193,7 @@ def plain_attention() -> Iterator[None]:
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Let attention and convolutions use twice differentiable, full-precision operations within the context."""
+    """Within the context, let attention and convolutions use twice differentiable operations of full precision."""
     cudnn = torch.backends.cudnn
     exact = cudnn.flags(
         enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False

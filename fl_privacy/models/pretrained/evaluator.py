@@ -75,10 +75,10 @@ def fitted(
     device: torch.device | str,
     progress: Progress,
 ) -> N:
-    """Return ``network`` after training on ``number`` examples; each epoch shows every batch at every noise level.
+    """Return ``network`` after training on ``number`` examples; an epoch shows every example at every noise level.
 
-    ``losses`` maps indices (B,) of examples to a function from indices (B,) of noise levels, modulo the number of
-    levels, to the loss.
+    ``losses`` maps the indices (B,) of a batch's examples to a function. This function returns the loss, given the
+    index (B,) of each example's noise level, modulo the number of levels.
     """
     order = derive_generator(seed, "evaluator", "order")
     optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
@@ -108,8 +108,7 @@ def train_evaluator(
     """Return an evaluation network trained to predict the noise ratio of images blended with uniform noise.
 
     ``images`` (N, C, H, W) uint8 are public. The loss is Refiner's Eq. 5, a binary cross entropy, with the true ratios
-    or with the predictions of ``teacher``, a larger network on ``device`` (Hinton et al. 2015). ``UserError`` if the
-    teacher is for images of another shape.
+    or with the predictions of ``teacher``, a larger network for images of the same shape (Hinton et al. 2015).
     """
     if teacher is not None and teacher.input_shape != tuple(images.shape[1:]):
         expected, got = ("x".join(map(str, shape)) for shape in (images.shape[1:], teacher.input_shape))
@@ -162,7 +161,7 @@ CHUNK = 512  # images judged at once
 
 @torch.no_grad()
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
-    """Return the noise ratios (R, N) predicted for images (N, C, H, W) uint8 with noise at ``ratios`` (R,)."""
+    """Return noise ratios (R, N) predicted for N images (N, C, H, W) uint8 with noise at R true ``ratios`` (R,)."""
     device, rows = next(network.parameters()).device, []
     rng = torch.Generator(device=device).manual_seed(seed)
     for ratio in ratios.tolist():
@@ -177,7 +176,7 @@ TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """Scaling of word embeddings to [0, 1], using the range of each coordinate in the embedding ``table`` (n, d)."""
+    """Scaling of word embeddings to [0, 1], by the range of each of d coordinates in the embedding ``table`` (n, d)."""
 
     table: Tensor
 
@@ -238,7 +237,7 @@ def mix_with_random_words(
     """Replace a share ``ratios`` (N,) of the words of ``tokens`` (N, L) by random words, or blend all words with them.
 
     Return scaled embeddings (N, L, d) (see :class:`WordBox`), and the random share (N, L) of each word. ``tokens`` are
-    padded with -1; ``blended`` (N,) marks texts whose words are all blended, by their text's ratio.
+    padded with -1. ``blended`` (N,): true for texts in which all words are blended, by the text's ratio.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -283,7 +282,7 @@ def train_word_evaluator(
 
 @torch.no_grad()
 def random_word_curve(network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor) -> Tensor:
-    """Return the shares (R, N) of random words predicted for texts (N, L) with true shares ``ratios`` (R,)."""
+    """Return the shares (R, N) of random words predicted for N texts (N, L) with R true shares ``ratios`` (R,)."""
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(0), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():

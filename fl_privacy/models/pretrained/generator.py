@@ -30,7 +30,7 @@ MOST_FILTERS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorShape:
-    """Architecture of a generator."""
+    """Architecture of a generator, such as the images' size and the number of latents."""
 
     channels: int
     size: int  # height and width of the images, a multiple of 4 such as 28, 32 or 64
@@ -163,7 +163,7 @@ ALIKE = 3.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Provenance:
-    """Training data of a generator, with fingerprints (N, 64) uint8 of the images, empty if unknown."""
+    """Training data of a generator; the images' fingerprints (N, 64) uint8 are empty if unknown."""
 
     data: str
     split: str
@@ -179,7 +179,7 @@ class Provenance:
         return json.dumps({name: getattr(self, name) for name in _ORIGIN})
 
     def seen(self, images: Tensor) -> Tensor:
-        """Return booleans (N,), true for ``images`` (N, C, H, W) like a known training image; all false without any."""
+        """Return booleans (N,), true for ``images`` like a known training image; all false if none is known."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
@@ -269,7 +269,7 @@ def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """Return the state in ``file`` of the training ``key``; ``None`` if the file is missing or of another training."""
+    """Return the state of the training ``key`` in ``file``; ``None`` without one, ``UserError`` if it is damaged."""
     if not file.is_file():
         return None
     with readable("The state of a training", file, "remove it"):
@@ -346,7 +346,7 @@ def find_generator(
 
 
 def expect_generator(path: str | None) -> None:
-    """Raise ``UserError`` if the generator ``path`` is an unreadable file or a missing package; ``None`` passes."""
+    """Raise ``UserError`` if the generator ``path`` can't be read, or the package of faces is missing."""
     if path == FACES:
         expect_faces()
     elif path is not None:

@@ -53,7 +53,7 @@ class GeneratorPlan:
 class GeneratorTraining:
     """Resumable training on images (N, C, H, W) uint8 with labels (N,); each step has its own random stream.
 
-    The discriminator has the hinge loss (Miyato et al. 2018); the result is a running mean of the generator.
+    The discriminator has the hinge loss (Miyato et al. 2018); the resulting generator is a running mean over steps.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class GeneratorTraining:
         return moved.permute(0, 3, 1, 2)
 
     def state(self) -> dict[str, Tensor]:
-        """Return by name all tensors with which another process can continue the training bit for bit."""
+        """Return all tensors, by name, from which another process can continue the training bit for bit."""
         found = {"done": torch.tensor(self.done)}
         for part, module in self._parts.items():
             found |= {f"{part}/{name}": value for name, value in module.state_dict().items()}
