@@ -342,9 +342,7 @@ def test_a_process_that_can_not_be_had_leaves_nothing_open(monkeypatch: pytest.M
 def test_folders_that_killed_processes_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("fl_privacy.files.NEW_SECONDS", -1.0)
-    kill = (
-        "import fl_privacy.files as f, os; f.write_private(f.make_temporary('fl-privacy-') / 'x', ''); os.abort()"
-    )
+    kill = "import fl_privacy.files as f, os; f.write_private(f.make_temporary('fl-privacy-') / 'x', ''); os.abort()"
     variables = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": ROOT}
     subprocess.run([sys.executable, "-c", kill], env=variables, check=False)
     (left,) = tmp_path.iterdir()
