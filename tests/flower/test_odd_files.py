@@ -181,3 +181,25 @@ def test_a_pickle_that_an_app_can_do_without_is_not_drawn(tmp_path: Path, end: s
         exec(compile(code, str(tmp_path / "script.py"), "exec"), told)
         found = told["load"](tmp_path / "dict_info.pickle")
     assert bool(drawing.asked) is drawn and (drawn or found == {"round": None})
+
+
+@pytest.mark.parametrize(
+    ("option", "page", "given"),
+    [
+        ('"--expid", required=True', "python src/fl.py --config ./c \\\n --expid profile_a --iid", "profile_a"),
+        ('"-c", "--config", required=True', "`python -m fl -c configs/fed.yaml`", "configs/fed.yaml"),
+        ('"--config", required=True', "", "configs/fl.yaml"),
+        ('"--expid", required=True', "python fl.py --expid <YOURS>", "{partition}"),
+        ('"--data", required=True', "python fl.py --data a.csv\npython fl.py --data b.csv", "{partition:a.csv|b.csv}"),
+        ('"--rounds", required=True', "python fl.py --rounds 100", "1"),
+    ],
+)
+def test_options_are_given_as_in_the_projects_own_commands(tmp_path: Path, option: str, page: str, given: str) -> None:
+    script = "import argparse, flwr as fl\np = argparse.ArgumentParser()\np.add_argument(%s)\n"
+    (tmp_path / "fl.py").write_text(script % option + "fl.client.start_client(server_address='x', client=None)\n")
+    (tmp_path / "README.md").write_text(f"How to run it:\n{page}\n")
+    (tmp_path / "configs").mkdir()
+    for name in ("alone.yaml", "fl.yaml"):
+        (tmp_path / "configs" / name).write_text("")
+    found = find_scripts(tmp_path)
+    assert found is not None and found.client_arguments[1] == given

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import decode_source
 from itertools import chain, islice
 from pathlib import Path
@@ -186,7 +186,8 @@ def find_scripts(
         if given is not None:
             return tuple(given)
         near = [files[path], *(files[each] for each in files[path].imports)] if path in files else []
-        return tuple(_guessed([each.tree for each in near], of_client=of_client))
+        stated = partial(_stated, folder, path)
+        return tuple(_guessed([each.tree for each in near], stated, of_client=of_client))
 
     return Scripts(
         server=chosen,
@@ -326,19 +327,46 @@ def _unnumbered(path: Path, folder: Path) -> str:
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
-def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
+def _stated(folder: Path, script: Path, flags: Sequence[str]) -> list[str]:
+    """Return values of an option with these ``flags``: of a script's commands in the project's pages, else its files.
+
+    A file is one of settings, with a name near to those of the option and the script.
+    """
+    pages = chain.from_iterable(folder.glob(f"{place}{each}") for place in ("", "*/") for each in _PAGES)
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in pages if path.stat().st_size < MOST_BYTES)
+    lines = chain.from_iterable(text.replace("\\\n", " ").splitlines() for text in texts)
+    own = re.compile(rf"\b{re.escape(script.stem)}(\.py)? (.*)")
+    given = (found for line in lines if (command := own.search(line)) for found in _GIVEN.findall(command[2]))
+    values = [value for flag, _, value in given if flag in flags]
+    if not values and _SETTINGS.search(flags[-1]):
+        words = {*re.split(r"[-_]", f"{script.stem}_{flags[-1].lstrip('-')}_fed_default"), "fl"} - {"config"}
+        files = [path for path in chain(folder.glob("*.*"), folder.glob("*/*.*")) if path.suffix in _OF_SETTINGS]
+        files.sort(key=lambda path: (-sum(word in path.stem.lower() for word in words), len(path.parts), str(path)))
+        values = [named(path, folder) for path in files[:1]]
+    return [*dict.fromkeys(values)]
+
+
+_PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
+_GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)(\w[\w./:-]*)\2(?![^\s`"')])""")
+_SETTINGS = re.compile(r"(^|[-_])(config|cfg|conf|settings|params)([-_](file|path))?$")
+_OF_SETTINGS = {".yaml", ".yml", ".json", ".cfg", ".ini", ".conf"}
+
+
+def _guessed(
+    trees: Sequence[ast.Module], stated: Callable[[Sequence[str]], list[str]], *, of_client: bool
+) -> Iterator[str]:
     """Yield the words of a command line that sets the options for which the scripts' parsers have no usable default."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
         own = [flag for flag in own if "iid" not in ast.unparse(asked[flag])]  # a way to divide data
         for flag in filter(None, asked):
-            name, stated = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
-            choices = given if isinstance(given := constant(stated.get("choices")), list | tuple) else ()
-            empty = constant(stated.get("default")) == 0 and bool(_ENDS.match(name))
-            needed = not flag.startswith("-") or constant(stated.get("required")) is True or empty
-            unset = not stated.keys() & {"default", "nargs"}  # None, unless it is given
-            first = 1 if _FROM_ONE.search(str(constant(stated.get("help")))) else _first_of_range(stated.get("choices"))
+            name, taken = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
+            choices = given if isinstance(given := constant(taken.get("choices")), list | tuple) else ()
+            empty = constant(taken.get("default")) == 0 and bool(_ENDS.match(name))
+            needed = not flag.startswith("-") or constant(taken.get("required")) is True or empty
+            unset = not taken.keys() & {"default", "nargs"}  # None, unless it is given
+            first = 1 if _FROM_ONE.search(str(constant(taken.get("help")))) else _first_of_range(taken.get("choices"))
             value: str | None = None
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
@@ -346,12 +374,14 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 one = f"{{partition+{first}}}" if first else "{partition}"
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if choices else one
             elif needed:
-                kind, example = dotted(stated.get("type", tree)), _EXAMPLE.search(str(constant(stated.get("help"))))
+                kind, example = dotted(taken.get("type", tree)), _EXAMPLE.search(str(constant(taken.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
-                known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
+                told = stated([str(constant(each)) for each in asked[flag].args]) if flag.startswith("-") else []
+                told = [f"{{partition:{'|'.join(told)}}}"] if of_client and told[1:] else told[:1]
+                known = usual_for(name), *told, *map(str, choices[:1]), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
-                counts = dotted(stated.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
+                counts = dotted(taken.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
                 value = usual_for(name) if counts else None
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
