@@ -17,7 +17,7 @@ from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import older_names_lent
 from fl_privacy.auditing.app.odd_files import Few, Score
 from fl_privacy.auditing.app.scripts import SourceFile, find_scripts
-from fl_privacy.auditing.app.stand_in import Drawing
+from fl_privacy.auditing.app.stand_in import Drawing, column
 from fl_privacy.auditing.app.stood_in import stood_in
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
@@ -203,3 +203,11 @@ def test_options_are_given_as_in_the_projects_own_commands(tmp_path: Path, optio
         (tmp_path / "configs" / name).write_text("")
     found = find_scripts(tmp_path)
     assert found is not None and found.client_arguments[1] == given
+
+
+def test_ratings_are_whole_and_users_stand_in_several_rows() -> None:
+    rng = np.random.default_rng(0)
+    assert {*column("rating", 200, 2, rng)} == {1, 2, 3, 4, 5}
+    for name in ("userId", "movie_id"):
+        assert 20 < len({*column(name, 200, 2, rng)}) <= 40
+    assert len({*column("paid", 200, 2, rng)}) > 40

@@ -30,6 +30,8 @@ TEXT = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"date|time", re.IGNORECASE)
+RATED, OF_SOME = re.compile(r"(^|[-_ ])([Rr]ating|stars?)s?$"), re.compile(r"(.[-_ ]|[a-z](?=I))(id|Id|ID)s?$")
+"""Names of columns of ratings, and of numbers of users or items, which stand in several rows."""
 
 _DATA_SETS = shipped(__file__, "data_sets.yaml")
 WORDS: Sequence[str] = _DATA_SETS["words"].split()
@@ -138,11 +140,13 @@ def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
 
 
 def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Sequence[object] | np.ndarray:
-    """Draw a table's column (N,) of the kind that ``name`` suggests: labels, texts, days, or positive numbers."""
+    """Draw a column (N,) of the kind that ``name`` suggests: labels, texts, ratings, days, or positive numbers."""
     if LABEL.search(name):
         return labels(number, classes)
     if TEXT.search(name):
         return texts(number, classes, rng)
+    if (rated := RATED.search(name)) or OF_SOME.search(name):
+        return rng.integers(1, 6 if rated else 41, number)
     if TIME.search(name):
         return np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(number)).tolist()
     drawn = numbers(number, 1, classes, rng)[:, 0]
@@ -157,10 +161,10 @@ class Drawing:
     """
 
     def __init__(
-        self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] | None = None
+        self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] = {}
     ) -> None:
         self.files, self._seed = folder, seed
-        columns = {key: value for key, value in (config or {}).items() if _COLUMN.search(key)}
+        columns = {key: value for key, value in config.items() if _COLUMN.search(key)}
         self.asked: dict[str, str] = {}
         self.shares, self._pretrained = 0, set[str]()
         self.class_names = list[str]()
@@ -169,9 +173,9 @@ class Drawing:
         self._removed, self._made = set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
         self.names = _names([*columns.values()])
-        named_sets = [value for key, value in (config or {}).items() if re.match(r"data[-_]?set([-_](name|id))?$", key)]
-        self.set_named = named_sets[0] if named_sets else None
-        sizes = [(key.replace("-", "_"), value) for key, value in (config or {}).items() if type(value) is int]
+        sets = (value for key, value in config.items() if re.match(r"data[-_]?set([-_](name|id))?$", key))
+        self.set_named = next(sets, None)
+        sizes = [(key.replace("-", "_"), value) for key, value in config.items() if type(value) is int]
         named = [value for key, value in sizes if _CLASSES.match(key)]
         features, layers = [value for key, value in sizes if _FEATURES.match(key)], list[list[Any]]()
         self.values: dict[str, list[str]] = {}
@@ -262,9 +266,8 @@ class Drawing:
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
         first = constant(node.args[0]) if node.args else None
         if called(node) in {"Input", "InputLayer"}:
-            pairs += [
-                ("input_shape", self._value(each)) for each in (*node.args[:1], *(k.value for k in node.keywords))
-            ]
+            given = (*node.args[:1], *(each.value for each in node.keywords))
+            pairs += [("input_shape", self._value(each)) for each in given]
         elif called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
             layers.append([first, constant(node.args[1])])
         elif called(node) == "Dense" and ("activation", "softmax") in pairs:
@@ -381,7 +384,6 @@ class Drawing:
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
         rest += [f"feature_{n}" for n in range(len(kept), self.features or max(len(kept), 10))]
-
         drawn_column = self.column_of
 
         class Table(pandas.DataFrame):  # type: ignore[name-defined]
