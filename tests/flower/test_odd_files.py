@@ -15,7 +15,7 @@ import torch
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import older_names_lent
-from fl_privacy.auditing.app.odd_files import Few, Score
+from fl_privacy.auditing.app.odd_files import Few, Score, saved_by_torch
 from fl_privacy.auditing.app.scripts import SourceFile, find_scripts
 from fl_privacy.auditing.app.stand_in import Drawing, column
 from fl_privacy.auditing.app.stood_in import stood_in
@@ -211,3 +211,11 @@ def test_ratings_are_whole_and_users_stand_in_several_rows() -> None:
     for name in ("userId", "movie_id"):
         assert 20 < len({*column(name, 200, 2, rng)}) <= 40
     assert len({*column("paid", 200, 2, rng)}) > 40
+
+
+def test_a_saved_set_of_the_hub_has_examples_by_their_columns(tmp_path: Path) -> None:
+    code = "{}\nfor batch in loader:\n    net(batch['image']), batch['label'], rule['label1']\nConv2d(1, 8)\n"
+    found = saved_by_torch(drawing_of(code.format("from flwr_datasets import FederatedDataset"), tmp_path), "train.pt")
+    assert found[0]["image"].shape == (1, 28, 28) and found[3]["label"] == 1
+    other = saved_by_torch(drawing_of(code.format("import torchvision"), tmp_path), "train.pt")
+    assert isinstance(other, torch.utils.data.TensorDataset)

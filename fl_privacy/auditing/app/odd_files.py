@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fl_privacy.auditing.app import stand_in
 from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TRAIN, Drawing, Shape, labels, numbers, texts
 from fl_privacy.federation.replies import attempt
 
@@ -117,7 +118,7 @@ def unpickled(drawing: Drawing, path: Path) -> Any:
         drawing.note(str(path), "a scaler that leaves rows as they are")
         return FittedStandIn()
     if OF_MODEL.search(path.stem):
-        return drawing.saved_by_torch(path)
+        return saved_by_torch(drawing, path)
     return archive(drawing, path)
 
 
@@ -155,6 +156,23 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
         return None
     drawing.note(str(path), "an empty file, since nothing is connected here,")
     return BytesIO() if "b" in mode else StringIO()
+
+
+def saved_by_torch(drawing: Drawing, path: object) -> Any:
+    """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
+    if OF_MODEL.search(Path(str(path)).stem):
+        drawing.note(str(path), stand_in.UNTRAINED, pretrained=True)
+        return stand_in.NoWeights()
+    torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
+    rows = torch.tensor(drawing.array(part, path)).float()
+    given = torch.tensor(labels(len(rows), max(drawing.classes, 2))).long()
+    if drawing.colors and rows.dim() > 2:
+        rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
+    drawing.note(str(path), f"{len(rows)} drawn examples")
+    keys = [min(filter(kind.search, drawing.names), key=len, default="") for kind in (IMAGE, LABEL)]
+    if all(keys) and drawing.uses("datasets", "flwr_datasets"):  # whose examples were saved, each by its columns
+        return [dict(zip(keys, each, strict=True)) for each in zip(rows, given.tolist(), strict=True)]
+    return torch.utils.data.TensorDataset(rows, given)
 
 
 def stated(drawing: Drawing, path: str, there: Path) -> Any:

@@ -444,19 +444,6 @@ class Drawing:
         drawn = numbers(TRAIN + TEST, self.features or 10, classes, self.rng(str(path)))
         return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
 
-    def saved_by_torch(self, path: object) -> Any:
-        """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
-        if OF_MODEL.search(Path(str(path)).stem):
-            self.note(str(path), UNTRAINED, pretrained=True)
-            return NoWeights()
-        torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
-        rows = torch.tensor(self.array(part, path)).float()
-        given = torch.tensor(labels(len(rows), max(self.classes, 2))).long()
-        if self.colors and rows.dim() > 2:
-            rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
-        self.note(str(path), f"{len(rows)} drawn examples")
-        return torch.utils.data.TensorDataset(rows, given)
-
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]

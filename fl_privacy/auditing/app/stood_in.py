@@ -87,7 +87,7 @@ class Hooks:
             *(("numpy", name, drawn(drawing.lines)) for name in ("loadtxt", "genfromtxt")),
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
-            ("torch", "load", drawn(drawing.saved_by_torch)),
+            ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
             *((each, "load_state_dict_from_url", fetched(_begun)) for each in ("torch.hub", "torchvision.models._api")),
