@@ -219,3 +219,11 @@ def test_a_saved_set_of_the_hub_has_examples_by_their_columns(tmp_path: Path) ->
     assert found[0]["image"].shape == (1, 28, 28) and found[3]["label"] == 1
     other = saved_by_torch(drawing_of(code.format("import torchvision"), tmp_path), "train.pt")
     assert isinstance(other, torch.utils.data.TensorDataset)
+
+
+@pytest.mark.parametrize("held", ["", "notes"])
+def test_pictures_are_drawn_where_a_folder_has_none_by_class(tmp_path: Path, held: str) -> None:
+    folders = importlib.import_module("torchvision.datasets")
+    (tmp_path / "data" / held).mkdir(parents=True)
+    with stood_in(drawing_of("nn.Linear(4, 3)", tmp_path / "files")):
+        assert len(folders.ImageFolder(str(tmp_path / "data")).classes) == 3

@@ -361,8 +361,10 @@ class Hooks:
         given = inspect.signature(original).bind(*args, **kwargs)
         name = "root" if "root" in given.arguments else "directory"
         root = Path(str(given.arguments[name]))
-        if not (root.is_dir() and any(each.is_dir() or name == "directory" for each in root.iterdir())):
-            given.arguments[name] = str(self.drawing.folder(root))
+        if root.is_dir():
+            with suppress(FileNotFoundError):  # there is no folder of a class, or one without pictures
+                return original(*args, **kwargs)
+        given.arguments[name] = str(self.drawing.folder(root))
         return original(*given.args, **given.kwargs)
 
     def openml(self, number: object, *args: Any, **kwargs: Any) -> Any:
