@@ -227,3 +227,12 @@ def test_pictures_are_drawn_where_a_folder_has_none_by_class(tmp_path: Path, hel
     (tmp_path / "data" / held).mkdir(parents=True)
     with stood_in(drawing_of("nn.Linear(4, 3)", tmp_path / "files")):
         assert len(folders.ImageFolder(str(tmp_path / "data")).classes) == 3
+
+
+def test_a_server_has_the_clients_of_its_name(tmp_path: Path) -> None:
+    for name in ("fl", "sim_of_it"):
+        (tmp_path / f"{name}_server.py").write_text("import flwr as fl\nfl.server.start_server()\n")
+        (tmp_path / f"{name}_client.py").write_text("import flwr as fl\nfl.client.start_client()\n")
+    for but, name in (([], "fl"), ([tmp_path / "fl_server.py"], "sim_of_it")):
+        found = find_scripts(tmp_path, but=but)
+        assert found is not None and [each.stem for each in found.clients] == [f"{name}_client"]

@@ -314,7 +314,9 @@ def _chosen(
     if not clients or not (servers or alone):
         return None
     server = (servers or clients)[0]
-    nearest = min(clients, key=lambda path: (path.parent != server.parent, path == server)) if servers else server
+    own = server.stem.lower().replace("server", "client")  # such as sim_client.py of sim_server.py
+    clients.sort(key=lambda path: (path.parent != server.parent, path == server, path.stem.lower() != own))
+    nearest = clients[0] if servers else server
     note_others(servers, "server", "--server")
     alike = [path for path in clients if _unnumbered(path, folder) == _unnumbered(nearest, folder)]
     near = [path for path in alike if path.parent == server.parent]
