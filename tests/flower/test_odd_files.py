@@ -123,7 +123,8 @@ def test_other_scripts_are_run_where_no_client_trains_by_the_first(tmp_path: Pat
     (tmp_path / "app" / "b" / "client.py").write_text("raise KeyError('none')\n" + parts.CLIENT)
     session = audit_app(read_app(tmp_path / "app"), asked)
     assert "nothing" in session.last.silence and not any("b/server.py" in one for one in session.last.problems)
-    assert "nothing" in json.loads((session.page.parent / "audit.json").read_text())["headline"]
+    record = json.loads((session.page.parent / "audit.json").read_text())
+    assert "nothing" in record["headline"] and "b/server.py: no client answered: " in record["problems"][-1]
     chosen = {"server": "b/server.py", "clients": ["a/client.py"]}
     assert read_app(tmp_path / "app", chosen).another() is None
 
@@ -191,6 +192,7 @@ def test_a_pickle_that_an_app_can_do_without_is_not_drawn(tmp_path: Path, end: s
         ('"--config", required=True', "", "configs/fl.yaml"),
         ('"--expid", required=True', "python fl.py --expid <YOURS>", "{partition}"),
         ('"--data", required=True', "python fl.py --data a.csv\npython fl.py --data b.csv", "{partition:a.csv|b.csv}"),
+        ('"--expid", required=True', "python fl.py --expid first\npython fl.py --expid other", "first"),
         ('"--rounds", required=True', "python fl.py --rounds 100", "1"),
     ],
 )

@@ -126,10 +126,10 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         _forget(app.folder)
         app, config = other, config if few else {}
         session = AppAudit(app, asked, first.folder, first.tell, first.show)
+    others = [f"Other scripts were run, too. {'. '.join(vain[1:])}."] if vain[1:] else []
     if 0 in failed:
-        more = f" Other scripts were run, too. {'. '.join(vain[1:])}." if vain[1:] else ""
-        raise UserError(f"{failed[0]}{more}") from failed[0].__cause__
-    first.put(first.last)
+        raise UserError(" ".join([str(failed[0]), *others])) from failed[0].__cause__
+    first.put(replace(first.last, problems=[*first.last.problems, *others]))
     return first, begun
 
 

@@ -379,7 +379,8 @@ def _guessed(
                 kind, example = dotted(taken.get("type", tree)), _EXAMPLE.search(str(constant(taken.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
                 told = stated([str(constant(each)) for each in asked[flag].args]) if flag.startswith("-") else []
-                told = [f"{{partition:{'|'.join(told)}}}"] if of_client and told[1:] else told[:1]
+                alike = of_client and len({re.sub(r"\d+|(?<![a-z])[a-d](?![a-z])", "", each) for each in told}) == 1
+                told = [f"{{partition:{'|'.join(told)}}}"] if alike and told[1:] else told[:1]
                 known = usual_for(name), *told, *map(str, choices[:1]), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
