@@ -219,6 +219,8 @@ def test_a_saved_set_of_the_hub_has_examples_by_their_columns(tmp_path: Path) ->
     code = "{}\nfor batch in loader:\n    net(batch['image']), batch['label'], rule['label1']\nConv2d(1, 8)\n"
     found = saved_by_torch(drawing_of(code.format("from flwr_datasets import FederatedDataset"), tmp_path), "train.pt")
     assert found[0]["image"].shape == (1, 28, 28) and found[3]["label"] == 1
+    with stood_in(drawing_of("", tmp_path)):
+        torch.nn.Linear(1, 1).load_state_dict(found)  # by a file's name that does not speak of weights
     other = saved_by_torch(drawing_of(code.format("import torchvision"), tmp_path), "train.pt")
     assert isinstance(other, torch.utils.data.TensorDataset)
 

@@ -56,6 +56,10 @@ class Few(np.ndarray):
         return super().__getitem__((first, *rest))
 
 
+class Saved(list[dict[str, Any]]):
+    """Examples of a saved data set, by column."""
+
+
 class Score:
     """Accuracy and macro averages of predicted classes, in place of a metric of Hugging Face's hub."""
 
@@ -171,7 +175,7 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
     drawing.note(str(path), f"{len(rows)} drawn examples")
     keys = [min(filter(kind.search, drawing.names), key=len, default="") for kind in (IMAGE, LABEL)]
     if all(keys) and drawing.uses("datasets", "flwr_datasets"):  # whose examples were saved, each by its columns
-        return [dict(zip(keys, each, strict=True)) for each in zip(rows, given.tolist(), strict=True)]
+        return Saved(dict(zip(keys, each, strict=True)) for each in zip(rows, given.tolist(), strict=True))
     return torch.utils.data.TensorDataset(rows, given)
 
 

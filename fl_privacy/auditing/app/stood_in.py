@@ -487,7 +487,7 @@ def _in_made_folder(place: int, original: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
-    stands = NoWeights, torch.utils.data.TensorDataset  # by a file's name, which may not speak of weights
+    stands = NoWeights, odd_files.Saved, torch.utils.data.TensorDataset  # by a name that may not speak of weights
     if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
         return torch.nn.modules.module._IncompatibleKeys([], [])
     return original(network, *args, **kwargs)
