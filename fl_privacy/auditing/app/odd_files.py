@@ -57,7 +57,7 @@ class Few(np.ndarray):
 
 
 class Saved(list[dict[str, Any]]):
-    """Examples of a saved data set, by column."""
+    """Examples by column."""
 
 
 class Score:

@@ -221,8 +221,7 @@ _MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w
 def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFile]:
     """Parse a project's Python files and notebooks, without hidden ones, tests and files that can't be parsed.
 
-    If ``unread`` is given, it collects the names of files that can't be parsed or are too large, and tests are parsed,
-    too.
+    ``unread`` collects the names of files that can't be parsed or are too large; with it, tests are parsed, too.
     """
     found, together, gone = dict[Path, SourceFile](), 0, [] if unread is None else unread
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))
@@ -330,10 +329,7 @@ def _unnumbered(path: Path, folder: Path) -> str:
 
 
 def _stated(folder: Path, script: Path, flags: Sequence[str]) -> list[str]:
-    """Return values of an option with these ``flags``: of a script's commands in the project's pages, else its files.
-
-    A file is one of settings, with a name near to those of the option and the script.
-    """
+    """Return values of an option: of the project's own commands, else the settings file of the nearest name."""
     pages = chain.from_iterable(folder.glob(f"{place}{each}") for place in ("", "*/") for each in _PAGES)
     texts = (path.read_text(encoding="utf-8", errors="replace") for path in pages if path.stat().st_size < MOST_BYTES)
     lines = chain.from_iterable(text.replace("\\\n", " ").splitlines() for text in texts)
