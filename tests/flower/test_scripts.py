@@ -303,6 +303,13 @@ def test_as_many_clients_join_as_a_share_of_them_needs(tmp_path: Path) -> None:
     assert "its clients took no training step of PyTorch" in record["headline"]
 
 
+def test_errors_are_said_where_no_client_trains(tmp_path: Path) -> None:
+    failing = "    if context.node_config['partition-id']:\n        raise OSError('no genes.rds')\n    return Message"
+    folder = project(tmp_path / "a", main=SHARE.replace("    return Message", failing))
+    record = audited(folder, tmp_path / "out", nodes=10)
+    assert ", and errors came 1 times: OSError: no genes.rds" in record["headline"]
+
+
 def test_a_script_that_ends_without_a_start_is_quoted(tmp_path: Path) -> None:
     shows = "import logging\ntry:\n    1 / 0\nexcept Exception as error:\n    {}\n"
     for show in ("print('Failed:', error)", "logging.error('Failed: %s', error)"):

@@ -295,6 +295,9 @@ def looked(folder):
     found = os.path.exists(folder)
     if not found:
         sys.exit(1)
+    gone = [str(each) for each in [folder] if not pathlib.Path(each).exists()]
+    if gone:
+        raise FileNotFoundError(gone)
     return os.path.exists(folder)
 """
     (tmp_path / "looks.py").write_text(code)

@@ -350,6 +350,7 @@ class AppAudit(AuditSession):
         problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(self._silence())
         trained = any(kind.startswith("train") for kind in grid.replies) and not any(vars(grid.fitted).values())
         unseen = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
+        unseen += "".join(f", and errors came {n} times: {why}" for why, n in grid.failures.most_common(1))
         unseen = unseen if trained and not grid.models else ""
         if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
             problems.append(f"The app's server ended with an error: {self.ended}")

@@ -444,7 +444,7 @@ def _ends_without() -> bool | None:
     tree = attempt(lambda: ast.parse("".join(lines)))
     nodes = [] if isinstance(tree, Failure) else [*ast.walk(tree)]
     kept = (node for node in nodes if isinstance(node, ast.Assign) and node.lineno == line)
-    answers = {ast.unparse(name) for node in kept for name in node.targets}
+    answers = {ast.unparse(name): ast.unparse(node.value) for node in kept for name in node.targets}
     for node in reversed(nodes):  # the innermost first
         if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
             caught = (each for each in node.handlers if each.type and _MISSING.search(ast.unparse(each.type)))
@@ -452,7 +452,8 @@ def _ends_without() -> bool | None:
                 return _leaves(handler.body)
         later = isinstance(node, ast.If) and ast.unparse(node.test).removeprefix("not ") in answers
         if isinstance(node, ast.If | ast.Assert) and (later or node.test.lineno <= line <= (node.test.end_lineno or 0)):
-            negated = "not " in ast.unparse(node.test)
+            asked = ast.unparse(node.test)
+            negated = ("not " in asked) != ("not " in answers.get(asked.removeprefix("not "), ""))  # or a list of those
             return not negated if isinstance(node, ast.Assert) else _leaves(node.body if negated else node.orelse)
     return None
 
