@@ -460,6 +460,11 @@ WRONG: Mapping[str, str] = {
     " texts stood for files that packages lack, an error of ours",
     "soubihabdenour/fl_with_flower": "its strategy gets settings in place of a function; no version is why",
     "csb30/flower_client_server": "it has such scripts, which wait for a button before they start Flower",
+    "Encore7/FedRRT_CD": "examples of a saved set were drawn without their columns, an error of ours",
+    "PulockDas/medical_fl_pidl": "its data_root is empty, and no pictures stood for it, an error of ours",
+    "hadihabibtabar/these": "the option --expid of its script of Flower has no default, and was not given",
+    "IDSIA/FPLIER": "its clients' files are missing, so that none trained",
+    "owkin/flower-fedeca": "an array is read-only, as tables of pandas 3 give it, and no file system",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
 
