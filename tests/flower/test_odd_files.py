@@ -188,7 +188,7 @@ def test_a_pickle_that_an_app_can_do_without_is_not_drawn(tmp_path: Path, end: s
     ("option", "page", "given"),
     [
         ('"--expid", required=True', "python src/fl.py --config ./c \\\n --expid profile_a --iid", "profile_a"),
-        ('"-c", "--config", required=True', "`python -m fl -c configs/fed.yaml`", "configs/fed.yaml"),
+        ('"-c", "--config", required=True', "`python -m fl -c ./configs/fed.yaml`", "./configs/fed.yaml"),
         ('"--config", required=True', "", "configs/fl.yaml"),
         ('"--expid", required=True', "python fl.py --expid <YOURS>", "{partition}"),
         ('"--data", required=True', "python fl.py --data a.csv\npython fl.py --data b.csv", "{partition:a.csv|b.csv}"),

@@ -240,16 +240,12 @@ def _unmet(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _lent(files: Sequence[SourceFile]) -> Iterator[str]:
+    homes = {home for home in EARLIER["homes"] if not _has(home)}
     for node in chain.from_iterable(ast.walk(file.tree) for file in files):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module in EARLIER["homes"]
-            and not _has(node.module)
-        ):
+        if isinstance(node, ast.ImportFrom) and node.module in homes:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in EARLIER["homes"] and not _has(alias.name))
+            yield from (alias.name for alias in node.names if alias.name in homes)
 
 
 def _has(module: str) -> bool:

@@ -345,7 +345,7 @@ def _stated(folder: Path, script: Path, flags: Sequence[str]) -> list[str]:
 
 
 _PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
-_GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)(\w[\w./:-]*)\2(?![^\s`"')])""")
+_GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)((?:\./)?\w[\w./:-]*)\2(?![^\s`"')])""")
 _SETTINGS = re.compile(r"(^|[-_])(config|cfg|conf|settings|params)([-_](file|path))?$")
 _OF_SETTINGS = {".yaml", ".yml", ".json", ".cfg", ".ini", ".conf"}
 
