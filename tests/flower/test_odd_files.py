@@ -233,6 +233,11 @@ def test_pictures_are_drawn_where_a_folder_has_none_by_class(tmp_path: Path, hel
         assert len(folders.ImageFolder(str(tmp_path / "data")).classes) == 3
 
 
+def test_results_that_an_app_writes_are_not_there(tmp_path: Path) -> None:
+    with stood_in(drawing_of("", tmp_path)):
+        assert Path("data/rounds.csv").exists() and not Path("results/run_001/rounds.csv").exists()
+
+
 def test_a_server_has_the_clients_of_its_name(tmp_path: Path) -> None:
     for name in ("fl", "sim_of_it"):
         (tmp_path / f"{name}_server.py").write_text("import flwr as fl\nfl.server.start_server()\n")

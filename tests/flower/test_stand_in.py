@@ -478,6 +478,7 @@ def test_the_cpu_is_lent_where_a_gpu_is_named() -> None:
     with cpu_lent() as asked:
         net = torch.nn.Linear(2, 2).to(torch.device("cuda"))
         assert net(torch.zeros(1, 2).to("cuda:0").cuda()).device.type == "cpu" and asked == ["cuda", "cuda:0"]
+        assert torch.cuda.get_device_name(0) == "CPU" and torch.cuda.synchronize()
     with pytest.raises((AssertionError, RuntimeError)):
         torch.zeros(1).to("cuda")
 

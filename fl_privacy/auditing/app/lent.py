@@ -54,12 +54,9 @@ def moved_names_lent() -> Iterator[list[str]]:
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
         servers = importlib.import_module("flwr.server.server")
         grouped = partial(_with_present_arguments, "", {"group_id": ["builtins.None"]}, [])
-        for owner, names in (
-            (proxy, ("get_properties", "get_parameters", "fit", "evaluate")),
-            (servers, ("fit_clients", "evaluate_clients")),
-        ):
-            for name in names:
-                stack.enter_context(replaced(owner, name, grouped))
+        asks = [(proxy, name) for name in ("get_properties", "get_parameters", "fit", "evaluate")]
+        for owner, name in (*asks, (servers, "fit_clients"), (servers, "evaluate_clients")):
+            stack.enter_context(replaced(owner, name, grouped))
         for kind in vars(importlib.import_module("flwr.server.strategy")).values():
             if "__init__" in getattr(kind, "__dict__", ()):
                 stack.enter_context(replaced(kind, "__init__", _with_present_options))
@@ -199,7 +196,10 @@ def cpu_lent() -> Iterator[list[str]]:
     plain = torch.Tensor.to
     torch.Tensor.to = lambda *args, **kwargs: moved(plain, *args, **kwargs)  # type: ignore[method-assign]
     torch.Tensor.cuda = lambda self, *args, **kwargs: self.cpu()  # type: ignore[method-assign]
-    with replaced(torch.nn.Module, "to", moved), replaced(torch, "load", loaded):
+    hooks = [(torch.cuda, each, lambda *_, **__: "CPU") for each in ("get_device_name", "set_device", "synchronize")]
+    with ExitStack() as stack:
+        for owner, name, hook in (*hooks, (torch.nn.Module, "to", moved), (torch, "load", loaded)):
+            stack.enter_context(replaced(owner, name, hook))
         try:
             yield asked
         finally:

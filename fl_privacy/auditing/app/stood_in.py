@@ -292,7 +292,8 @@ class Hooks:
         """Return ``True`` if a file exists or can be made up, so that a script goes on to load it."""
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
-        drawn = named.suffix.lower() in stand_in.DRAWN or tensors or self._twin(path) is not path
+        written = any(map(_WRITTEN.search, named.parts[:-1])) and not named.is_absolute()  # by the app itself
+        drawn = (named.suffix.lower() in stand_in.DRAWN and not written) or tensors or self._twin(path) is not path
         drawn = drawn or (named.suffix.lower() in odd_files.PICKLES and _is_missing(path) and bool(_ends_without()))
         return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
 
