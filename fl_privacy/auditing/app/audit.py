@@ -45,6 +45,7 @@ from fl_privacy.report.audit_file import APP_DIGEST, folder_name, record_to_json
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
+_UNSEEN = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
 USUAL_NODES, MOST_TRIED, _REFRESHED = 10, 3, 15.0
 """Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds between two pages
 while the app trains."""
@@ -349,9 +350,8 @@ class AppAudit(AuditSession):
         assert grid is not None
         problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(self._silence())
         trained = any(kind.startswith("train") for kind in grid.replies) and not any(vars(grid.fitted).values())
-        unseen = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
-        unseen += "".join(f", and errors came {n} times: {why}" for why, n in grid.failures.most_common(1))
-        unseen = unseen if trained and not grid.models else ""
+        errors = "".join(f", and errors came {n} times: {why}" for why, n in grid.failures.most_common(1))
+        unseen = _UNSEEN + errors if trained and not grid.models else ""
         if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
             problems.append(f"The app's server ended with an error: {self.ended}")
         if grid.joined:

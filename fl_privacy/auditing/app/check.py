@@ -240,19 +240,16 @@ def _unmet(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _lent(files: Sequence[SourceFile]) -> Iterator[str]:
-    homes = {home for home in EARLIER["homes"] if not _has(home)}
+    spec = importlib.util.find_spec("flwr")
+    folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
+    places = {home: folder.joinpath(*home.split(".")[1:]) for home in EARLIER["homes"]}
+    there = {home for home, place in places.items() if (place / "__init__.py").exists()}
+    homes = {home for home, place in places.items() if not place.with_suffix(".py").exists()} - there
     for node in chain.from_iterable(ast.walk(file.tree) for file in files):
         if isinstance(node, ast.ImportFrom) and node.module in homes:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in homes)
-
-
-def _has(module: str) -> bool:
-    spec = importlib.util.find_spec("flwr")
-    folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
-    inner = folder.joinpath(*module.split(".")[1:])
-    return inner.with_suffix(".py").exists() or (inner / "__init__.py").exists()
 
 
 def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:

@@ -289,7 +289,7 @@ class Hooks:
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` if a file exists or can be made up, so that a script goes on to load it."""
+        """Return ``True`` if a file exists or can be made up."""
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
         written = any(map(_WRITTEN.search, named.parts[:-1])) and not named.is_absolute()  # by the app itself
