@@ -220,6 +220,8 @@ class AppAudit(AuditSession):
             nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             self.notes += [app.misnamed] * bool(app.misnamed)
+            others = ((name, named(Path(place), app.folder)) for name, place in app.renamed.items())
+            self.notes += [f"It imports {name}, which is not here: {place} was imported." for name, place in others]
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
                 self.failed = started.failed
@@ -328,9 +330,11 @@ class AppAudit(AuditSession):
 
     def on_drawn(self, why: str) -> str:
         """Return the error ``why``, followed by made-up data or package versions that may be its cause."""
+        of_versions = re.search(r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", why)
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
+        of_data = of_data or (not of_versions and re.search(r"\b(Attribute|Type)Error\b", why))
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
-        others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()
+        others = self.versions[:3] if of_versions else ()
         own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
         others = others if own is None or "site-packages" in own[1] else ()
         may = {

@@ -10,11 +10,15 @@ import tempfile
 import tomllib
 import weakref
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
@@ -52,6 +56,25 @@ class App:
     tried: tuple[Scripts, ...] | None = ()  # scripts run in vain; ``None`` if the user chose scripts
     misnamed: str = ""  # sentence on modules that ``pyproject.toml`` names wrongly; others are run
 
+    @cached_property
+    def renamed(self) -> dict[str, str]:
+        """Return packages that are neither here nor required -> the folder that holds all that is imported from them.
+
+        These are at least two modules, since another package may have one, too, or one of the app's own package.
+        """
+        modules, found = defaultdict[str, set[str]](set), dict[str, str]()
+        for text in (path.read_text(encoding="utf-8", errors="replace") for path in parsed(self.folder)):
+            for package, inner in re.findall(r"(?m)^\s*(?:from|import) (\w+)\.(\w+)", text):
+                modules[package].add(inner)
+        asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
+        for package, held in modules.items():
+            few = len(held) < 1 + (f" {package}." not in self.misnamed)
+            if not (few or package.lower() in asked or is_importable(package)):
+                own, *places = ({*holders(self.folder, each, self.folder)} for each in (*held, package))
+                if not places[-1] and (both := own.intersection(*places[:-1])):
+                    found[package] = min(both)
+        return found
+
     def another(self) -> "App | None":
         """Return the app with other scripts of its folder; ``None`` if no others start Flower."""
         if self.tried is None:
@@ -74,11 +97,11 @@ class App:
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
-        from fl_privacy.auditing.app.lent import code_of  # noqa: PLC0415
         from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
 
         try:
             with blamed_on(f"The app {self.name}"):
+                self._lend_renamed()
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
                 server, client = self._loaded(self.server), self._loaded_apart(self.client)
@@ -91,10 +114,11 @@ class App:
                 lacks += " folder that holds it"
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
-                renamed = "" if package.lower() in asked else _renamed(self.folder, name, code_of(self.folder))
-                said = "" if renamed else stops(self)
-                said = said or f"The app {self.name} imports {name}, which {renamed or lacks}."
+                places = [each.filename for each in extract_tb(cause.__traceback__) if "importlib" not in each.filename]
+                if by := re.search(r"site-packages/(\w+)", places[-1]):
+                    lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
+                    name = by[1]
+                said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
@@ -121,6 +145,11 @@ class App:
             )
         return Started(server=server, client=client, nodes=self.nodes)
 
+    def _lend_renamed(self) -> None:
+        for package, place in self.renamed.items():
+            sys.modules[package] = module = ModuleType(package)
+            module.__path__ = [place]
+
     def _loaded(self, reference: str) -> Any:
         """Load the app at ``reference``; add the folders of modules that it imports by bare name to ``sys.path``."""
         from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
@@ -140,6 +169,7 @@ class App:
     def _loaded_apart(self, reference: str) -> Any:
         """Load an app with modules of its own while it runs, as its process would have."""
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
+        self._lend_renamed()
         try:
             app = self._loaded(reference)
         except (Exception, SystemExit):  # noqa: BLE001  (code that runs only once, such as one that makes a folder)
@@ -192,20 +222,6 @@ def modules_in(folder: Path) -> list[str]:
     return [
         name for name, each in places.items() if each.startswith(inside) and "site-packages" not in each[len(inside) :]
     ]
-
-
-def _renamed(folder: Path, package: str, code: str) -> str:
-    """Return a phrase on a folder that seems to be the missing ``package`` under another name; empty if there is none.
-
-    It is a folder with all modules that ``code`` imports from ``package``, at least two.
-    """
-    inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(package)}\.(\w+)", code)}
-    places = [holders(folder, each, folder) for each in inner]
-    found = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # another package may have one, too
-    if not found:
-        return ""
-    place, held = named(Path(min(found)), folder), ", ".join(sorted(inner))
-    return f"is no folder of it, but {place} holds its {held}: name that folder {package}"
 
 
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:

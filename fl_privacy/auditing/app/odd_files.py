@@ -12,17 +12,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fl_privacy.auditing.app import stand_in
-from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TRAIN, Drawing, Shape, labels, numbers, texts
+from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TEST, TRAIN, Drawing, Shape, labels, numbers, texts
 from fl_privacy.federation.replies import attempt
 
 PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
 """Files of connections, which are not needed if all run in one process."""
 
+UNTRAINED = "a network as it begins, without trained weights,"
+
 _SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
 _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.IGNORECASE)
+
+
+class NoWeights(dict[str, Any]):
+    """Placeholder of missing weights; networks that would load it, or a part of it, keep their values."""
+
+    def __missing__(self, key: str) -> "NoWeights":
+        return self
+
+    def __fspath__(self) -> str:
+        return "no-weights"
 
 
 class Pickle(BytesIO):
@@ -152,6 +163,27 @@ def archive(drawing: Drawing, path: object) -> Any:
     return Archive({key: drawing.array(key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
 
 
+def lines(drawing: Drawing, path: object) -> np.ndarray:
+    """Make up rows (N, columns + 1) of numbers in place of a text file, the label last."""
+    classes = max(drawing.classes, 2)
+    drawing.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
+    drawn = numbers(TRAIN + TEST, drawing.features or 10, classes, drawing.rng(str(path)))
+    return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
+
+
+def written(drawing: Drawing, path: Path) -> Path:
+    """Write a made-up file in place of the missing table or text ``path``, and return its path."""
+    made = drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".txt":
+            drawing.note(str(path), f"{TRAIN} drawn lines of text")
+            made.write_text("\n".join(texts(TRAIN, 1, drawing.rng(str(path)))), encoding="utf-8")
+        else:
+            drawing.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
+    return made
+
+
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:
     """Return an open placeholder for a missing pickle or certificate; ``None`` for any other file."""
     if path.suffix.lower() in PICKLES and "b" in mode:
@@ -165,8 +197,8 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
 def saved_by_torch(drawing: Drawing, path: object) -> Any:
     """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
     if OF_MODEL.search(Path(str(path)).stem):
-        drawing.note(str(path), stand_in.UNTRAINED, pretrained=True)
-        return stand_in.NoWeights()
+        drawing.note(str(path), UNTRAINED, pretrained=True)
+        return NoWeights()
     torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
     rows = torch.tensor(drawing.array(part, path)).float()
     given = torch.tensor(labels(len(rows), max(drawing.classes, 2))).long()

@@ -127,6 +127,17 @@ class SourceFile:
         notebook = self.path.suffix == ".ipynb" and bool(self.starts)
         return notebook or guarded or any(map(self.begins, self._calls))
 
+    @cached_property
+    def entry(self) -> str:
+        """Return the first function without required arguments that starts Flower, and that the file does not call."""
+        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef) and len(node.args.args) == len(node.args.defaults):
+                calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+                if node.name not in used and any(map(self.begins, calls)):
+                    return node.name
+        return ""
+
     @property
     def calls_imported(self) -> bool:
         imported = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
@@ -165,7 +176,7 @@ def find_scripts(
         chosen, of_clients = folder / server, [folder / path for path in clients]
     else:
         found = None
-        for kind, lonely in (("is_script", False), ("calls_imported", False), ("is_script", alone)):
+        for kind, lonely in (("is_script", False), ("calls_imported", False), ("is_script", alone), ("entry", False)):
             scripts = [path for path, each in files.items() if getattr(each, kind) and path not in but]
             starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
             starts |= {path: CLIENTS for each in clients if (path := folder / each) in files}
@@ -398,14 +409,6 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
     return "127.0.0.1:8080" if _ADDRESS.search(name) else next((text for it, text in _USUAL if it.match(name)), None)
 
 
-def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return a function from a round's number to usual values of the settings that clients read from their config."""
-    names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
-    usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
-    rounds = {name for name in names if re.search(r"round|rnd", name)}
-    return lambda number: {n: ast.literal_eval(text) for n, text in usual.items()} | dict.fromkeys(rounds, number)
-
-
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
     """Yield values for ``sys.argv[1]`` and so on, guessed from the names to which a script assigns them."""
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
@@ -448,7 +451,8 @@ def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
         if isinstance(node, ast.FunctionDef) and node.name in run:
             for each in node.args.args[: len(node.args.args) - len(node.args.defaults)]:
                 kind = ast.unparse(each.annotation) if each.annotation else "str"
-                yield ast.parse(f"add_argument('--{each.arg}', required=True, type={kind})", mode="eval").body
+                text = f", help='such as {each.arg}'" * (kind == "str")  # of digits, Fire makes a number
+                yield ast.parse(f"add_argument('--{each.arg}', required=True, type={kind}{text})", mode="eval").body
 
 
 def _first_of_range(node: ast.AST | None) -> int | None:

@@ -24,8 +24,9 @@ from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
 from fl_privacy.auditing.app.lent import caller, is_installed
+from fl_privacy.auditing.app.odd_files import NoWeights
 from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
-from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, NoWeights, labels, pictures
+from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, labels, pictures
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
@@ -45,7 +46,8 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
     """Make up random data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
     code = parsed(app.folder)
-    drawing = Drawing(reached(entries(app, code)[0] or list(code), code), files, seed, app.config)
+    begun = [] if app.renamed else entries(app, code)[0]  # imports by another name lead nowhere
+    drawing = Drawing(reached(begun or list(code), code), files, seed, app.config)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
 
@@ -84,7 +86,7 @@ class Hooks:
             ("datasets", "load_dataset", self.hub),
             ("datasets", "load_from_disk", self.saved),
             ("numpy", "load", drawn(partial(odd_files.archive, drawing))),
-            *(("numpy", name, drawn(drawing.lines)) for name in ("loadtxt", "genfromtxt")),
+            *(("numpy", name, drawn(partial(odd_files.lines, drawing))) for name in ("loadtxt", "genfromtxt")),
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
@@ -182,7 +184,7 @@ class Hooks:
         if isinstance(stands, NoWeights):
             asked = args[0] if args else next(iter(kwargs.values()), "")
             asked = asked if isinstance(asked, str) else type(asked).__name__
-            self.drawing.note(asked, stand_in.UNTRAINED, pretrained=True)
+            self.drawing.note(asked, odd_files.UNTRAINED, pretrained=True)
         return stands
 
     def partitioner(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
@@ -314,8 +316,8 @@ class Hooks:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
-            drawn = Path(file).suffix in {".csv", ".tsv", ".txt"}
-            file = self.drawing.written(Path(file)) if drawn else odd_files.records(self.drawing, Path(file)) or file
+            write = odd_files.written if Path(file).suffix in {".csv", ".tsv", ".txt"} else odd_files.records
+            file = write(self.drawing, Path(file)) or file
         return original(file, mode, *args, **kwargs)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
