@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import linecache
+import os
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -319,6 +320,19 @@ def test_what_an_app_writes_where_it_may_not_goes_to_its_own_folder(
         code = "import os\nos.makedirs('/sys/app/logs', exist_ok=True)\nopen('/sys/app/logs/a', 'w').write('b')\n"
         exec(f"{code}assert os.listdir('/sys/app/logs') == ['a']", {})
     assert (tmp_path / "elsewhere/sys/app/logs/a").read_text() == "b"
+
+
+def test_a_table_that_the_app_removes_first_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stood_in(drawing_of("", tmp_path)):
+        for place, remove in ((Path("a.csv"), Path.unlink), (Path("b.csv"), os.remove)):
+            assert place.exists(), "it could be drawn"
+            remove(place)
+            assert not place.exists(), "and is written anew"
+            place.write_text("x")
+            assert place.exists()
+            remove(place)
+    assert not [*tmp_path.glob("*.csv")]
 
 
 @pytest.mark.long

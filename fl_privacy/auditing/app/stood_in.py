@@ -76,7 +76,7 @@ class Hooks:
 
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
-        self._elsewhere: list[Path] = []
+        self._elsewhere, self._removed = list[Path](), set[Path]()
         self._found: dict[str, list[Path]] = {}
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
@@ -107,7 +107,7 @@ class Hooks:
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             *(("pathlib", f"Path.{name}", self.searched) for name in ("glob", "rglob")),
             ("glob", "iglob", self.searched),  # of all functions there
-            ("os", "mkdir", self.made),
+            *(("os", *each) for each in (("mkdir", self.made), ("remove", self.remove), ("unlink", self.remove))),
             *((place, "open", self.opened) for place in ("builtins", "io")),  # also of paths
             ("PIL.Image", "open", drawn(drawing.picture)),
             *(("os.path", name, self.there) for name in ("exists", "isfile")),
@@ -290,6 +290,10 @@ class Hooks:
         found = (each for each in alike if not _is_missing(each))
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
+    def remove(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        self._removed.add(Path(path))
+        return None if _is_missing(path) else original(path, *args, **kwargs)
+
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Return ``True`` if a file exists or can be made up."""
         named = Path(str(path))
@@ -297,7 +301,8 @@ class Hooks:
         written = any(map(_WRITTEN.search, named.parts[:-1])) and not named.is_absolute()  # by the app itself
         drawn = (named.suffix.lower() in stand_in.DRAWN and not written) or tensors or self._twin(path) is not path
         drawn = drawn or (named.suffix.lower() in odd_files.PICKLES and _is_missing(path) and bool(_ends_without()))
-        return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
+        drawn = named not in self._removed and (drawn or self.is_folder(lambda path: False, path))
+        return original(path, *args, **kwargs) or drawn
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Return ``True`` for a folder, or for a missing folder of data if the app would end without it."""
