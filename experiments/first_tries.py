@@ -465,6 +465,12 @@ WRONG: Mapping[str, str] = {
     "hadihabibtabar/these": "the option --expid of its script of Flower has no default, and was not given",
     "IDSIA/FPLIER": "its clients' files are missing, so that none trained",
     "owkin/flower-fedeca": "an array is read-only, as tables of pandas 3 give it, and no file system",
+    "CaptainLento/Federated-Learning": "the package is its own folder, by an earlier name",
+    "msicilia/openmined-fl-flower": "a package that is installed imports that module, not the app",
+    "Efficient-Computing-Lab/WAFL25-RobustFL": "a command of its package calls its script, and no button",
+    "Miha200101/BigData_FederatedLearning": "numbers were drawn where its code reads strings, an error of ours",
+    "alan-lira/flowering": "its argument names a file of settings, for which a number was guessed",
+    "IagooB/federated_test": "it removes that file, which was said to be there, an error of ours",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
 

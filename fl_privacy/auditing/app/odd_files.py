@@ -29,6 +29,9 @@ _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.
 class NoWeights(dict[str, Any]):
     """Placeholder of missing weights; networks that would load it, or a part of it, keep their values."""
 
+    def __init__(self, *asked: Any, **options: Any) -> None:
+        super().__init__()
+
     def __missing__(self, key: str) -> "NoWeights":
         return self
 

@@ -92,7 +92,10 @@ class Hooks:
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
-            *((each, "load_state_dict_from_url", fetched(_begun)) for each in ("torch.hub", "torchvision.models._api")),
+            *(
+                (each, "load_state_dict_from_url", fetched(NoWeights))
+                for each in ("torch.hub", "torchvision.models._api")
+            ),
             ("torch.nn", "Module.load_state_dict", _unless_missing),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
@@ -127,7 +130,7 @@ class Hooks:
             yield "keras", "Model.save", partial(_in_made_folder, 1)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
-            ("timm", "timm.models._builder", "load_pretrained", fetched(_begun)),
+            ("timm", "timm.models._builder", "load_pretrained", fetched(NoWeights)),
             ("sqlalchemy", "sqlalchemy", "create_engine", fetched(_nothing)),
             ("evaluate", "evaluate", "load", fetched(odd_files.Score)),
             ("medmnist", "medmnist.dataset", "MedMNIST.download", _nothing),
@@ -471,10 +474,6 @@ _MISSING = re.compile(r"\b(FileNotFoundError|OSError|IOError)\b")
 
 def _leaves(statements: list[ast.stmt]) -> bool:
     return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in statements[-1:])
-
-
-def _begun(*args: Any, **kwargs: Any) -> NoWeights:
-    return NoWeights()
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
