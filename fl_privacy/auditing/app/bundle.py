@@ -58,9 +58,9 @@ class App:
 
     @cached_property
     def renamed(self) -> dict[str, str]:
-        """Return packages that are neither here nor required -> the folder that holds all that is imported from them.
+        """Return each missing package -> the folder of another name with all modules that are imported from it.
 
-        These are at least two modules, since another package may have one, too, or one of the app's own package.
+        These are at least two, or one of the app's own package.
         """
         modules, found = defaultdict[str, set[str]](set), dict[str, str]()
         for text in (path.read_text(encoding="utf-8", errors="replace") for path in parsed(self.folder)):

@@ -50,7 +50,6 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
 
 
 def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of ``original`` or, if its files are not on this machine, a made-up object from ``made``."""
     found = attempt(lambda: original(kind, *args, **kwargs))
     name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
     if not isinstance(found, Failure):  # a tokenizer without a vocabulary stands where none was found

@@ -390,8 +390,6 @@ def code_of(app: Path) -> str:
 
 
 class _Silent(ModuleType):
-    """Placeholder of a package or any name in it, which does nothing."""
-
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__ = []

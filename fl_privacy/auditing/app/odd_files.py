@@ -167,7 +167,7 @@ def archive(drawing: Drawing, path: object) -> Any:
 
 
 def lines(drawing: Drawing, path: object) -> np.ndarray:
-    """Make up rows (N, columns + 1) of numbers in place of a text file, the label last."""
+    """Make up rows (N, columns + 1) of numbers, the label last."""
     classes = max(drawing.classes, 2)
     drawing.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
     drawn = numbers(TRAIN + TEST, drawing.features or 10, classes, drawing.rng(str(path)))

@@ -129,7 +129,7 @@ class SourceFile:
 
     @cached_property
     def entry(self) -> str:
-        """Return the first function without required arguments that starts Flower, and that the file does not call."""
+        """Return the first function without required arguments that starts Flower, unless the file uses it."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef) and len(node.args.args) == len(node.args.defaults):

@@ -171,7 +171,6 @@ def _name_rounds(strategy: Any) -> None:
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
-    """Return a function from a context to a client; ``made`` takes a context or, if old, the partition as text."""
     parameters = inspect.signature(made).parameters.values()
     takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
     return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
