@@ -227,6 +227,14 @@ def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_
         read_app(folder).load(lambda app: "")
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="such code runs there")
+def test_code_of_a_later_python_is_named_as_such(tmp_path: Path) -> None:
+    later = "try:\n    pass\nexcept ValueError, TypeError:\n    pass\n"
+    folder = project(tmp_path, main="import later\nimport flwr\nflwr.simulation.start_simulation()\n", later=later)
+    with pytest.raises(UserError, match=r"is written for Python 3\.14 or later"):
+        read_app(folder).load(stops_of)
+
+
 def test_a_folder_of_another_name_stands_for_a_package_that_is_missing(tmp_path: Path) -> None:
     main = "from earlier.task import N\nimport flwr as fl\nfl.simulation.start_simulation(print, N)\n"
     project(tmp_path, src__main=main, src__task="N = 1\n", src__net="N = 1\n")

@@ -119,9 +119,11 @@ class App:
                     lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
                     name = by[1]
                 said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
-            if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
+            wrong = str(cause) if isinstance(cause, SyntaxError) else ""
+            minor = 12 * ("f-string" in wrong) or 14 * ("types must be parenthesized" in wrong)
+            if minor > sys.version_info.minor:
                 said = (
-                    f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
+                    f"The app {self.name} is written for Python 3.{minor} or later ({in_one_line(cause)}), and this is"
                     f" {platform.python_version()}: run fl-privacy with that Python."
                 )
             if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
