@@ -471,6 +471,7 @@ WRONG: Mapping[str, str] = {
     "Miha200101/BigData_FederatedLearning": "numbers were drawn where its code reads strings, an error of ours",
     "alan-lira/flowering": "its argument names a file of settings, for which a number was guessed",
     "IagooB/federated_test": "it removes that file, which was said to be there, an error of ours",
+    "thewillyan/pldp-bo": "it is written for Python 3.14, and its syntax is right there",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
 
