@@ -92,10 +92,7 @@ class Hooks:
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
-            *(
-                (each, "load_state_dict_from_url", fetched(NoWeights))
-                for each in ("torch.hub", "torchvision.models._api")
-            ),
+            *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", _unless_missing),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
