@@ -410,6 +410,13 @@ def test_a_table_has_the_column_by_which_it_is_divided_among_clients(tmp_path: P
     assert drawn["Player"].nunique() == 20 and "Player" in drawn.columns and len(drawn.columns) == 12
 
 
+def test_pictures_of_an_unknown_set_have_the_networks_channels(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    for channels, mode in ((1, "L"), (3, "RGB")):
+        drawn = drawing_of(f"net = Conv2d({channels}, 6, 5)\nx = row['image']\n", tmp_path)
+        assert drawn.hub("somebody/scans", None, "train")[0]["image"].mode == mode
+
+
 def test_columns_that_are_located_by_name_are_drawn_at_once(tmp_path: Path) -> None:
     drawn = drawing_of("", tmp_path).table("pulses.csv")
     assert drawn.loc[:, ("age", "pulse")].shape == (800, 2) and drawn.loc[:5, "weight"].shape == (6,)

@@ -364,7 +364,8 @@ class Drawing:
         drawn = {label: labels(number, max(classes, 2))}
         if pictured or not names:
             image = pictured[0] if pictured else "image"
-            kinds, drawn[image] = {image: hf.Image(), **kinds}, self.as_images(number, Shape(classes=classes), rng)
+            shape = Shape(classes=classes, channels=self.colors or 3)
+            kinds, drawn[image] = {image: hf.Image(), **kinds}, self.as_images(number, shape, rng)
         elif worded:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
