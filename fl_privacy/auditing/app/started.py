@@ -329,9 +329,7 @@ class _Runner:
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
             try:
                 with blamed_on(name):
-                    self._execute(path, module.__dict__)
-                    if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
-                        module.__dict__[entry]()  # as a command of its package would
+                    self._execute(path, module.__dict__, calls)
             except _AtStart:
                 pass
             except UserError as error:
@@ -390,7 +388,7 @@ class _Runner:
             self.failed.append(f"The environment variable {key} is not set: {value} was taken")
         return value
 
-    def _execute(self, path: Path, names: dict[str, Any]) -> None:
+    def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
         """Run a script, or all cells of a notebook; after a failed cell, the rest runs before the error is raised."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
@@ -407,6 +405,8 @@ class _Runner:
                 failed.append(error)
         if failed:
             raise failed[0]
+        if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
+            names[entry]()  # as a command of its package would
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
