@@ -400,9 +400,9 @@ class Drawing:
         width = self.features + self._around if self.features else max(len(kept), 10)
         rest += [f"feature_{n}" for n in range(len(kept), width)]
 
-        drawn_column = self.column_of
+        drawn_column, indexing = self.column_of, importlib.import_module("pandas.core.indexing")
 
-        class Places(importlib.import_module("pandas.core.indexing")._LocIndexer):  # type: ignore[name-defined,misc]
+        class Places(indexing._LocIndexer):  # type: ignore[name-defined]
             def __getitem__(self, key: Any) -> Any:
                 named = key[1] if isinstance(key, tuple) and len(key) == 2 else ()
                 if isinstance(named, str | list | tuple):

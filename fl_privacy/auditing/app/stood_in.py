@@ -292,7 +292,8 @@ class Hooks:
 
     def remove(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
         self._removed.add(Path(path))
-        return None if _is_missing(path) else original(path, *args, **kwargs)
+        if not _is_missing(path):
+            original(path, *args, **kwargs)
 
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Return ``True`` if a file exists or can be made up."""
