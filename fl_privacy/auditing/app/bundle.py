@@ -123,8 +123,8 @@ class App:
             minor = 12 * ("f-string" in wrong) or 14 * ("types must be parenthesized" in wrong)
             if minor > sys.version_info.minor:
                 said = (
-                    f"The app {self.name} is written for Python 3.{minor} or later ({in_one_line(cause or error)}), and this is"
-                    f" {platform.python_version()}: run fl-privacy with that Python."
+                    f"The app {self.name} is written for Python 3.{minor} or later ({in_one_line(cause or error)}), and"
+                    f" this is {platform.python_version()}: run fl-privacy with that Python."
                 )
             if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
                 for each in holders(self.folder, "flwr", self.folder):
