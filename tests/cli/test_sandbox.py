@@ -370,6 +370,8 @@ def test_what_the_sandbox_did_stands_beside_the_error_once() -> None:
 
 def test_other_errors_are_the_app_s_own() -> None:
     assert remedies(["ValueError: Expected more than 1 value per channel", "KeyError: 'lr' (3 replies)"]) == []
+    assert remedies(["ValueError: assignment destination is read-only (utils.py, line 60)"]) == []
+    assert remedies(["OSError: [Errno 30] Read-only file system: '/content'"]) != []
     assert (
         remedies(["KeyError: \"['timestamp'] not found in axis\"", "ValueError: the network has 10 fully connected"])
         == []

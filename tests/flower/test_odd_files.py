@@ -15,9 +15,9 @@ import torch
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import older_names_lent
-from fl_privacy.auditing.app.odd_files import Few, Score
+from fl_privacy.auditing.app.odd_files import Few, Score, saved_by_torch
 from fl_privacy.auditing.app.scripts import SourceFile, find_scripts
-from fl_privacy.auditing.app.stand_in import Drawing
+from fl_privacy.auditing.app.stand_in import Drawing, column
 from fl_privacy.auditing.app.stood_in import stood_in
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
@@ -123,7 +123,8 @@ def test_other_scripts_are_run_where_no_client_trains_by_the_first(tmp_path: Pat
     (tmp_path / "app" / "b" / "client.py").write_text("raise KeyError('none')\n" + parts.CLIENT)
     session = audit_app(read_app(tmp_path / "app"), asked)
     assert "nothing" in session.last.silence and not any("b/server.py" in one for one in session.last.problems)
-    assert "nothing" in json.loads((session.page.parent / "audit.json").read_text())["headline"]
+    record = json.loads((session.page.parent / "audit.json").read_text())
+    assert "nothing" in record["headline"] and "b/server.py: no client answered: " in record["problems"][-1]
     chosen = {"server": "b/server.py", "clients": ["a/client.py"]}
     assert read_app(tmp_path / "app", chosen).another() is None
 
@@ -181,3 +182,66 @@ def test_a_pickle_that_an_app_can_do_without_is_not_drawn(tmp_path: Path, end: s
         exec(compile(code, str(tmp_path / "script.py"), "exec"), told)
         found = told["load"](tmp_path / "dict_info.pickle")
     assert bool(drawing.asked) is drawn and (drawn or found == {"round": None})
+
+
+@pytest.mark.parametrize(
+    ("option", "page", "given"),
+    [
+        ('"--expid", required=True', "python src/fl.py --config ./c \\\n --expid profile_a --iid", "profile_a"),
+        ('"-c", "--config", required=True', "`python -m fl -c ./configs/fed.yaml`", "./configs/fed.yaml"),
+        ('"--config", required=True', "", "configs/fl.yaml"),
+        ('"--expid", required=True', "python fl.py --expid <YOURS>", "{partition}"),
+        ('"--data", required=True', "python fl.py --data a.csv\npython fl.py --data b.csv", "{partition:a.csv|b.csv}"),
+        ('"--expid", required=True', "python fl.py --expid first\npython fl.py --expid other", "first"),
+        ('"--rounds", required=True', "python fl.py --rounds 100", "1"),
+    ],
+)
+def test_options_are_given_as_in_the_projects_own_commands(tmp_path: Path, option: str, page: str, given: str) -> None:
+    script = "import argparse, flwr as fl\np = argparse.ArgumentParser()\np.add_argument(%s)\n"
+    (tmp_path / "fl.py").write_text(script % option + "fl.client.start_client(server_address='x', client=None)\n")
+    (tmp_path / "README.md").write_text(f"How to run it:\n{page}\n")
+    (tmp_path / "configs").mkdir()
+    for name in ("alone.yaml", "fl.yaml"):
+        (tmp_path / "configs" / name).write_text("")
+    found = find_scripts(tmp_path)
+    assert found is not None and found.client_arguments[1] == given
+
+
+def test_ratings_are_whole_and_users_stand_in_several_rows() -> None:
+    rng = np.random.default_rng(0)
+    assert {*column("rating", 200, 2, rng)} == {1, 2, 3, 4, 5}
+    for name in ("userId", "movie_id"):
+        assert 20 < len({*column(name, 200, 2, rng)}) <= 40
+    assert len({*column("paid", 200, 2, rng)}) > 40
+
+
+def test_a_saved_set_of_the_hub_has_examples_by_their_columns(tmp_path: Path) -> None:
+    code = "{}\nfor batch in loader:\n    net(batch['image']), batch['label'], rule['label1']\nConv2d(1, 8)\n"
+    found = saved_by_torch(drawing_of(code.format("from flwr_datasets import FederatedDataset"), tmp_path), "train.pt")
+    assert found[0]["image"].shape == (1, 28, 28) and found[3]["label"] == 1
+    with stood_in(drawing_of("", tmp_path)):
+        torch.nn.Linear(1, 1).load_state_dict(found)  # by a file's name that does not speak of weights
+    other = saved_by_torch(drawing_of(code.format("import torchvision"), tmp_path), "train.pt")
+    assert isinstance(other, torch.utils.data.TensorDataset)
+
+
+@pytest.mark.parametrize("held", ["", "notes"])
+def test_pictures_are_drawn_where_a_folder_has_none_by_class(tmp_path: Path, held: str) -> None:
+    folders = importlib.import_module("torchvision.datasets")
+    (tmp_path / "data" / held).mkdir(parents=True)
+    with stood_in(drawing_of("nn.Linear(4, 3)", tmp_path / "files")):
+        assert len(folders.ImageFolder(str(tmp_path / "data")).classes) == 3
+
+
+def test_results_that_an_app_writes_are_not_there(tmp_path: Path) -> None:
+    with stood_in(drawing_of("", tmp_path)):
+        assert Path("data/rounds.csv").exists() and not Path("results/run_001/rounds.csv").exists()
+
+
+def test_a_server_has_the_clients_of_its_name(tmp_path: Path) -> None:
+    for name in ("fl", "sim_of_it"):
+        (tmp_path / f"{name}_server.py").write_text("import flwr as fl\nfl.server.start_server()\n")
+        (tmp_path / f"{name}_client.py").write_text("import flwr as fl\nfl.client.start_client()\n")
+    for but, name in (([], "fl"), ([tmp_path / "fl_server.py"], "sim_of_it")):
+        found = find_scripts(tmp_path, but=but)
+        assert found is not None and [each.stem for each in found.clients] == [f"{name}_client"]

@@ -118,7 +118,7 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         (
             "def begin(group: str, node_id: int, client_count: int, rate: float, share: float = 0.2): ...\n"
             "import fire\nfire.Fire(begin)",
-            ("--group", "{partition}", "--node_id", "{partition}", "--client_count", "{nodes}", "--rate", "0.1"),
+            ("--group", "group", "--node_id", "{partition}", "--client_count", "{nodes}", "--rate", "0.1"),
         ),
         (
             "import click\n@click.command()\n@click.option('--cid', type=int, required=True)\n"
@@ -227,17 +227,36 @@ def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_
         read_app(folder).load(lambda app: "")
 
 
-def test_a_folder_of_another_name_is_told_from_a_package_that_is_missing(tmp_path: Path) -> None:
-    main = "from earlier.task import N\nimport flwr as fl\nfl.simulation.start_simulation(client_fn=N, num_clients=N)\n"
-    project(tmp_path, src__main=main, src__task="N = 1\n", src__net="")
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="such code runs there")
+def test_code_of_a_later_python_is_named_as_such(tmp_path: Path) -> None:
+    later = "try:\n    pass\nexcept ValueError, TypeError:\n    pass\n"
+    folder = project(tmp_path, main="import later\nimport flwr\nflwr.simulation.start_simulation()\n", later=later)
+    with pytest.raises(UserError, match=r"is written for Python 3\.14 or later"):
+        read_app(folder).load(stops_of)
+
+
+def test_a_folder_of_another_name_stands_for_a_package_that_is_missing(tmp_path: Path) -> None:
+    main = "from earlier.task import N\nimport flwr as fl\nfl.simulation.start_simulation(print, N)\n"
+    project(tmp_path, src__main=main, src__task="N = 1\n", src__net="N = 1\n")
     with pytest.raises(UserError, match=r"imports earlier, which is not installed|imports earlier, which neither"):
         read_app(tmp_path).load(stops_of)
     project(tmp_path, src__main=f"from earlier.net import N\n{main}")
-    with pytest.raises(UserError, match=r"earlier, which is no folder of it, but src holds its net, task: name that"):
-        read_app(tmp_path).load(stops_of)
+    assert read_app(tmp_path).load(stops_of).nodes == 1, "its folder of another name is it"
+    assert not stops_of(read_app(tmp_path))
+    del sys.modules["earlier"]
     (tmp_path / "requirements.txt").write_text("Earlier[all]==1.0")
     with pytest.raises(UserError, match=r"imports earlier, which is not installed"):
         read_app(tmp_path).load(stops_of)
+
+
+def test_a_function_that_a_command_of_the_package_calls_starts_flower(tmp_path: Path) -> None:
+    code = "import flwr as fl\ndef simulate(rounds=1):\n    fl.simulation.run_simulation(1, 2, num_supernodes=3)\n"
+    folder = project(tmp_path, scripts__run=f"{code}def another(name):\n    fl.server.start_server(name)\n")
+    found = find_scripts(folder)
+    assert found is not None and found.server.name == "run.py"
+    assert _Runner(folder).run(found.server, ())["simulations"][0]["num_supernodes"] == 3
+    project(tmp_path, scripts__run=f"{code}button.on_click(simulate)\n")
+    assert find_scripts(folder) is None, "it waits for a button"
 
 
 def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -301,6 +320,13 @@ def test_as_many_clients_join_as_a_share_of_them_needs(tmp_path: Path) -> None:
     assert record["nodes"] == 10 and record["rounds"] == 1
     assert "Of 3 clients the server chose none, so that 10 joined." in record["problems"]
     assert "its clients took no training step of PyTorch" in record["headline"]
+
+
+def test_errors_are_said_where_no_client_trains(tmp_path: Path) -> None:
+    failing = "    if context.node_config['partition-id']:\n        raise OSError('no genes.rds')\n    return Message"
+    folder = project(tmp_path / "a", main=SHARE.replace("    return Message", failing))
+    record = audited(folder, tmp_path / "out", nodes=10)
+    assert ", and errors came 1 times: OSError: no genes.rds" in record["headline"]
 
 
 def test_a_script_that_ends_without_a_start_is_quoted(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import json
 import linecache
+import os
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -295,6 +296,9 @@ def looked(folder):
     found = os.path.exists(folder)
     if not found:
         sys.exit(1)
+    gone = [str(each) for each in [folder] if not pathlib.Path(each).exists()]
+    if gone:
+        raise FileNotFoundError(gone)
     return os.path.exists(folder)
 """
     (tmp_path / "looks.py").write_text(code)
@@ -316,6 +320,19 @@ def test_what_an_app_writes_where_it_may_not_goes_to_its_own_folder(
         code = "import os\nos.makedirs('/sys/app/logs', exist_ok=True)\nopen('/sys/app/logs/a', 'w').write('b')\n"
         exec(f"{code}assert os.listdir('/sys/app/logs') == ['a']", {})
     assert (tmp_path / "elsewhere/sys/app/logs/a").read_text() == "b"
+
+
+def test_a_table_that_the_app_removes_first_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stood_in(drawing_of("", tmp_path)):
+        for place, remove in ((Path("a.csv"), Path.unlink), (Path("b.csv"), os.remove)):
+            assert place.exists(), "it could be drawn"
+            remove(place)
+            assert not place.exists(), "and is written anew"
+            place.write_text("x")
+            assert place.exists()
+            remove(place)
+    assert not [*tmp_path.glob("*.csv")]
 
 
 @pytest.mark.long
@@ -393,6 +410,33 @@ def test_a_table_has_the_column_by_which_it_is_divided_among_clients(tmp_path: P
     assert drawn["Player"].nunique() == 20 and "Player" in drawn.columns and len(drawn.columns) == 12
 
 
+def test_pictures_of_an_unknown_set_have_the_networks_channels(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    for channels, mode in ((1, "L"), (3, "RGB")):
+        drawn = drawing_of(f"net = Conv2d({channels}, 6, 5)\nx = row['image']\n", tmp_path)
+        assert drawn.hub("somebody/scans", None, "train")[0]["image"].mode == mode
+
+
+def test_columns_that_are_located_by_name_are_drawn_at_once(tmp_path: Path) -> None:
+    drawn = drawing_of("", tmp_path).table("pulses.csv")
+    assert drawn.loc[:, ("age", "pulse")].shape == (800, 2) and drawn.loc[:5, "weight"].shape == (6,)
+    assert drawn.loc[drawn["age"] > 0, ["age"]].shape == (800, 1) and drawn.loc[3]["age"] == drawn["age"][3]
+    drawn.loc[3, "age"] = 7.0
+    assert drawn.loc[3, "age"] == 7.0 and {"age", "pulse", "weight"} <= {*drawn.columns}
+
+
+def test_columns_that_are_used_as_strings_are_strings(tmp_path: Path) -> None:
+    code = "a = rows['Nation'].str.strip()\nb = rows['school'] + '_1'\nc = rows['Label'].str.lower()\n"
+    code += (
+        "p = rows['pace'] + 1\nd = rows['review'].str.lower()\ne = rows['sex'].str.upper()\nf = rows['sex'] == 'male'\n"
+    )
+    drawn = drawing_of(code, tmp_path).table("marks.csv")
+    for name in ("Nation", "school", "Label"):
+        assert drawn[name].str.len().min() > 0 and drawn[name].nunique() == 3
+    assert drawn["pace"].dtype.kind == "f" and drawn["review"].nunique() > 3
+    assert set(drawn["sex"]) == {"male", "other"}, "strings that the code names come first"
+
+
 def test_a_table_has_no_column_that_the_app_adds_itself(tmp_path: Path) -> None:
     code = """
 rows["target"] = rows["Label"].apply(int)
@@ -408,6 +452,26 @@ def test_columns_that_are_dropped_by_a_list_are_drawn_beyond_the_features(tmp_pa
     code = f"unused = ['Flow ID']\nunused = ['Src IP']\nrows = rows.drop({what}, axis=1)\nnet = Linear(6, 2)\n"
     drawn = drawing_of(code, tmp_path).table("flows.csv")
     assert len(drawn.drop(["Flow ID", "Src IP", "label"], axis=1).columns) == 6 and len(drawn.columns) == 9
+
+
+def test_inputs_that_are_cut_from_a_table_are_as_many_as_the_network_takes(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    code = "net = Linear(4, 2)\nrows, y = table.values, table['label']\n{} = rows[:, 3:-2].astype(float)\n"
+    for_inputs = drawing_of(code.format("X"), tmp_path)
+    assert for_inputs.table("honey.csv").iloc[:, 3:-2].shape[1] == 4
+    assert len(for_inputs.hub("somebody/honey", None, "train").column_names) == 9
+    assert len(drawing_of(code.format("late"), tmp_path).table("honey.csv").columns) == 5, "no slice of inputs"
+    assert drawing_of("net = Linear(4, 2)\nx = rows[:, :-1]", tmp_path).table("honey.csv").shape[1] == 5
+
+
+def test_pictures_have_the_flags_that_the_code_reads_of_an_example(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    code = "def group(row):\n    return 2 * int(row['Male']) + row['Young'], row['image'], config['lr']\n"
+    code += "rows = table[['image', 'label']]\nexample['pixels'] = example['image']\n"
+    for name in ("somebody/faces", "somebody/cifar10"):
+        drawn = drawing_of(code, tmp_path).hub(name, None, "train")
+        assert {*drawn.column_names} - {"image", "img", "label"} == {"Male", "Young"}
+        assert set(drawn["Male"]) == {0, 1} and drawn["Male"][:] != drawn["Young"][:]
 
 
 def test_columns_that_the_run_config_names_are_drawn(tmp_path: Path) -> None:
@@ -475,6 +539,7 @@ def test_the_cpu_is_lent_where_a_gpu_is_named() -> None:
     with cpu_lent() as asked:
         net = torch.nn.Linear(2, 2).to(torch.device("cuda"))
         assert net(torch.zeros(1, 2).to("cuda:0").cuda()).device.type == "cpu" and asked == ["cuda", "cuda:0"]
+        assert torch.cuda.get_device_name(0) == "CPU" and torch.cuda.synchronize()
     with pytest.raises((AssertionError, RuntimeError)):
         torch.zeros(1).to("cuda")
 
@@ -685,6 +750,24 @@ def test_a_name_that_the_apps_own_module_lacks_is_of_no_version(place: str, of_v
     assert ("Other versions may be why" in AppAudit.on_drawn(asked, why)) is of_versions
 
 
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("AttributeError: Can only use .str accessor with string values, not floating", "Drawn data"),
+        ("TypeError: 'dict' object is not callable", "Drawn data"),
+        ("AttributeError: module 'numpy' has no attribute 'float'", "Other versions"),
+        ("TypeError: fit() got an unexpected keyword argument 'workers'", "Other versions"),
+        ("OSError: no space left", ""),
+    ],
+)
+def test_an_error_names_drawn_data_or_versions_as_its_kind_allows(tmp_path: Path, why: str, said: str) -> None:
+    drawing = drawing_of("", tmp_path)
+    drawing.note("a.csv", "8 drawn rows")
+    asked: Any = SimpleNamespace(drawing=drawing, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
+    found = AppAudit.on_drawn(asked, why)
+    assert [each for each in ("Drawn data", "Other versions") if each in found] == ([said] if said else [])
+
+
 def test_networks_take_their_weights_by_name(tmp_path: Path) -> None:
     net, weights = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1).state_dict()
     with stood_in(drawing_of("", tmp_path)):
@@ -724,7 +807,7 @@ def test_rows_of_the_hub_have_more_columns_than_the_code_names(tmp_path: Path) -
     drawn = drawing_of(code, tmp_path).hub("somebody/spectra.csv", None, "train")
     assert len(drawn.column_names) == 10 and drawn.column_names[-1] == "Concentration_Class"
     drawn = drawing_of(f"{code}net = Linear(4, 2)\n", tmp_path).hub("somebody/spectra.csv", None, "train")
-    assert len(drawn.column_names) == 4
+    assert len(drawn.column_names) == 10, "four inputs, between four columns and two"
 
 
 def test_files_that_a_package_lacks_are_not_drawn(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from fl_privacy.report.audit_file import APP_DIGEST, folder_name, record_to_json
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
+_UNSEEN = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
 USUAL_NODES, MOST_TRIED, _REFRESHED = 10, 3, 15.0
 """Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds between two pages
 while the app trains."""
@@ -126,10 +127,10 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         _forget(app.folder)
         app, config = other, config if few else {}
         session = AppAudit(app, asked, first.folder, first.tell, first.show)
+    others = [f"Other scripts were run, too. {'. '.join(vain[1:])}."] if vain[1:] else []
     if 0 in failed:
-        more = f" Other scripts were run, too. {'. '.join(vain[1:])}." if vain[1:] else ""
-        raise UserError(f"{failed[0]}{more}") from failed[0].__cause__
-    first.put(first.last)
+        raise UserError(" ".join([str(failed[0]), *others])) from failed[0].__cause__
+    first.put(replace(first.last, problems=[*first.last.problems, *others]))
     return first, begun
 
 
@@ -219,6 +220,8 @@ class AppAudit(AuditSession):
             nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             self.notes += [app.misnamed] * bool(app.misnamed)
+            others = ((name, named(Path(place), app.folder)) for name, place in app.renamed.items())
+            self.notes += [f"It imports {name}, which is not here: {place} was imported." for name, place in others]
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
                 self.failed = started.failed
@@ -327,9 +330,11 @@ class AppAudit(AuditSession):
 
     def on_drawn(self, why: str) -> str:
         """Return the error ``why``, followed by made-up data or package versions that may be its cause."""
-        of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
+        of_versions = re.search(r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", why)
+        kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
+        of_data = re.search(rf"\b({kinds})Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
-        others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()
+        others = self.versions[:3] if of_versions else ()
         own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
         others = others if own is None or "site-packages" in own[1] else ()
         may = {
@@ -349,8 +354,8 @@ class AppAudit(AuditSession):
         assert grid is not None
         problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(self._silence())
         trained = any(kind.startswith("train") for kind in grid.replies) and not any(vars(grid.fitted).values())
-        unseen = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
-        unseen = unseen if trained and not grid.models else ""
+        errors = "".join(f", and errors came {n} times: {why}" for why, n in grid.failures.most_common(1))
+        unseen = _UNSEEN + errors if trained and not grid.models else ""
         if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
             problems.append(f"The app's server ended with an error: {self.ended}")
         if grid.joined:

@@ -8,11 +8,15 @@ import sys
 import tomllib
 import weakref
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from traceback import extract_tb
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
@@ -51,6 +55,25 @@ class App:
     tried: tuple[Scripts, ...] | None = ()  # scripts run in vain; ``None`` if the user chose scripts
     misnamed: str = ""  # sentence on modules that ``pyproject.toml`` names wrongly; others are run
 
+    @cached_property
+    def renamed(self) -> dict[str, str]:
+        """Return each missing package -> the folder of another name with all modules that are imported from it.
+
+        These are at least two, or one of the app's own package.
+        """
+        modules, found = defaultdict[str, set[str]](set), dict[str, str]()
+        for text in (path.read_text(encoding="utf-8", errors="replace") for path in parsed(self.folder)):
+            for package, inner in re.findall(r"(?m)^\s*(?:from|import) (\w+)\.(\w+)", text):
+                modules[package].add(inner)
+        asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
+        for package, held in modules.items():
+            few = len(held) < 1 + (f" {package}." not in self.misnamed)
+            if not (few or package.lower() in asked or is_importable(package)):
+                own, *places = ({*holders(self.folder, each, self.folder)} for each in (*held, package))
+                if not places[-1] and (both := own.intersection(*places[:-1])):
+                    found[package] = min(both)
+        return found
+
     def another(self) -> "App | None":
         """Return the app with other scripts of its folder; ``None`` if no others start Flower."""
         if self.tried is None:
@@ -73,11 +96,11 @@ class App:
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
-        from fl_privacy.auditing.app.lent import code_of  # noqa: PLC0415
         from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
 
         try:
             with blamed_on(f"The app {self.name}"):
+                self._lend_renamed()
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
                 server, client = self._loaded(self.server), self._loaded_apart(self.client)
@@ -90,14 +113,17 @@ class App:
                 lacks += " folder that holds it"
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
-                renamed = "" if package.lower() in asked else _renamed(self.folder, name, code_of(self.folder))
-                said = "" if renamed else stops(self)
-                said = said or f"The app {self.name} imports {name}, which {renamed or lacks}."
-            if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
+                places = [each.filename for each in extract_tb(cause.__traceback__) if "importlib" not in each.filename]
+                if by := re.search(r"site-packages/(\w+)", places[-1]):
+                    lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
+                    name = by[1]
+                said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
+            wrong = str(cause) if isinstance(cause, SyntaxError) else ""
+            minor = 12 * ("f-string" in wrong) or 14 * ("types must be parenthesized" in wrong)
+            if minor > sys.version_info.minor:
                 said = (
-                    f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
-                    f" {platform.python_version()}: run fl-privacy with that Python."
+                    f"The app {self.name} is written for Python 3.{minor} or later ({in_one_line(cause or error)}), and"
+                    f" this is {platform.python_version()}: run fl-privacy with that Python."
                 )
             if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
                 for each in holders(self.folder, "flwr", self.folder):
@@ -120,6 +146,11 @@ class App:
             )
         return Started(server=server, client=client, nodes=self.nodes)
 
+    def _lend_renamed(self) -> None:
+        for package, place in self.renamed.items():
+            sys.modules[package] = module = ModuleType(package)
+            module.__path__ = [place]
+
     def _loaded(self, reference: str) -> Any:
         """Load the app at ``reference``; add the folders of modules that it imports by bare name to ``sys.path``."""
         from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
@@ -139,6 +170,7 @@ class App:
     def _loaded_apart(self, reference: str) -> Any:
         """Load an app with its own copy of the folder's modules, which are in ``sys.modules`` only while it runs."""
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
+        self._lend_renamed()
         try:
             app = self._loaded(reference)
         except (Exception, SystemExit):  # noqa: BLE001  (code that runs only once, such as one that makes a folder)
@@ -191,20 +223,6 @@ def modules_in(folder: Path) -> list[str]:
     return [
         name for name, each in places.items() if each.startswith(inside) and "site-packages" not in each[len(inside) :]
     ]
-
-
-def _renamed(folder: Path, package: str, code: str) -> str:
-    """Return a phrase on a folder that seems to be the missing ``package`` under another name; empty if there is none.
-
-    It is a folder with all modules that ``code`` imports from ``package``, at least two.
-    """
-    inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(package)}\.(\w+)", code)}
-    places = [holders(folder, each, folder) for each in inner]
-    found = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # another package may have one, too
-    if not found:
-        return ""
-    place, held = named(Path(min(found)), folder), ", ".join(sorted(inner))
-    return f"is no folder of it, but {place} holds its {held}: name that folder {package}"
 
 
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:

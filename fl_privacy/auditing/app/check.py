@@ -159,6 +159,7 @@ def check_app(app: App) -> Check:
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
     missing = absent(needed - set(EARLIER["trackers"]))
     outer = [each for each in app.folder.parents[:MOST_UP] if each not in {Path("/"), Path(tempfile.gettempdir())}]
+    missing = {name: text for name, text in missing.items() if name not in app.renamed} if missing else {}
     around = [(each, name) for each in outer[::-1] for name in missing if not {name, _normal(name)} & asked.keys()]
     held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
     data = chain.from_iterable(_asked(node, file, app) for node, file in calls)
@@ -240,23 +241,16 @@ def _unmet(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _lent(files: Sequence[SourceFile]) -> Iterator[str]:
-    for node in chain.from_iterable(ast.walk(file.tree) for file in files):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module in EARLIER["homes"]
-            and not _has(node.module)
-        ):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in EARLIER["homes"] and not _has(alias.name))
-
-
-def _has(module: str) -> bool:
     spec = importlib.util.find_spec("flwr")
     folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
-    inner = folder.joinpath(*module.split(".")[1:])
-    return inner.with_suffix(".py").exists() or (inner / "__init__.py").exists()
+    places = {home: folder.joinpath(*home.split(".")[1:]) for home in EARLIER["homes"]}
+    there = {home for home, place in places.items() if (place / "__init__.py").exists()}
+    homes = {home for home, place in places.items() if not place.with_suffix(".py").exists()} - there
+    for node in chain.from_iterable(ast.walk(file.tree) for file in files):
+        if isinstance(node, ast.ImportFrom) and node.module in homes:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in homes)
 
 
 def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:

@@ -54,12 +54,9 @@ def moved_names_lent() -> Iterator[list[str]]:
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
         servers = importlib.import_module("flwr.server.server")
         grouped = partial(_with_present_arguments, "", {"group_id": ["builtins.None"]}, [])
-        for owner, names in (
-            (proxy, ("get_properties", "get_parameters", "fit", "evaluate")),
-            (servers, ("fit_clients", "evaluate_clients")),
-        ):
-            for name in names:
-                stack.enter_context(replaced(owner, name, grouped))
+        asks = [(proxy, name) for name in ("get_properties", "get_parameters", "fit", "evaluate")]
+        for owner, name in (*asks, (servers, "fit_clients"), (servers, "evaluate_clients")):
+            stack.enter_context(replaced(owner, name, grouped))
         for kind in vars(importlib.import_module("flwr.server.strategy")).values():
             if "__init__" in getattr(kind, "__dict__", ()):
                 stack.enter_context(replaced(kind, "__init__", _with_present_options))
@@ -199,7 +196,10 @@ def cpu_lent() -> Iterator[list[str]]:
     plain = torch.Tensor.to
     torch.Tensor.to = lambda *args, **kwargs: moved(plain, *args, **kwargs)  # type: ignore[method-assign]
     torch.Tensor.cuda = lambda self, *args, **kwargs: self.cpu()  # type: ignore[method-assign]
-    with replaced(torch.nn.Module, "to", moved), replaced(torch, "load", loaded):
+    hooks = [(torch.cuda, each, lambda *_, **__: "CPU") for each in ("get_device_name", "set_device", "synchronize")]
+    with ExitStack() as stack:
+        for owner, name, hook in (*hooks, (torch.nn.Module, "to", moved), (torch, "load", loaded)):
+            stack.enter_context(replaced(owner, name, hook))
         try:
             yield asked
         finally:
@@ -260,7 +260,8 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
     """Yield (module or class, name in it, dotted name) for each of the ``names`` of ``package`` that ``code`` uses."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
-    used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
+    saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
+    used = [each for each in names if saved in each or re.search(rf"\b{re.escape(each.rpartition('.')[2])}\b", code)]
     for root, each in product([package, f"{package}._tf_keras.keras"][: 1 + (package == "keras")], used):
         if not isinstance(attempt(partial(resolve_name, root)), Failure):
             home, _, name = f"{root}.{each}".rpartition(".")
@@ -318,7 +319,7 @@ def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
 
 
 def _with_present_arguments(
-    name: str, options: Mapping[str, Any], asked: list[str], original: Any, *args: Any, **kwargs: Any
+    name: str, options: Mapping[str, Any], asked: list[str], original: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Call ``original``, the function ``name``, with earlier options converted to present ones; note them in ``asked``.
 
@@ -386,8 +387,6 @@ def code_of(app: Path) -> str:
 
 
 class _Silent(ModuleType):
-    """Placeholder of a package or any name in it, which does nothing."""
-
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__ = []
@@ -465,8 +464,7 @@ def is_installed(frame: FrameType | None) -> bool:
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Let apps import placeholders of trackers that are not installed; yield a list of the imported ones.
 
-    Other ``missing`` packages can be imported, too, but their names raise ``ModuleNotFoundError`` when they are called.
-    Libraries still see that a tracker is not installed.
+    Called names of other ``missing`` packages raise ``ModuleNotFoundError``. Libraries see that a tracker is missing.
     """
     names = (*EARLIER["trackers"], *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]

@@ -12,16 +12,31 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TRAIN, Drawing, Shape, labels, numbers, texts
+from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TEST, TRAIN, Drawing, Shape, labels, numbers, texts
 from fl_privacy.federation.replies import attempt
 
 PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
 """Files of connections, which are not needed if all run in one process."""
 
+UNTRAINED = "a network as it begins, without trained weights,"
+
 _SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
 _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.IGNORECASE)
+
+
+class NoWeights(dict[str, Any]):
+    """Placeholder of missing weights; networks that would load it, or a part of it, keep their values."""
+
+    def __init__(self, *asked: Any, **options: Any) -> None:
+        super().__init__()
+
+    def __missing__(self, key: str) -> "NoWeights":
+        return self
+
+    def __fspath__(self) -> str:
+        return "no-weights"
 
 
 class Pickle(BytesIO):
@@ -53,6 +68,10 @@ class Few(np.ndarray):
         else:
             return super().__getitem__(key)
         return super().__getitem__((first, *rest))
+
+
+class Saved(list[dict[str, Any]]):
+    """Examples by column."""
 
 
 class Score:
@@ -117,7 +136,7 @@ def unpickled(drawing: Drawing, path: Path) -> Any:
         drawing.note(str(path), "a scaler that leaves rows as they are")
         return FittedStandIn()
     if OF_MODEL.search(path.stem):
-        return drawing.saved_by_torch(path)
+        return saved_by_torch(drawing, path)
     return archive(drawing, path)
 
 
@@ -147,6 +166,27 @@ def archive(drawing: Drawing, path: object) -> Any:
     return Archive({key: drawing.array(key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
 
 
+def lines(drawing: Drawing, path: object) -> np.ndarray:
+    """Make up rows (N, columns + 1) of numbers, the label last."""
+    classes = max(drawing.classes, 2)
+    drawing.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
+    drawn = numbers(TRAIN + TEST, drawing.features or 10, classes, drawing.rng(str(path)))
+    return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
+
+
+def written(drawing: Drawing, path: Path) -> Path:
+    """Write a made-up file in place of the missing table or text ``path``, and return its path."""
+    made = drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".txt":
+            drawing.note(str(path), f"{TRAIN} drawn lines of text")
+            made.write_text("\n".join(texts(TRAIN, 1, drawing.rng(str(path)))), encoding="utf-8")
+        else:
+            drawing.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
+    return made
+
+
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:
     """Return an open placeholder for a missing pickle or certificate; ``None`` for any other file."""
     if path.suffix.lower() in PICKLES and "b" in mode:
@@ -155,6 +195,23 @@ def opened(drawing: Drawing, path: Path, mode: str) -> Any:
         return None
     drawing.note(str(path), "an empty file, since nothing is connected here,")
     return BytesIO() if "b" in mode else StringIO()
+
+
+def saved_by_torch(drawing: Drawing, path: object) -> Any:
+    """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
+    if OF_MODEL.search(Path(str(path)).stem):
+        drawing.note(str(path), UNTRAINED, pretrained=True)
+        return NoWeights()
+    torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
+    rows = torch.tensor(drawing.array(part, path)).float()
+    given = torch.tensor(labels(len(rows), max(drawing.classes, 2))).long()
+    if drawing.colors and rows.dim() > 2:
+        rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
+    drawing.note(str(path), f"{len(rows)} drawn examples")
+    keys = [min(filter(kind.search, drawing.names), key=len, default="") for kind in (IMAGE, LABEL)]
+    if all(keys) and drawing.uses("datasets", "flwr_datasets"):  # whose examples were saved, each by its columns
+        return Saved(dict(zip(keys, each, strict=True)) for each in zip(rows, given.tolist(), strict=True))
+    return torch.utils.data.TensorDataset(rows, given)
 
 
 def stated(drawing: Drawing, path: str, there: Path) -> Any:

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import decode_source
 from itertools import chain, islice
 from pathlib import Path
@@ -126,6 +126,17 @@ class SourceFile:
         notebook = self.path.suffix == ".ipynb" and bool(self.starts)
         return notebook or guarded or any(map(self.begins, self._calls))
 
+    @cached_property
+    def entry(self) -> str:
+        """Return the first function without required arguments that starts Flower, unless the file uses it."""
+        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef) and len(node.args.args) == len(node.args.defaults):
+                calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+                if node.name not in used and any(map(self.begins, calls)):
+                    return node.name
+        return ""
+
     @property
     def calls_imported(self) -> bool:
         imported = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
@@ -164,7 +175,7 @@ def find_scripts(
         chosen, of_clients = folder / server, [folder / path for path in clients]
     else:
         found = None
-        for kind, lonely in (("is_script", False), ("calls_imported", False), ("is_script", alone)):
+        for kind, lonely in (("is_script", False), ("calls_imported", False), ("is_script", alone), ("entry", False)):
             scripts = [path for path, each in files.items() if getattr(each, kind) and path not in but]
             starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
             starts |= {path: CLIENTS for each in clients if (path := folder / each) in files}
@@ -185,7 +196,8 @@ def find_scripts(
         if given is not None:
             return tuple(given)
         near = [files[path], *(files[each] for each in files[path].imports)] if path in files else []
-        return tuple(_guessed([each.tree for each in near], of_client=of_client))
+        stated = partial(_stated, folder, path)
+        return tuple(_guessed([each.tree for each in near], stated, of_client=of_client))
 
     return Scripts(
         server=chosen,
@@ -216,8 +228,7 @@ _MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w
 def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFile]:
     """Parse a project's Python files and notebooks, without hidden ones, tests and files that can't be parsed.
 
-    If ``unread`` is given, it collects the names of files that can't be parsed or are too large, and tests are parsed,
-    too.
+    ``unread`` collects the names of files that can't be parsed or are too large; with it, tests are parsed, too.
     """
     found, together, gone = dict[Path, SourceFile](), 0, [] if unread is None else unread
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))
@@ -309,7 +320,9 @@ def _chosen(
     if not clients or not (servers or alone):
         return None
     server = (servers or clients)[0]
-    nearest = min(clients, key=lambda path: (path.parent != server.parent, path == server)) if servers else server
+    own = server.stem.lower().replace("server", "client")  # such as sim_client.py of sim_server.py
+    clients.sort(key=lambda path: (path.parent != server.parent, path == server, path.stem.lower() != own))
+    nearest = clients[0] if servers else server
     note_others(servers, "server", "--server")
     alike = [path for path in clients if _unnumbered(path, folder) == _unnumbered(nearest, folder)]
     near = [path for path in alike if path.parent == server.parent]
@@ -322,19 +335,43 @@ def _unnumbered(path: Path, folder: Path) -> str:
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
-def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
-    """Yield the words of a command line for the options of the scripts' parsers that have no usable default."""
+def _stated(folder: Path, script: Path, flags: Sequence[str]) -> list[str]:
+    """Return values of an option: of the project's own commands, else the settings file of the nearest name."""
+    pages = chain.from_iterable(folder.glob(f"{place}{each}") for place in ("", "*/") for each in _PAGES)
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in pages if path.stat().st_size < MOST_BYTES)
+    lines = chain.from_iterable(text.replace("\\\n", " ").splitlines() for text in texts)
+    own = re.compile(rf"\b{re.escape(script.stem)}(\.py)? (.*)")
+    given = (found for line in lines if (command := own.search(line)) for found in _GIVEN.findall(command[2]))
+    values = [value for flag, _, value in given if flag in flags]
+    if not values and _SETTINGS.search(flags[-1]):
+        words = {*re.split(r"[-_]", f"{script.stem}_{flags[-1].lstrip('-')}_fed_default"), "fl"} - {"config"}
+        files = [path for path in chain(folder.glob("*.*"), folder.glob("*/*.*")) if path.suffix in _OF_SETTINGS]
+        files.sort(key=lambda path: (-sum(word in path.stem.lower() for word in words), len(path.parts), str(path)))
+        values = [named(path, folder) for path in files[:1]]
+    return [*dict.fromkeys(values)]
+
+
+_PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
+_GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)((?:\./)?\w[\w./:-]*)\2(?![^\s`"')])""")
+_SETTINGS = re.compile(r"(^|[-_])(config|cfg|conf|settings|params)([-_](file|path))?$")
+_OF_SETTINGS = {".yaml", ".yml", ".json", ".cfg", ".ini", ".conf"}
+
+
+def _guessed(
+    trees: Sequence[ast.Module], stated: Callable[[Sequence[str]], list[str]], *, of_client: bool
+) -> Iterator[str]:
+    """Yield the words of a command line that sets the options for which the scripts' parsers have no usable default."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
         own = [flag for flag in own if "iid" not in ast.unparse(asked[flag])]  # a way to divide data
         for flag in filter(None, asked):
-            name, stated = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
-            choices = given if isinstance(given := constant(stated.get("choices")), list | tuple) else ()
-            empty = constant(stated.get("default")) == 0 and bool(_ENDS.match(name))
-            needed = not flag.startswith("-") or constant(stated.get("required")) is True or empty
-            unset = not stated.keys() & {"default", "nargs"}  # None, unless it is given
-            first = 1 if _FROM_ONE.search(str(constant(stated.get("help")))) else _first_of_range(stated.get("choices"))
+            name, taken = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
+            choices = given if isinstance(given := constant(taken.get("choices")), list | tuple) else ()
+            empty = constant(taken.get("default")) == 0 and bool(_ENDS.match(name))
+            needed = not flag.startswith("-") or constant(taken.get("required")) is True or empty
+            unset = not taken.keys() & {"default", "nargs"}  # None, unless it is given
+            first = 1 if _FROM_ONE.search(str(constant(taken.get("help")))) else _first_of_range(taken.get("choices"))
             value: str | None = None
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
@@ -342,12 +379,15 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 one = f"{{partition+{first}}}" if first else "{partition}"
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if choices else one
             elif needed:
-                kind, example = dotted(stated.get("type", tree)), _EXAMPLE.search(str(constant(stated.get("help"))))
+                kind, example = dotted(taken.get("type", tree)), _EXAMPLE.search(str(constant(taken.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
-                known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
+                told = stated([str(constant(each)) for each in asked[flag].args]) if flag.startswith("-") else []
+                alike = of_client and len({re.sub(r"\d+|(?<![a-z])[a-d](?![a-z])", "", each) for each in told}) == 1
+                told = [f"{{partition:{'|'.join(told)}}}"] if alike and told[1:] else told[:1]
+                known = usual_for(name), *told, *map(str, choices[:1]), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
-                counts = dotted(stated.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
+                counts = dotted(taken.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
                 value = usual_for(name) if counts else None
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
@@ -363,14 +403,6 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
     if _COUNT.match(name):
         return "{nodes}"
     return "127.0.0.1:8080" if _ADDRESS.search(name) else next((text for it, text in _USUAL if it.match(name)), None)
-
-
-def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return a function from a round's number to usual values of the settings that clients read from their config."""
-    names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
-    usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
-    rounds = {name for name in names if re.search(r"round|rnd", name)}
-    return lambda number: {n: ast.literal_eval(text) for n, text in usual.items()} | dict.fromkeys(rounds, number)
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
@@ -415,7 +447,8 @@ def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
         if isinstance(node, ast.FunctionDef) and node.name in run:
             for each in node.args.args[: len(node.args.args) - len(node.args.defaults)]:
                 kind = ast.unparse(each.annotation) if each.annotation else "str"
-                yield ast.parse(f"add_argument('--{each.arg}', required=True, type={kind})", mode="eval").body
+                text = f", help='such as {each.arg}'" * (kind == "str")  # of digits, Fire makes a number
+                yield ast.parse(f"add_argument('--{each.arg}', required=True, type={kind}{text})", mode="eval").body
 
 
 def _first_of_range(node: ast.AST | None) -> int | None:

@@ -30,19 +30,11 @@ TEXT = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"date|time", re.IGNORECASE)
+RATED, OF_SOME = re.compile(r"(^|[-_ ])([Rr]ating|stars?)s?$"), re.compile(r"(.[-_ ]|[a-z](?=I))(id|Id|ID)s?$")
+"""Names of columns of ratings, and of numbers of users or items, which stand in several rows."""
 
 _DATA_SETS = shipped(__file__, "data_sets.yaml")
 WORDS: Sequence[str] = _DATA_SETS["words"].split()
-
-
-class NoWeights(dict[str, Any]):
-    """Placeholder of missing weights; networks that would load it, or a part of it, keep their values."""
-
-    def __missing__(self, key: str) -> "NoWeights":
-        return self
-
-    def __fspath__(self) -> str:
-        return "no-weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +82,13 @@ OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|
 OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|encoder|backbone|notop", re.IGNORECASE)
 """Name of a file of weights."""
 
-UNTRAINED = "a network as it begins, without trained weights,"
-
 _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
 
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
+_EXAMPLE = re.compile(r"(row|example|sample|item|record|entry)$")
+_INPUTS = re.compile(r"(x|features?|inputs?)(_|$)", re.IGNORECASE)
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -138,11 +130,13 @@ def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
 
 
 def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Sequence[object] | np.ndarray:
-    """Draw the column (N,) of a table that ``name`` suggests: labels, texts, days, or positive numbers."""
+    """Draw a column (N,) of the kind that ``name`` suggests: labels, texts, ratings, days, or positive numbers."""
     if LABEL.search(name):
         return labels(number, classes)
     if TEXT.search(name):
         return texts(number, classes, rng)
+    if (rated := RATED.search(name)) or OF_SOME.search(name):
+        return rng.integers(1, 6 if rated else 41, number)
     if TIME.search(name):
         return np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(number)).tolist()
     drawn = numbers(number, 1, classes, rng)[:, 0]
@@ -157,10 +151,10 @@ class Drawing:
     """
 
     def __init__(
-        self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] | None = None
+        self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] = {}
     ) -> None:
         self.files, self._seed = folder, seed
-        columns = {key: value for key, value in (config or {}).items() if _COLUMN.search(key)}
+        columns = {key: value for key, value in config.items() if _COLUMN.search(key)}
         self.asked: dict[str, str] = {}
         self.shares, self._pretrained = 0, set[str]()
         self.class_names = list[str]()
@@ -168,10 +162,11 @@ class Drawing:
         self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
         self._removed, self._made = set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
+        self._around, self._of_example, self._worded = 0, set[str](), set[str]()
         self.names = _names([*columns.values()])
-        named_sets = [value for key, value in (config or {}).items() if re.match(r"data[-_]?set([-_](name|id))?$", key)]
-        self.set_named = named_sets[0] if named_sets else None
-        sizes = [(key.replace("-", "_"), value) for key, value in (config or {}).items() if type(value) is int]
+        sets = (value for key, value in config.items() if re.match(r"data[-_]?set([-_](name|id))?$", key))
+        self.set_named = next(sets, None)
+        sizes = [(key.replace("-", "_"), value) for key, value in config.items() if type(value) is int]
         named = [value for key, value in sizes if _CLASSES.match(key)]
         features, layers = [value for key, value in sizes if _FEATURES.match(key)], list[list[Any]]()
         self.values: dict[str, list[str]] = {}
@@ -190,6 +185,7 @@ class Drawing:
         self._imported = {name.partition(".")[0] for name in modules}
         for node in nodes:
             self._look(node, named, features, layers)
+            self._look_for_columns(node)
         widths = [(first, last) for first, last in layers if isinstance(last, int)]
         outer = [last for _, last in widths if 1 <= last <= 200]
         self.classes = max(named[0] if named else min(outer) if outer else 0, 0)
@@ -215,6 +211,7 @@ class Drawing:
         pairs: list[tuple[str, object]] = []
         if isinstance(node, ast.Subscript):
             self.names += _names(self._value(node.slice))
+            self._of_example |= {*_names(self._value(node.slice))} if _EXAMPLE.match(dotted(node.value)) else set()
             part = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
             first = constant(part.lower) if isinstance(part, ast.Slice) else None
             self._least = max(self._least, first if isinstance(first, int) and first < MOST_ROWS else 0)
@@ -262,9 +259,8 @@ class Drawing:
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
         first = constant(node.args[0]) if node.args else None
         if called(node) in {"Input", "InputLayer"}:
-            pairs += [
-                ("input_shape", self._value(each)) for each in (*node.args[:1], *(k.value for k in node.keywords))
-            ]
+            given = (*node.args[:1], *(each.value for each in node.keywords))
+            pairs += [("input_shape", self._value(each)) for each in given]
         elif called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
             layers.append([first, constant(node.args[1])])
         elif called(node) == "Dense" and ("activation", "softmax") in pairs:
@@ -280,8 +276,19 @@ class Drawing:
         if isinstance(name, str) and (strings := [each for each in values if isinstance(each, str)]):
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
+    def _look_for_columns(self, node: ast.AST) -> None:
+        """Find columns of strings, and how many ``x = rows[:, 3:-2]`` leaves out, without a last one of labels."""
+        if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
+            cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
+            self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
+        of = node.value if isinstance(node, ast.Attribute) and node.attr == "str" else None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(constant(node.right), str):
+            of = node.left
+        name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
+        self._worded |= {name} if isinstance(name, str) and not (TEXT.search(name) or TIME.search(name)) else set()
+
     def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
-        if strings := self.values.get(name):
+        if strings := self.values.get(name, ["north", "south", "east"] if name in self._worded else []):
             strings = strings if len(strings) > 1 else [*strings, "other"]
             return [strings[n] for n in labels(number, len(strings))]
         return labels(number, classes) if name in self._classed else column(name, number, classes, rng)
@@ -341,7 +348,7 @@ class Drawing:
             if pattern.search(known):
                 kinds = {image: hf.Image(), label: hf.ClassLabel(num_classes=shape.classes)}
                 drawn = {image: self.as_images(number, shape, rng), label: labels(number, shape.classes)}
-                return drawn, hf.Features(kinds)
+                return self._with_flags(hf, drawn, kinds, rng)
         names = list(dict.fromkeys(self.names))
         pictured = [name for name in names if IMAGE.search(name) and not LABEL.search(name)][:1]
         worded = [name for name in names if TEXT.search(name) and not LABEL.search(name)]
@@ -357,14 +364,24 @@ class Drawing:
         drawn = {label: labels(number, max(classes, 2))}
         if pictured or not names:
             image = pictured[0] if pictured else "image"
-            kinds, drawn[image] = {image: hf.Image(), **kinds}, self.as_images(number, Shape(classes=classes), rng)
+            shape = Shape(classes=classes, channels=self.colors or 3)
+            kinds, drawn[image] = {image: hf.Image(), **kinds}, self.as_images(number, shape, rng)
         elif worded:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
-            rest = [f"feature_{n}" for n in range(len(names), self.features or max(len(names), 10))]
+            width = self.features + self._around + 1 if self.features else max(len(names), 10)
+            rest = [f"feature_{n}" for n in range(len(names), width)]
             for each in [*rest, *names]:
                 drawn.setdefault(each, self.column_of(each, number, classes, rng))
             return {**{each: drawn.pop(each) for each in rest}, **drawn}, None
+        return self._with_flags(hf, drawn, kinds, rng) if pictured else (drawn, hf.Features(kinds))
+
+    def _with_flags(self, hf: Any, drawn: dict[str, Any], kinds: dict[str, Any], rng: np.random.Generator) -> Any:
+        """Add columns of 0 or 1 for what else the code reads of each picture."""
+        known = (IMAGE, LABEL, TEXT)
+        for name in sorted(self._of_example - self._made - drawn.keys()):
+            if not any(each.search(name) for each in known):
+                kinds[name], drawn[name] = hf.Value("int64"), rng.integers(2, size=len(drawn[next(iter(drawn))]))
         return drawn, hf.Features(kinds)
 
     def as_images(self, number: int, shape: Shape, rng: np.random.Generator) -> list[Any]:
@@ -380,9 +397,17 @@ class Drawing:
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
-        rest += [f"feature_{n}" for n in range(len(kept), self.features or max(len(kept), 10))]
+        width = self.features + self._around if self.features else max(len(kept), 10)
+        rest += [f"feature_{n}" for n in range(len(kept), width)]
 
-        drawn_column = self.column_of
+        drawn_column, indexing = self.column_of, importlib.import_module("pandas.core.indexing")
+
+        class Places(indexing._LocIndexer):  # type: ignore[name-defined]
+            def __getitem__(self, key: Any) -> Any:
+                named = key[1] if isinstance(key, tuple) and len(key) == 2 else ()
+                if isinstance(named, str | list | tuple):
+                    self.obj[[named] if isinstance(named, str) else [*named]]
+                return super().__getitem__(key)
 
         class Table(pandas.DataFrame):  # type: ignore[name-defined]
             @property
@@ -394,6 +419,10 @@ class Drawing:
                     if isinstance(each, str) and each not in self.columns:
                         self[each] = drawn_column(each, len(self), classes, rng)
                 return super().__getitem__(key)
+
+            @property
+            def loc(self) -> Any:
+                return Places("loc", self)
 
             def to_numpy(self, *args: Any, **kwargs: Any) -> Any:  # numbers, also of texts, for what takes numbers
                 plain = pandas.DataFrame(self)
@@ -436,40 +465,9 @@ class Drawing:
         drawn = pictures(number, Shape(side=side, channels=colors, classes=classes), rng)
         return drawn[..., 0] if colors == 1 and not entry else drawn
 
-    def lines(self, path: object) -> np.ndarray:
-        classes = max(self.classes, 2)
-        self.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
-        drawn = numbers(TRAIN + TEST, self.features or 10, classes, self.rng(str(path)))
-        return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
-
-    def saved_by_torch(self, path: object) -> Any:
-        """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
-        if OF_MODEL.search(Path(str(path)).stem):
-            self.note(str(path), UNTRAINED, pretrained=True)
-            return NoWeights()
-        torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
-        rows = torch.tensor(self.array(part, path)).float()
-        given = torch.tensor(labels(len(rows), max(self.classes, 2))).long()
-        if self.colors and rows.dim() > 2:
-            rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
-        self.note(str(path), f"{len(rows)} drawn examples")
-        return torch.utils.data.TensorDataset(rows, given)
-
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
-
-    def written(self, path: Path) -> Path:
-        """Write a made-up file in place of the missing table or text ``path``, and return its path."""
-        made = self.files / "stand-in" / re.sub(r"\W+", "_", str(path))
-        if not made.exists():
-            made.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".txt":
-                self.note(str(path), f"{TRAIN} drawn lines of text")
-                made.write_text("\n".join(texts(TRAIN, 1, self.rng(str(path)))), encoding="utf-8")
-            else:
-                self.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
-        return made
 
     def folder(self, root: object) -> Path:
         made = self.files / "stand-in" / re.sub(r"\W+", "_", str(root))

@@ -30,7 +30,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for, usual_settings
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, holders, named, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -123,6 +123,14 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     )
 
 
+def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
+    """Return a function from a round's number to usual values of the settings that clients read from their config."""
+    names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
+    usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
+    rounds = {name for name in names if re.search(r"round|rnd", name)}
+    return lambda number: {n: ast.literal_eval(text) for n, text in usual.items()} | dict.fromkeys(rounds, number)
+
+
 def _count(number: Any) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
@@ -210,6 +218,10 @@ class _Clients:
         finally:
             for each, state in held:
                 each.load_state_dict(state)
+
+
+def _tree_of(path: Path) -> ast.Module:
+    return ast.parse("\n".join(cells_of(path)))
 
 
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
@@ -316,7 +328,7 @@ class _Runner:
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
             try:
                 with blamed_on(name):
-                    self._execute(path, module.__dict__)
+                    self._execute(path, module.__dict__, calls)
             except _AtStart:
                 pass
             except UserError as error:
@@ -351,7 +363,7 @@ class _Runner:
             return UserError(" ".join([str(error), *(text for text, applies in lacks.items() if applies)]))
         said = f"{named(path, self.folder)} ended with {in_one_line(cause)} before it started anything"
         lines = [each.lineno for each in traceback.extract_tb(cause.__traceback__) if each.filename == str(path)]
-        plain = [each for each in ast.parse("\n".join(cells_of(path))).body if isinstance(each, ast.Expr)]
+        plain = [each for each in _tree_of(path).body if isinstance(each, ast.Expr)]
         ends = [ast.unparse(each) for each in plain if each.lineno in lines]
         always = any(re.fullmatch(r"(sys\.)?(exit|quit)\([^()]*\)", text) for text in ends)
         if always or not re.search(r"\bargv\b|add_argument|\b(click|typer|fire)\b", code_of(self.folder)):
@@ -374,7 +386,8 @@ class _Runner:
             self.failed.append(f"The environment variable {key} is not set: {value} was taken")
         return value
 
-    def _execute(self, path: Path, names: dict[str, Any]) -> None:
+    def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
+        """Run a script, or all cells of a notebook; after a failed cell, the rest runs before the error is raised."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:
@@ -390,6 +403,8 @@ class _Runner:
                 failed.append(error)
         if failed:
             raise failed[0]
+        if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
+            names[entry]()  # as a command of its package would
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:

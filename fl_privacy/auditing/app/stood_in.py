@@ -24,8 +24,9 @@ from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
 from fl_privacy.auditing.app.lent import caller, is_installed
+from fl_privacy.auditing.app.odd_files import NoWeights
 from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
-from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, NoWeights, labels, pictures
+from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, labels, pictures
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
@@ -45,7 +46,8 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
     """Make up random data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
     code = parsed(app.folder)
-    drawing = Drawing(reached(entries(app, code)[0] or list(code), code), files, seed, app.config)
+    begun = [] if app.renamed else entries(app, code)[0]  # imports by another name lead nowhere
+    drawing = Drawing(reached(begun or list(code), code), files, seed, app.config)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
 
@@ -74,7 +76,7 @@ class Hooks:
 
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
-        self._elsewhere: list[Path] = []
+        self._elsewhere, self._removed = list[Path](), set[Path]()
         self._found: dict[str, list[Path]] = {}
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
@@ -84,13 +86,13 @@ class Hooks:
             ("datasets", "load_dataset", self.hub),
             ("datasets", "load_from_disk", self.saved),
             ("numpy", "load", drawn(partial(odd_files.archive, drawing))),
-            *(("numpy", name, drawn(drawing.lines)) for name in ("loadtxt", "genfromtxt")),
+            *(("numpy", name, drawn(partial(odd_files.lines, drawing))) for name in ("loadtxt", "genfromtxt")),
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
-            ("torch", "load", drawn(drawing.saved_by_torch)),
+            ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
-            *((each, "load_state_dict_from_url", fetched(_begun)) for each in ("torch.hub", "torchvision.models._api")),
+            *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", _unless_missing),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
@@ -105,7 +107,7 @@ class Hooks:
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             *(("pathlib", f"Path.{name}", self.searched) for name in ("glob", "rglob")),
             ("glob", "iglob", self.searched),  # of all functions there
-            ("os", "mkdir", self.made),
+            *(("os", *each) for each in (("mkdir", self.made), ("remove", self.remove), ("unlink", self.remove))),
             *((place, "open", self.opened) for place in ("builtins", "io")),  # also of paths
             ("PIL.Image", "open", drawn(drawing.picture)),
             *(("os.path", name, self.there) for name in ("exists", "isfile")),
@@ -125,7 +127,7 @@ class Hooks:
             yield "keras", "Model.save", partial(_in_made_folder, 1)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
-            ("timm", "timm.models._builder", "load_pretrained", fetched(_begun)),
+            ("timm", "timm.models._builder", "load_pretrained", fetched(NoWeights)),
             ("sqlalchemy", "sqlalchemy", "create_engine", fetched(_nothing)),
             ("evaluate", "evaluate", "load", fetched(odd_files.Score)),
             ("medmnist", "medmnist.dataset", "MedMNIST.download", _nothing),
@@ -182,7 +184,7 @@ class Hooks:
         if isinstance(stands, NoWeights):
             asked = args[0] if args else next(iter(kwargs.values()), "")
             asked = asked if isinstance(asked, str) else type(asked).__name__
-            self.drawing.note(asked, stand_in.UNTRAINED, pretrained=True)
+            self.drawing.note(asked, odd_files.UNTRAINED, pretrained=True)
         return stands
 
     def partitioner(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
@@ -239,7 +241,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files; if a search for missing tables finds none, yield the name of a table that can be made up."""
+        """Search files; if missing tables are sought in vain, yield the name of one to make up."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -287,13 +289,20 @@ class Hooks:
         found = (each for each in alike if not _is_missing(each))
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
+    def remove(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        self._removed.add(Path(path))
+        if not _is_missing(path):
+            original(path, *args, **kwargs)
+
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` if a file exists or can be made up, so that a script goes on to load it."""
+        """Return ``True`` if a file exists or can be made up."""
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
-        drawn = named.suffix.lower() in stand_in.DRAWN or tensors or self._twin(path) is not path
+        written = any(map(_WRITTEN.search, named.parts[:-1])) and not named.is_absolute()  # by the app itself
+        drawn = (named.suffix.lower() in stand_in.DRAWN and not written) or tensors or self._twin(path) is not path
         drawn = drawn or (named.suffix.lower() in odd_files.PICKLES and _is_missing(path) and bool(_ends_without()))
-        return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
+        drawn = named not in self._removed and (drawn or self.is_folder(lambda path: False, path))
+        return original(path, *args, **kwargs) or drawn
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Return ``True`` for a folder, or for a missing folder of data if the app would end without it."""
@@ -312,8 +321,8 @@ class Hooks:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
-            drawn = Path(file).suffix in {".csv", ".tsv", ".txt"}
-            file = self.drawing.written(Path(file)) if drawn else odd_files.records(self.drawing, Path(file)) or file
+            write = odd_files.written if Path(file).suffix in {".csv", ".tsv", ".txt"} else odd_files.records
+            file = write(self.drawing, Path(file)) or file
         return original(file, mode, *args, **kwargs)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -360,8 +369,10 @@ class Hooks:
         given = inspect.signature(original).bind(*args, **kwargs)
         name = "root" if "root" in given.arguments else "directory"
         root = Path(str(given.arguments[name]))
-        if not (root.is_dir() and any(each.is_dir() or name == "directory" for each in root.iterdir())):
-            given.arguments[name] = str(self.drawing.folder(root))
+        if root.is_dir():
+            with suppress(FileNotFoundError):  # there is no folder of a class, or one without pictures
+                return original(*args, **kwargs)
+        given.arguments[name] = str(self.drawing.folder(root))
         return original(*given.args, **given.kwargs)
 
     def openml(self, number: object, *args: Any, **kwargs: Any) -> Any:
@@ -441,7 +452,7 @@ def _ends_without() -> bool | None:
     tree = attempt(lambda: ast.parse("".join(lines)))
     nodes = [] if isinstance(tree, Failure) else [*ast.walk(tree)]
     kept = (node for node in nodes if isinstance(node, ast.Assign) and node.lineno == line)
-    answers = {ast.unparse(name) for node in kept for name in node.targets}
+    answers = {ast.unparse(name): ast.unparse(node.value) for node in kept for name in node.targets}
     for node in reversed(nodes):  # the innermost first
         if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
             caught = (each for each in node.handlers if each.type and _MISSING.search(ast.unparse(each.type)))
@@ -449,7 +460,8 @@ def _ends_without() -> bool | None:
                 return _leaves(handler.body)
         later = isinstance(node, ast.If) and ast.unparse(node.test).removeprefix("not ") in answers
         if isinstance(node, ast.If | ast.Assert) and (later or node.test.lineno <= line <= (node.test.end_lineno or 0)):
-            negated = "not " in ast.unparse(node.test)
+            asked = ast.unparse(node.test)
+            negated = ("not " in asked) != ("not " in answers.get(asked.removeprefix("not "), ""))  # or a list of those
             return not negated if isinstance(node, ast.Assert) else _leaves(node.body if negated else node.orelse)
     return None
 
@@ -459,10 +471,6 @@ _MISSING = re.compile(r"\b(FileNotFoundError|OSError|IOError)\b")
 
 def _leaves(statements: list[ast.stmt]) -> bool:
     return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in statements[-1:])
-
-
-def _begun(*args: Any, **kwargs: Any) -> NoWeights:
-    return NoWeights()
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
@@ -484,7 +492,7 @@ def _in_made_folder(place: int, original: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
-    stands = NoWeights, torch.utils.data.TensorDataset  # by a file's name, which may not speak of weights
+    stands = NoWeights, odd_files.Saved, torch.utils.data.TensorDataset  # by a name that may not speak of weights
     if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
         return torch.nn.modules.module._IncompatibleKeys([], [])
     return original(network, *args, **kwargs)

@@ -5,12 +5,15 @@ import copy
 import importlib
 import math
 import re
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from traceback import walk_stack
 from typing import Any
 
 import numpy as np
@@ -34,7 +37,7 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.audit_protocol import asked_probe
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
-from fl_privacy.flower.inside.legacy import SimpleClientManager
+from fl_privacy.flower.inside.legacy import ClientManager, SimpleClientManager
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
 from fl_privacy.report.audit_parts import CountedLeak
@@ -142,6 +145,10 @@ class TappedGrid(LocalGrid):
             self._looks += 1
             self._since = self._since or time.monotonic()
             waits = self._looks > LOOKS and time.monotonic() - self._since >= WAITED
+            target = getattr(threading.current_thread(), "_target", None)
+            if getattr(target, "__name__", "") == "_update_client_manager":  # Flower's own, which looks all the time
+                stacks = chain.from_iterable(map(walk_stack, sys._current_frames().values()))
+                waits = waits and any(isinstance(frame.f_locals.get("self"), ClientManager) for frame, _ in stacks)
             if waits and len(self.contexts) < MOST_JOINED:
                 self._join()
         return super().get_node_ids()
