@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, timely
 from fl_privacy.attacks.exact import certificate, first_layer
+from fl_privacy.attacks.exact.batch_norm import known_by_statistics
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Known, Residual, complete_head, find_residual, known_between
@@ -337,7 +338,9 @@ def _behind_blocks(
     observations = {k: complete_head(one, str(network.head.target)) for k, one in observations.items()}
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]
-    known = known_between(network, stack(updates, list(network.names), network.device, torch.float64))
+    gradients = stack(updates, list(network.names), network.device, torch.float64)
+    network.use(observations.values())
+    known = known_by_statistics(network, gradients) if network.norms else known_between(network, gradients)
     results, rows = dict[int, Reconstruction](), known.found.nonzero().flatten()
     for row in (~known.found).nonzero().flatten().tolist():
         own = positions[row]
@@ -346,6 +349,7 @@ def _behind_blocks(
         else:
             results[own] = failed(observations[own], _UNKNOWN)
     if len(rows):
+        network.use(observations[positions[row]] for row in rows.tolist())
         images, lost = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
         for row, image, left in zip(rows.tolist(), images, lost.tolist(), strict=True):
             observation = observations[positions[row]]
