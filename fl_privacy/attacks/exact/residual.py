@@ -44,10 +44,6 @@ class OwnStatistics(nn.BatchNorm2d):
         super().__init__(norm.num_features, norm.eps)
         self.weight, self.bias = norm.weight, norm.bias
 
-    def statistics(self, row: int) -> tuple[Tensor, Tensor]:
-        assert self.running_mean is not None and self.running_var is not None
-        return self.running_mean[row], self.running_var[row]
-
     def forward(self, inputs: Tensor) -> Tensor:
         assert self.running_mean is not None and self.running_var is not None
         scale = self.weight * torch.rsqrt(self.running_var + self.eps)
@@ -352,25 +348,19 @@ def heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
     return above_noise(values) if network.graph.kind(node) == "relu" else values
 
 
-@dataclass(frozen=True, eq=False)
-class Link:
-    """Nodes in a row: a norm, its ReLU and the convolution ``later``; ``earlier``: convolution before the norm."""
-
-    earlier: fx.Node | None
-    norm: fx.Node
-    relu: fx.Node
-    later: fx.Node
+Link = tuple[fx.Node | None, fx.Node, fx.Node, fx.Node]
+"""Nodes in a row: a convolution, if there is one, a norm, its ReLU and a convolution."""
 
 
 def links(network: Residual) -> list[Link]:
-    """List the first links of ``network`` whose last convolution determines its inputs by its gradient alone."""
-    found, kind = [], network.graph.kind
+    """List the first links of ``network`` whose last convolution's gradient determines its inputs up to a factor."""
+    found, kind = list[Link](), network.graph.kind
     for later in network.convolutions:
         relu = input_of(later)
         norm = input_of(relu) if kind(relu) == "relu" else relu
-        if kind(norm) == "norm" and relu is not norm and can_be_blind(network.convolution(later)):
+        if relu is not norm and kind(norm) == "norm" and can_be_blind(network.convolution(later)):
             before = input_of(norm)
-            found.append(Link(before if kind(before) == "conv" else None, norm, relu, later))
+            found.append((before if kind(before) == "conv" else None, norm, relu, later))
     return found[:_TRIES]
 
 
