@@ -190,10 +190,8 @@ class Residual:
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observations: Iterable[Observation]) -> None:
-        """Set the statistics of V images, from running statistics that were uploaded."""
-        if not self.norms:
-            return
-        seen = [uploaded_statistics(observation) for observation in observations]
+        """Set the statistics of V images, from running statistics that were uploaded, else sent."""
+        seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
         for name, norm in self.norms.items():
             mean, variance = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
             norm.running_mean, norm.running_var = mean.to(norm.weight), variance.to(norm.weight)

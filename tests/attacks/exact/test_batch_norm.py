@@ -37,7 +37,7 @@ class Block(nn.Module):
 def preactivated(*, bias: bool = False, momentum: float | None = 0.1) -> nn.Module:
     """Build a residual network for images (3, 24, 24) whose norms have weights of both signs."""
     torch.manual_seed(0)
-    blocks = nn.Conv2d(3, 16, 3, padding=1), Block(16, 24, bias=bias), Block(24, 48, bias=bias)
+    blocks = nn.Conv2d(3, 16, 3, padding=1), Block(16, 40, bias=bias), Block(40, 48, bias=bias)
     model = nn.Sequential(
         *blocks, nn.BatchNorm2d(48), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 5)
     )
@@ -74,20 +74,20 @@ def solved(seen: list[Observation]) -> tuple[Residual, Known]:
 
 @pytest.mark.parametrize(("bias", "momentum"), [(False, 0.1), (True, 0.1), (False, None)])
 def test_activations_in_front_of_a_norm_are_those_of_each_image(bias: bool, momentum: float | None) -> None:
-    images = [picture(seed) for seed in (2, 3)]
+    images = [picture(seed) for seed in (1, 2)]
     network, known = solved([step(preactivated(bias=bias, momentum=momentum), image) for image in images])
     assert known.found.all() and known.left.max() < 1e-4
     ((node, values),) = known.values.items()
-    assert values.shape == (2, 24, 12, 12), "inputs of the block's first convolution"
+    assert values.shape == (2, 40, 12, 12), "inputs of the block's first convolution"
     true = network.graph.run({network.graph.image: torch.cat(images).double()}, node)
     assert (values - true).flatten(1).norm(dim=1).max() < 1e-3 * true.norm()
 
 
 def test_an_image_that_is_solved_less_deep_leaves_the_others_as_they_are() -> None:
-    network, known = solved([step(preactivated(), picture(seed)) for seed in (0, 2)])
+    network, known = solved([step(preactivated(), picture(seed)) for seed in (4, 2)])
     assert known.started.all() and known.found.tolist() == [False, True]
     ((node, values),) = known.values.items()
-    true = network.graph.run({network.graph.image: torch.cat([picture(0), picture(2)]).double()}, node)
+    true = network.graph.run({network.graph.image: torch.cat([picture(4), picture(2)]).double()}, node)
     assert (values - true)[1].norm() < 1e-3 * true[1].norm()
 
 
@@ -113,6 +113,7 @@ def test_without_statistics_or_with_several_images_no_network_is_solved() -> Non
     assert find_residual(step(plain, picture(0))) is None, "a norm without parameters shows no scale"
 
 
+@pytest.mark.long
 def test_the_image_is_reconstructed_and_another_is_not() -> None:
     seen, truth = step(preactivated(), picture(2)), picture(2)
     found = reconstruct(seen, "exact", evaluations=400)
