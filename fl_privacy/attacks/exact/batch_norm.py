@@ -4,8 +4,6 @@ With N places, slopes s of the loss behind a norm, normalized values z, and grad
 weight, the slopes in front of it are ``weight / deviation * (s - b / N - w z / N)`` (Ioffe and Szegedy 2015).
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,13 +20,8 @@ _MOST_HIDDEN = 2048  # largest number of unknowns along such directions
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
 
 
-@dataclass(frozen=True, eq=False)
-class _Hidden:
-    """Inputs (V, C, H, W) of a link's last convolution, slopes (V, O, P, Q) of its outputs, and which V were found."""
-
-    values: Tensor
-    slopes: Tensor
-    found: Tensor
+_Hidden = tuple[Tensor, Tensor, Tensor]
+"""Inputs (V, C, H, W) of a link's last convolution, slopes (V, O, P, Q) of its outputs, and which V were found."""
 
 
 @torch.no_grad()
@@ -36,13 +29,12 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
     """Solve for activations of V images in front of one link, from ``gradients`` (V, *shape)."""
     own, tried = {name: value.double() for name, value in gradients.items()}, list[tuple[int, Link, _Hidden]]()
     for link in links(network):
-        hidden = _hidden(network, own, link)
-        tried.append((int(hidden.found.sum()), link, hidden))
-        if hidden.found.all():
+        tried.append((int((hidden := _hidden(network, own, link))[2].sum()), link, hidden))
+        if hidden[2].all():
             break
     _, link, hidden = max(tried, key=lambda each: each[0])
-    known, started = {link[2]: hidden.values}, hidden.found
-    found, left = started, torch.where(started, 0.0, 1.0).to(hidden.values)
+    values, _, started = hidden
+    known, found, left = {link[2]: values}, started, torch.where(started, 0.0, 1.0).to(values)
     if link[0] is not None and started.any():
         pairs = [_before(network, own, link, row, hidden) for row in range(len(started))]
         left = torch.tensor([fit for _, fit in pairs]).to(left)
@@ -72,7 +64,7 @@ def _hidden(network: Residual, own: Tensors, link: Link) -> _Hidden:
         scale = sums @ bias / sums.square().sum()
         if scale > 0 and (scale * sums - bias).norm() < FITS * bias.norm():
             values[row], slopes[row], found[row] = inputs[0] / scale, scale * each[0], True
-    return _Hidden(values, slopes, found)
+    return values, slopes, found
 
 
 def _before(network: Residual, own: Tensors, link: Link, row: int, hidden: _Hidden) -> tuple[Tensor, float]:
@@ -91,10 +83,10 @@ def _before(network: Residual, own: Tensors, link: Link, row: int, hidden: _Hidd
     deviation = (variance + norm.eps).sqrt()
     offset = mean if layer.module.bias is None else mean - layer.module.bias.view(-1, 1, 1)
     by_bias, by_weight = (own[f"{node.target}.{kind}"][row].view(-1, 1, 1) for kind in ("bias", "weight"))
-    values, right = hidden.values[row], own[f"{earlier.target}.weight"][row].flatten(2).transpose(1, 2).flatten(0, 1)
+    values, right = hidden[0][row], own[f"{earlier.target}.weight"][row].flatten(2).transpose(1, 2).flatten(0, 1)
     gates, places = values > 0, values[0].numel()
     known, number = torch.where(gates, (values - bias) / weight, 0), (~gates).sum((1, 2), keepdim=True).clamp_min(1)
-    behind = network.convolution(later).back(hidden.slopes[row : row + 1])[0] * gates
+    behind = network.convolution(later).back(hidden[1][row : row + 1])[0] * gates
 
     def average(of: Tensor) -> Tensor:
         return of.sum((1, 2), keepdim=True) / number

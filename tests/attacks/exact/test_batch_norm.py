@@ -91,17 +91,11 @@ def test_an_image_that_is_solved_less_deep_leaves_the_others_as_they_are() -> No
     assert (values - true)[1].norm() < 1e-3 * true[1].norm()
 
 
-def test_statistics_of_another_image_solve_nothing() -> None:
+def test_statistics_of_another_image_solve_nothing_before_a_norm() -> None:
     seen, other = (step(preactivated(), picture(seed)) for seed in (2, 3))
-    mixed = replace(seen, upload=replace(seen.upload, buffers=other.upload.buffers))
-    network, known = solved([mixed])
-    assert not known.found.any() or known.left.min() > 1e-2 or len(known.values) != 1 or _misses(network, known)
-
-
-def _misses(network: Residual, known: Known) -> bool:
-    ((node, values),) = known.values.items()
-    true = network.graph.run({network.graph.image: picture(2).double()}, node)
-    return bool((values - true).norm() > 0.1 * true.norm())
+    _, known = solved([replace(seen, upload=replace(seen.upload, buffers=other.upload.buffers))])
+    ((_, values),) = known.values.items()
+    assert known.left.min() > 1e-2 and values.shape == (1, 48, 6, 6), "inputs of the block's last convolution"
 
 
 def test_without_statistics_or_with_several_images_no_network_is_solved() -> None:
