@@ -91,6 +91,7 @@ def test_an_image_that_is_solved_less_deep_leaves_the_others_as_they_are() -> No
     assert (values - true)[1].norm() < 1e-3 * true[1].norm()
 
 
+@pytest.mark.long
 def test_statistics_of_another_image_solve_nothing_before_a_norm() -> None:
     seen, other = (step(preactivated(), picture(seed)) for seed in (2, 3))
     _, known = solved([replace(seen, upload=replace(seen.upload, buffers=other.upload.buffers))])
