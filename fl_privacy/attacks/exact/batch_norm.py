@@ -16,7 +16,7 @@ from fl_privacy.types import Tensors
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
 _SOLVED = 1e-6  # relative residual at which they stop
 _KEPT = 1e-4  # eigenvalues below this share of the largest are directions that the gradient does not show
-_MOST_HIDDEN = 2048  # largest number of unknowns along such directions
+_MOST_HIDDEN = 512  # largest number of unknowns along such directions
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
 
 
