@@ -125,7 +125,7 @@ def _solved(layer: Convolution, deltas: Tensor, right: Tensor, outputs: Tensor, 
     values, vectors = torch.linalg.eigh(left.T @ left)
     shown = values > _KEPT * values[-1]
     seen, free = vectors[:, shown], vectors[:, ~shown]
-    found = (seen / values[shown] @ (seen.T @ (left.T @ right))).T
+    found: Tensor = (seen / values[shown] @ (seen.T @ (left.T @ right))).T
     count, channels = free.shape[1], layer.shape[0]
     if count * channels > _MOST_HIDDEN:
         return None
