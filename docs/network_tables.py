@@ -30,39 +30,49 @@ def networks_table(name: str, folder: Path = ROWS) -> str:
     return markdown(HEADS, lines) if lines else f"{NOT_RUN.capitalize()}."
 
 
+def mean_of(rows: Sequence[Row], field: str) -> float:
+    """Average a field over rows."""
+    return float(sum(row[field] for row in rows) / len(rows))
+
+
+def _psnr(rows: Sequence[Row]) -> str:
+    return f"{mean_of(rows, 'psnr'):.1f} (least {min(row['psnr'] for row in rows):.1f})"
+
+
 def _line(kind: tuple[Any, ...], rows: Sequence[Row]) -> list[str]:
     network, mode, batch, budget = kind
     images = sum(row["of"] for row in rows)
-
-    def average(field: str) -> float:
-        return float(sum(row[field] for row in rows) / len(rows))
-
     return [
         NETWORKS[network],
         {"eval": "evaluation", "train": "training"}[mode],
         str(batch),
         budget,
         str(len(rows)),
-        f"{average('psnr'):.1f} (least {min(row['psnr'] for row in rows):.1f})",
+        _psnr(rows),
         f"{sum(row['identified'] for row in rows)} of {images}",
-        f"{average('control_psnr'):.1f}",
+        f"{mean_of(rows, 'control_psnr'):.1f}",
         f"{sum(row['control_identified'] for row in rows)} of {images}",
-        f"{average('mean_color_psnr'):.1f}",
-        f"{average('cpu_seconds'):.0f}",
+        f"{mean_of(rows, 'mean_color_psnr'):.1f}",
+        f"{mean_of(rows, 'cpu_seconds'):.0f}",
     ]
 
 
 def leakpro_table(name: str, folder: Path = ROWS) -> str:
-    """Render a line for each attack on updates in training mode; "Not run." without rows."""
-    rows = sorted(read_rows(name, folder), key=lambda row: (row["network"], row["batch"], row["cpu_seconds"]))
+    """Render a line for each attack and budget on updates in training mode; "Not run." without rows."""
+    kinds: dict[tuple[Any, ...], list[Row]] = {}
+    for row in read_rows(name, folder):
+        kinds.setdefault((row["network"], row["batch"], f"{row['attack']}, {row['budget']}"), []).append(row)
+    found = [(kind, rows, mean_of(rows, "cpu_seconds")) for kind, rows in kinds.items()]
     lines = [
         [
-            *(row["network"], str(row["batch"]), f"{row['attack']}, {row['budget']}", f"{row['psnr']:.1f}"),
-            *(f"{row['identified']} of {row['of']}", f"{row['mean_color_psnr']:.1f}", f"{row['cpu_seconds']:.0f}"),
+            *(kind[0], str(kind[1]), kind[2], str(len(rows)), _psnr(rows)),
+            f"{sum(row['identified'] for row in rows)} of {sum(row['of'] for row in rows)}",
+            *(f"{mean_of(rows, field):.1f}" for field in ("control_psnr", "mean_color_psnr")),
+            f"{seconds:.0f}",
         ]
-        for row in rows
+        for kind, rows, seconds in sorted(found, key=lambda each: (*each[0][:2], each[2]))
     ]
-    heads = ["network", "batch", "attack", "PSNR, dB", HEADS[6], HEADS[9], "CPU seconds"]
+    heads = ["network", "batch", "attack", *HEADS[4:8], *HEADS[9:]]
     return markdown(heads, lines) if lines else f"{NOT_RUN.capitalize()}."
 
 

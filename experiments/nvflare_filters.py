@@ -26,7 +26,7 @@ from row_file import RowFile, takes_rows
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_privacy.attacks.exact.residual import Residual, _input_of, _shapes, can_be_blind, traced
+from fl_privacy.attacks.exact.residual import Residual, _shapes, can_be_blind, input_of, traced
 from fl_privacy.auditing.update_audit import UpdateAuditRequest, audit_update
 from fl_privacy.data import load_data
 from fl_privacy.defenses import percentile
@@ -50,7 +50,7 @@ def equations_of(network: str) -> dict[str, int]:
     graph, side = traced(made(network).double()), NETWORKS[network][1]
     assert graph is not None and graph.logits is not None
     found = Residual(graph, graph.logits, _shapes(graph, torch.zeros(1, 3, side, side, dtype=torch.float64)))
-    passed = [node for node in found.convolutions if _input_of(node) in set(found.cuts)]
+    passed = [node for node in found.convolutions if input_of(node) in set(found.cuts)]
     if len(passed) == len(found.convolutions):
         return {}
     begin = sum(can_be_blind(found.convolution(node)) for node in passed)

@@ -35,10 +35,19 @@ def test_attacks_in_training_mode_stand_by_their_cost(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     table = importlib.import_module("network_tables").leakpro_table
     assert table("code", tmp_path) == "Not run."
-    row = {"network": "ResNet", "batch": 1, "psnr": 9.46, "identified": 0, "of": 1, "mean_color_psnr": 14.77}
+    row = {
+        "network": "ResNet",
+        "batch": 1,
+        "psnr": 9.46,
+        "identified": 0,
+        "of": 1,
+        "mean_color_psnr": 14.77,
+        "control_psnr": 8.1,
+    }
     dear = {**row, "attack": "GIABase", "budget": "200 iterations", "cpu_seconds": 99.6}
-    keep(tmp_path, "code", dear, {**row, "attack": "auto", "budget": "quick", "cpu_seconds": 30.2})
+    cheap = {**row, "attack": "auto", "budget": "quick", "cpu_seconds": 30.2}
+    keep(tmp_path, "code", dear, cheap, {**cheap, "psnr": 20.0, "identified": 1, "cpu_seconds": 10.0})
     assert table("code", tmp_path).splitlines()[2:] == [
-        "| ResNet | 1 | auto, quick | 9.5 | 0 of 1 | 14.8 | 30 |",
-        "| ResNet | 1 | GIABase, 200 iterations | 9.5 | 0 of 1 | 14.8 | 100 |",
+        "| ResNet | 1 | auto, quick | 2 | 14.7 (least 9.5) | 1 of 2 | 8.1 | 14.8 | 20 |",
+        "| ResNet | 1 | GIABase, 200 iterations | 1 | 9.5 (least 9.5) | 0 of 1 | 8.1 | 14.8 | 100 |",
     ]

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, timely
 from fl_privacy.attacks.exact import certificate, first_layer
+from fl_privacy.attacks.exact.batch_norm import known_by_statistics
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Known, Residual, complete_head, find_residual, known_between
@@ -32,6 +33,8 @@ _SURE = 1e-3
 
 _SPREAD = 0.02  # spread of the first pixels around 0.5
 _NEAREST = 2  # blocks nearest to the image whose outputs are matched
+_DEEPER = 3  # factor on the evaluations in training mode, where fewer blocks are solved for; each costs a third
+_PATIENCE, _PROGRESS = 30, 1e-3  # evaluations without this relative fall of the loss that end a stage, in training mode
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
@@ -44,7 +47,8 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
     rng = torch.Generator().manual_seed(seed)
     start = 0.5 + _SPREAD * (torch.rand(1, *network.shapes[network.graph.image], generator=rng, dtype=like.dtype) - 0.5)
     images = start.to(like.device).repeat(len(like), 1, 1, 1)
-    each = max(1, evaluations // len(SMOOTH))
+    deep = bool(network.norms)
+    each = max(1, (_DEEPER if deep else 1) * evaluations // len(SMOOTH))
     for stage, weight in enumerate(timely(SMOOTH)):
 
         def loss(images: Tensor, weight: float = weight) -> Tensor:
@@ -56,7 +60,7 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
         shown = part_of(report, stage / len(SMOOTH), (stage + 1) / len(SMOOTH))
         with even_share(len(SMOOTH) - stage):
-            images = _descended(loss, images, each, shown)
+            images = _descended(loss, images, each, shown, patience=_PATIENCE if deep else each)
     with torch.no_grad():
         return images, missed(images)
 
@@ -92,9 +96,12 @@ def _squares(values: Tensor) -> Tensor:
     return values.flatten(1).square().sum(1)
 
 
-def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report) -> Tensor:
+def _descended(
+    loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report, *, patience: int
+) -> Tensor:
     shape, variables = images.shape, images.flatten(1)
     best, least = variables, torch.full_like(variables[:, 0], torch.inf)
+    mark, since = least, 0
     settings = LBFGS(inner=20, history=50, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
     run = settings.start(variables, iterations=evaluations, images=variables.shape[1])
     for step in timely(range(evaluations)):
@@ -105,8 +112,11 @@ def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: in
         better = values < least
         best, least = torch.where(better[:, None], variables, best), torch.where(better, values, least)
         variables, _, finished = run.step(variables, values, gradient)
+        falls, since = least < (1 - _PROGRESS) * mark, since + 1
+        if falls.any():
+            mark, since = torch.where(falls, least, mark), 0
         report(step / evaluations)
-        if finished.all():
+        if finished.all() or since >= patience:
             break
     return best.view(shape)
 
@@ -340,7 +350,9 @@ def _behind_blocks(
     observations = {k: complete_head(one, str(network.head.target)) for k, one in observations.items()}
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]
-    known = known_between(network, stack(updates, list(network.names), network.device, torch.float64))
+    gradients = stack(updates, list(network.names), network.device, torch.float64)
+    network.use(observations.values())
+    known = known_by_statistics(network, gradients) if network.norms else known_between(network, gradients)
     results, rows = dict[int, Reconstruction](), known.found.nonzero().flatten()
     for row in (~known.found).nonzero().flatten().tolist():
         own = positions[row]
@@ -349,6 +361,7 @@ def _behind_blocks(
         else:
             results[own] = failed(observations[own], _UNKNOWN)
     if len(rows):
+        network.use(observations[positions[row]] for row in rows.tolist())
         images, lost = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
         for row, image, left in zip(rows.tolist(), images, lost.tolist(), strict=True):
             observation = observations[positions[row]]

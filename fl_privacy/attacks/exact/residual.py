@@ -1,7 +1,7 @@
 """Solve for an image behind a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +21,7 @@ from fl_privacy.attacks.exact.convolution import (
     inputs_up_to_a_factor,
 )
 from fl_privacy.attacks.gradient_inversion.grouping import UNFORESEEN
+from fl_privacy.attacks.gradient_inversion.priors import uploaded_statistics
 from fl_privacy.effects import Truncated
 from fl_privacy.types import Observation, Tensors
 
@@ -34,6 +35,20 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
     "relu": nn.ReLU,
     "same": (nn.Identity, nn.Dropout, nn.Dropout2d),
 }
+
+
+class OwnStatistics(nn.BatchNorm2d):
+    """Batch norm by the statistics (V, C) of V images; set by :meth:`Residual.use`."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__(norm.num_features, norm.eps)
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        assert self.running_mean is not None and self.running_var is not None
+        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+        shift = self.bias - self.running_mean * scale
+        return inputs * scale[..., None, None] + shift[..., None, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +140,7 @@ def complete_head(observation: Observation, head: str) -> Observation:
     return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
 
-_FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
+FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
 _TRIES = 3  # convolutions, the last first, that are tried without knowing any slope
 _FACTORS = 2001
 _MOST_NUMBERS = 1 << 26  # numbers of the equations of a shortcut, for all victims: half a gigabyte
@@ -166,7 +181,20 @@ class Residual:
     @property
     def names(self) -> tuple[str, ...]:
         own = [str(node.target) for node in self.convolutions]
-        return (*(f"{name}.weight" for name in own), f"{self.head.target}.weight", f"{self.head.target}.bias")
+        norms = [f"{name}.{kind}" for name in self.norms for kind in ("weight", "bias")]
+        return (*(f"{name}.weight" for name in own), f"{self.head.target}.weight", f"{self.head.target}.bias", *norms)
+
+    @property
+    def norms(self) -> Mapping[str, OwnStatistics]:
+        """Return the norms, by name, that use the images' own statistics; there are none in evaluation mode."""
+        return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
+
+    def use(self, observations: Iterable[Observation]) -> None:
+        """Set the statistics of V images, from running statistics that were uploaded, else sent."""
+        seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
+        for name, norm in self.norms.items():
+            mean, variance = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
+            norm.running_mean, norm.running_var = mean.to(norm.weight), variance.to(norm.weight)
 
     @property
     def convolutions(self) -> Sequence[fx.Node]:
@@ -175,36 +203,45 @@ class Residual:
     def convolution(self, node: fx.Node) -> Convolution:
         module = self.graph.layer(node)
         assert isinstance(module, nn.Conv2d)
-        return Convolution(module, self.shapes[_input_of(node)])
+        return Convolution(module, self.shapes[input_of(node)])
 
     @property
     def cuts(self) -> Sequence[fx.Node]:
-        entering = dict.fromkeys(_input_of(node) for node in self.convolutions)
+        entering = dict.fromkeys(input_of(node) for node in self.convolutions)
         graph, logits = self.graph, self.graph.logits
         return [node for node in entering if logits is not None and graph.image not in graph.behind(logits, {node})]
 
 
-def _input_of(node: fx.Node) -> fx.Node:
+def input_of(node: fx.Node) -> fx.Node:
+    """Return the only input of a node."""
     (given,) = node.all_input_nodes
     return given
 
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return a single example's residual network; ``None`` for other networks, batch statistics or lost gradients."""
-    if observation.upload.num_examples != 1 or observation.plan.batch_norm == "train":
+    """Return a single example's residual network; ``None`` for other networks, unknown statistics or lost gradients."""
+    modules = list(observation.model.modules())
+    norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
+    trains = observation.plan.batch_norm == "train" and norms > 0
+    if observation.upload.num_examples != 1 or not any(isinstance(module, nn.Conv2d) for module in modules):
         return None
-    if not any(isinstance(module, nn.Conv2d) for module in observation.model.modules()):
-        return None
-    graph = traced(model_as_sent(observation).eval())
+    given = not trains or uploaded_statistics(observation)
+    graph = traced(model_as_sent(observation).eval()) if given else None
     if graph is None or graph.logits is None or graph.kind(graph.logits) != "linear":
         return None
     image = torch.zeros(1, *observation.input_shape, dtype=torch.float64, device=next(graph.module.parameters()).device)
     found = Residual(graph, graph.logits, _shapes(graph, image))
+    for node in graph.nodes if trains else ():
+        norm = graph.layer(node)
+        if isinstance(norm, nn.BatchNorm2d) and norm.affine:
+            graph.module.set_submodule(str(node.target), OwnStatistics(norm))
     layers = [found.convolution(node).module for node in found.convolutions]
     if not layers or not observation.upload.tensors.keys() >= set(found.names):
         return None
     plain = all(m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str) for m in layers)
+    if trains:
+        return found if plain and len(found.norms) == norms and links(found) else None
     return found if plain and any(_blind(found)) else None
 
 
@@ -221,7 +258,7 @@ def _shapes(graph: FxGraph, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
 
 def _blind(network: Residual) -> list[fx.Node]:
     cuts = set(network.cuts)
-    own = [node for node in network.convolutions if _input_of(node) in cuts]
+    own = [node for node in network.convolutions if input_of(node) in cuts]
     return [node for node in reversed(own) if can_be_blind(network.convolution(node))][:_TRIES]
 
 
@@ -251,7 +288,7 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         apart = (network.graph.run({before: guess}, at) - known[at]).flatten(1).norm(dim=1)
         missed = apart / known[at].flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
         missed = torch.where(missed.isfinite(), missed, torch.inf)
-        fits = missed <= _FITS
+        fits = missed <= FITS
         if not (found & fits).any():
             break
         found = found & fits
@@ -265,14 +302,14 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
     features = features / slopes.square().sum(1, keepdim=True).clamp_min(torch.finfo(slopes.dtype).tiny)
     candidates, best = _blind(network), None
     for node in candidates:
-        layer, at = network.convolution(node), _input_of(node)
+        layer, at = network.convolution(node), input_of(node)
         values = slopes.new_zeros(len(slopes), *layer.shape)
         found = torch.zeros(len(slopes), dtype=torch.bool, device=slopes.device)
         for victim, gradient in enumerate(own[f"{node.target}.weight"]):
             blind = inputs_up_to_a_factor(layer, gradient)
             if blind is not None and blind.unique:
                 scaled, missed = _scaled(network, at, blind.values, features[victim])
-                values[victim], found[victim] = _heard(network, at, scaled[None])[0], missed < _FITS
+                values[victim], found[victim] = heard(network, at, scaled[None])[0], missed < FITS
         if best is None or int(found.sum()) > int(best[2].sum()):
             best = at, values, found
         if found.all():
@@ -283,7 +320,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
 
 def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
     """Scale ``values`` so that the last layer's inputs are nearest to ``features``; return also the relative error."""
-    pooled = _input_of(network.head)
+    pooled = input_of(network.head)
 
     def missed(factors: Tensor) -> Tensor:
         outputs = network.graph.run({at: factors[:, None, None, None] * values}, pooled).flatten(1)
@@ -301,8 +338,25 @@ def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) ->
     return best[0] * values, best[1]
 
 
-def _heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
+def heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
+    """Set values (V, C, H, W) at a ReLU to zero if noise explains them."""
     return above_noise(values) if network.graph.kind(node) == "relu" else values
+
+
+Link = tuple[fx.Node | None, fx.Node, fx.Node, fx.Node]
+"""Nodes in a row: a convolution, if there is one, a norm, its ReLU and a convolution."""
+
+
+def links(network: Residual) -> list[Link]:
+    """List the first links of ``network`` whose last convolution's gradient determines its inputs up to a factor."""
+    found, kind = list[Link](), network.graph.kind
+    for later in network.convolutions:
+        relu = input_of(later)
+        norm = input_of(relu) if kind(relu) == "relu" else relu
+        if relu is not norm and kind(norm) == "norm" and can_be_blind(network.convolution(later)):
+            before = input_of(norm)
+            found.append((before if kind(before) == "conv" else None, norm, relu, later))
+    return found[:_TRIES]
 
 
 @dataclass(eq=False)
@@ -344,7 +398,7 @@ class _Step:
     @property
     def _handlers(self) -> Mapping[str, Callable[[fx.Node, Slopes], dict[fx.Node, Slopes] | None]]:
         return {
-            "same": lambda node, own: {_input_of(node): own},
+            "same": lambda node, own: {input_of(node): own},
             "add": lambda node, own: dict.fromkeys(node.all_input_nodes, own),
             "norm": self._behind_norm,
             "relu": self._behind_relu,
@@ -358,7 +412,7 @@ class _Step:
             return None
         scale = torch.rsqrt(layer.running_var + layer.eps)
         scale = scale if layer.weight is None else scale * layer.weight
-        return {_input_of(node): Slopes(own.full * scale[:, None, None], own.open)}
+        return {input_of(node): Slopes(own.full * scale[:, None, None], own.open)}
 
     def _behind_relu(self, node: fx.Node, own: Slopes) -> dict[fx.Node, Slopes] | None:
         values = self.outputs if node is self.at else self.values.get(node)
@@ -367,10 +421,10 @@ class _Step:
         passed = Slopes(own.values, values > 0)
         if node is self.at:
             self.gates = passed.open
-        return {_input_of(node): passed}
+        return {input_of(node): passed}
 
     def _behind_convolution(self, node: fx.Node, own: Slopes) -> dict[fx.Node, Slopes] | None:
-        given, layer = _input_of(node), self.network.convolution(node)
+        given, layer = input_of(node), self.network.convolution(node)
         equations = Equations(layer, own, self.gradients[f"{node.target}.weight"])
         if given is self.before:
             self.equations.append(equations)
@@ -378,7 +432,7 @@ class _Step:
         if given in self.values or not _enough([equations]):
             return None
         found, _ = gated_inputs([equations])
-        self.values[given] = _heard(self.network, given, found)
+        self.values[given] = heard(self.network, given, found)
         return {given: Slopes(layer.back(own.values))}
 
     def solved(self) -> Tensor | None:
@@ -387,7 +441,7 @@ class _Step:
         channels, height, width = self.equations[0].layer.shape
         small = len(self.outputs) * channels * (height * width) ** 2 <= _MOST_NUMBERS
         found, _ = gated_inputs(self.equations, self._shown() if small else None)
-        return _heard(self.network, self.before, found)
+        return heard(self.network, self.before, found)
 
     def _shown(self) -> Shown | None:
         """Return the values of a block's inputs that its shortcut reveals; ``None`` without a shortcut.
@@ -395,9 +449,9 @@ class _Step:
         At active ReLUs, they are the block's outputs minus those of the other branch.
         """
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
-        if self.gates is None or graph.kind(_input_of(self.at)) != "add":
+        if self.gates is None or graph.kind(input_of(self.at)) != "add":
             return None
-        branches = _input_of(self.at).all_input_nodes
+        branches = input_of(self.at).all_input_nodes
         known = [one for one in branches if not ends & graph.behind(one, self.values.keys())]
         others = [one for one in branches if one not in known and self._chooses(one)]
         if len(known) != 1 or len(others) != 1:
