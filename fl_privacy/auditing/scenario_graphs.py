@@ -38,9 +38,6 @@ NOISE, FITS = 1e-6, 1e-3
 """Smallest singular value of a gradient, relative to its largest, that rounding does not make; and largest relative
 error of a neighborhood or of counts that fit."""
 
-ROUNDING = 2.0**-24
-"""Relative error of single precision."""
-
 Layer = tuple[nn.Module, Tensor]
 """A layer with a basis (R, D) of its inputs' span."""
 
@@ -64,7 +61,7 @@ class GraphTrial:
         self.links = connections_of(observation.model)
         whole = {n: t for n, t in self.constants.items() if t.shape == (self.nodes,) and not t.is_floating_point()}
         self.graphs = next((n for n, ids in whole.items() if not ids.any()), -1)  # number of each node's graph
-        self.around = [sorted({node, *near}) for node, near in enumerate(neighbors(observation.model))]
+        self.around = [sorted({node, *near}) for node, near in enumerate(linked(*graph_in(observation.model)))]
         self.gradient: Tensors = as_gradient(observation)
         self.near, self.deep, self.present = list[Layer](), list[Layer](), torch.zeros(self.width)
         first, second = torch.rand(2, self.nodes, self.width, generator=torch.Generator().manual_seed(0))
@@ -106,12 +103,6 @@ class GraphTrial:
         with torch.no_grad(), replaced_input(layer, stop):
             attempt(lambda: self.model.program.run(given, list(self.model.parts), {}))
         return seen[0] if seen and seen[0].dim() == 2 else None
-
-    def seen(self, layer: nn.Module, nodes: Tensor, edges: Tensor, centers: int) -> Tensor | None:
-        """Return a layer's inputs if each of the last ``centers`` nodes is pooled alone, and all others together."""
-        rest = len(nodes) - centers
-        ids = torch.cat([torch.full((rest,), centers), torch.arange(centers)])
-        return self.stopped(layer, {self.variable: nodes, self.links: edges, self.graphs: ids})
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
         """Return, for M guessed graphs, how far each of N nodes is from fitting the gradients of ``layers``: (M, N).
@@ -160,7 +151,7 @@ class UnknownEdges:
     graphs: their outputs add up to the pooled input that the ratio of a weight's and a bias's gradients reveals, and
     each edge is counted at both ends.
 
-    A neighborhood is evaluated as a node to which its edges lead; nodes that are no centers go to a graph of their own.
+    A neighborhood is evaluated as a node to which its edges lead; other nodes go to a graph of their own.
     """
 
     def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:
@@ -170,8 +161,9 @@ class UnknownEdges:
         self.nodes, self.edges, self.start, self.top, present = drawn[:0], path[:, :0], 0, 0, torch.ones(trial.width)
         for name, layer in trial.model.named_modules():
             gradient = trial.gradient.get(f"{name}.weight")
-            if gradient is None or gradient.dim() != 2 or (seen := self._last(layer, drawn, path)) is None:
+            if gradient is None or gradient.dim() != 2 or (last := self._last(layer, drawn, path)) is None:
                 continue
+            seen, pooled = last
             moved = [drawn.index_add(0, torch.tensor([DEEPEST - far]), drawn[:1] + 1) for far in range(DEEPEST)]
             depth = max([k for k, each in enumerate(moved) if self._moves(layer, each, path, seen)], default=0)
             crossed = torch.cat([path, torch.tensor([[0], [DEEPEST - depth]])], 1)
@@ -179,7 +171,7 @@ class UnknownEdges:
                 raise NotAttackedError("a node's output depends on its neighbors' numbers of edges, or on the batch")
             _, sizes, basis = torch.linalg.svd(gradient.double(), full_matrices=False)
             basis = basis[sizes > noise * sizes[0]]
-            if len(trial.seen(layer, drawn, path, 1)) == 2:  # type: ignore[arg-type]
+            if pooled:
                 self.pools.append((name, layer))
                 self.top = depth
             elif depth <= 1 and seen.shape[1] == trial.width:
@@ -192,16 +184,17 @@ class UnknownEdges:
         kinds = [torch.zeros(trial.width).index_fill(0, torch.tensor(each), 1.0) for each in product(*choices)]
         self.kinds = torch.stack(kinds)
 
-    def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> Tensor | None:
-        """Return the inputs (M, D) of ``layer`` at the last M nodes, or at their graphs."""
-        seen = self.trial.seen(layer, nodes, edges, number)
-        if seen is None or len(seen) not in (len(nodes), number + 1):
+    def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
+        """Return the inputs (M, D) of ``layer`` at the last M nodes, each pooled alone, and if it follows pooling."""
+        ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
+        given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
+        if (seen := self.trial.stopped(layer, given)) is None or len(seen) not in (len(nodes), number + 1):
             return None
-        return seen[-number:] if len(seen) == len(nodes) else seen[:number]
+        return (seen[-number:], False) if len(seen) == len(nodes) else (seen[:number], True)
 
     def _moves(self, layer: nn.Module, nodes: Tensor, edges: Tensor, seen: Tensor) -> bool:
         now = self._last(layer, nodes, edges)
-        return now is None or not torch.allclose(now, seen, rtol=1e-4, atol=1e-7)
+        return now is None or not torch.allclose(now[0], seen, rtol=1e-4, atol=1e-7)
 
     def _inputs(self, layer: nn.Module, balls: Balls) -> Tensor:
         """Return the inputs (M, D) of ``layer`` at M neighborhoods."""
@@ -209,7 +202,7 @@ class UnknownEdges:
         seen = self._last(layer, nodes, torch.cat([self.edges, self._leading(balls)], 1), len(balls.kinds))
         if seen is None:
             raise NotAttackedError("the network takes no other graph than the client's")
-        return seen.double()
+        return seen[0].double()
 
     def _leading(self, balls: Balls) -> Tensor:
         first = len(self.nodes)
@@ -284,6 +277,7 @@ def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[i
 
     A connected graph is preferred; ``None`` if none is found within ``MOST_STEPS`` steps.
     """
+    alone = [node for node, each in enumerate(slots) if not each]
     free, near, steps = [Counter(each) for each in slots], [set[int]() for _ in slots], 0
 
     def grow(order: list[int]) -> bool:
@@ -309,7 +303,9 @@ def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[i
                 near[a].discard(b)
         return False
 
-    return [(a, b) for a, each in enumerate(near) for b in sorted(each)] if grow([0]) else None
+    first = next((node for node, each in enumerate(slots) if each), None)
+    whole = first is None or grow([first, *alone])
+    return [(a, b) for a, each in enumerate(near) for b in sorted(each)] if whole else None
 
 
 def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | None:
@@ -335,7 +331,7 @@ def rounding_of(observation: Observation) -> float:
     gradient, plan, most = as_gradient(observation), observation.plan, NOISE
     for name, value in gradient.items() if plan.shares != "gradient" else ():
         if value.dim() == 2 and value.any():
-            error = ROUNDING * observation.sent.parameters[name].abs().max() * math.sqrt(max(value.shape)) / plan.lr
+            error = 2.0**-24 * observation.sent.parameters[name].abs().max() * math.sqrt(max(value.shape)) / plan.lr
             most = max(most, float(error / torch.linalg.matrix_norm(value, 2)))
     return most
 
@@ -345,41 +341,29 @@ def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | None])
 
     ``counts.chance`` and the control are those of guesses by the other uploads' true graphs.
     """
-    own = [problem.model.program.constants for problem in problems]
-    truths = [
-        (each[p.model.variables[0]], each[connections_of(p.model)]) for each, p in zip(own, problems, strict=True)
-    ]
-    counts, shown, right, others = Counts(), list[Shown](), np.zeros(3, int), np.zeros(3, int)
+    truths = [graph_in(problem.model) for problem in problems]
+    counts, right, others = Counts(), np.zeros(3, int), np.zeros(3, int)
     for k, (truth, guess) in enumerate(zip(truths, found, strict=True)):
         for j, other in enumerate(truths):
-            others += _overlap(other, truth)[0] if j != k else 0
+            others += _overlap(other, truth) if j != k else 0
         if guess is None:
             counts = replace(counts, failures=counts.failures + len(truth[0]))
             continue
-        overlap, places = _overlap(guess, truth)
-        right += overlap
+        right += (overlap := _overlap(guess, truth))
         exact, nothing = counts.exact + int(overlap[0]), counts.nothing + len(truth[0]) - int(overlap[0])
         counts = replace(counts, exact=exact, nothing=nothing, groups=counts.groups + 1, candidates=len(truths) - 1)
-        shown += [
-            Shown(original=row.tolist(), guess=guess[0][place].tolist(), reconstructed=True)
-            for row, place in zip(truth[0], places, strict=True)
-            if place >= 0
-        ]
     nodes, edges = sum(len(truth[0]) for truth in truths), sum(truth[1].shape[1] // 2 for truth in truths)
     usual = others / max(1, len(truths) - 1)
     chance = binomial_tail(counts.exact, nodes, usual[0] / nodes) if len(truths) > 1 else 1.0
-    counts = replace(counts, chance=chance)
     control = Counts(exact=round(usual[0]), nothing=nodes - round(usual[0]), groups=len(truths))
-    notes = (
-        "The attacker is given each graph's label, but neither its nodes nor its edges.",
-        f"{right[1]} of {edges} edges are right (control: {usual[1]:.0f}), and {right[2]} of {len(truths)} graphs as a"
-        f" whole (control: {usual[2]:.0f}).",
-    )
-    return Answer(kind="graph", counts=counts, control=control, notes=notes, shown=shown[:MOST_SHOWN])
+    said = f"{right[1]} of {edges} edges are right (control: {usual[1]:.0f}), and {right[2]} of {len(truths)} graphs"
+    given = "The attacker is given each graph's label, but neither its nodes nor its edges."
+    notes = (given, f"{said} as a whole (control: {usual[2]:.0f}).")
+    return Answer(kind="graph", counts=replace(counts, chance=chance), control=control, notes=notes)
 
 
-def _overlap(guess: Graph, truth: Graph) -> tuple[np.ndarray, list[int]]:
-    """Return how many nodes, edges and graphs of a truth are right in a guess, and each node's place in it (or -1).
+def _overlap(guess: Graph, truth: Graph) -> np.ndarray:
+    """Return how many nodes, edges and graphs of a truth are right in a guess.
 
     Nodes are assigned by color refinement, those of the largest equal surroundings first.
     """
@@ -402,12 +386,12 @@ def _overlap(guess: Graph, truth: Graph) -> tuple[np.ndarray, list[int]]:
             made = {places[v - first] for v in near[first + node]}
             edges += len(made.intersection(near[place]))
             right += made == set(near[place]) and features[first + node] == features[place]
-    return np.array([right, edges // 2, right == len(places) == first]), places
+    return np.array([right, edges // 2, right == len(places) == first])
 
 
-def neighbors(model: ReplayModel) -> list[list[int]]:
-    """List, for each node, the nodes from which an edge leads to that node."""
-    return linked(model.program.constants[model.variables[0]], model.program.constants[connections_of(model)])
+def graph_in(model: ReplayModel) -> Graph:
+    """Return the client's own nodes and edges."""
+    return model.program.constants[model.variables[0]], model.program.constants[connections_of(model)]
 
 
 def linked(nodes: Tensor, edges: Tensor) -> list[list[int]]:
@@ -423,9 +407,8 @@ def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction 
     made = attempt(lambda: _nearest(GraphTrial(observation), widths))
     if isinstance(made, Failure) or made is None:
         return None
-    error, nodes = made
-    batch = Batch(nodes[:, None, None], torch.ones(len(nodes), 1))
-    return Reconstruction(id=observation.id, batch=batch, loss=error, member="spans of the layers' gradients")
+    batch = Batch(made[1][:, None, None], torch.ones(len(made[1]), 1))
+    return Reconstruction(id=observation.id, batch=batch, loss=made[0], member="spans of the layers' gradients")
 
 
 def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] | None:
@@ -464,7 +447,7 @@ def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction]
     ``counts.chance`` is that of guesses by nodes of other graphs with the same degree, or by ``loaded`` nodes (N, F),
     whichever are right more often; ``control`` counts another upload's guess, assigned by degree.
     """
-    truths, near = [p.truth.flatten(1) for p in problems], [neighbors(p.model) for p in problems]
+    truths, near = [p.truth.flatten(1) for p in problems], [linked(*graph_in(p.model)) for p in problems]
     degrees, colors = (
         [torch.tensor([len(each) for each in graph]) for graph in near],
         [list(colors_of(each, [0] * len(each)))[-1] for each in near],
@@ -507,7 +490,7 @@ def _counted(counts: Counts, guess: Tensor, truth: Tensor, colors: Sequence[int]
 
 
 def colors_of(near: Sequence[Sequence[int]], colors: Sequence[int]) -> Iterator[list[int]]:
-    """Yield nodes' colors by rounds of color refinement (Weisfeiler and Leman); ``near`` lists each node's neighbors."""
+    """Yield colors by rounds of color refinement (Weisfeiler and Leman); ``near`` lists each node's neighbors."""
     finer = list(colors)
     while True:
         yield finer
