@@ -31,8 +31,7 @@ SOLVED, SMALLEST = 1e-6, 1e-5
 """Squared relative error of a solved gradient, and smallest singular value of a span relative to the largest."""
 
 DEEPEST, MOST_NEIGHBORS, MOST_BALLS, MOST_NODES, MOST_STEPS = 6, 8, 20_000, 64, 20_000
-"""Distance from which a node's output must be free, and largest numbers of neighbors of a node, of neighborhoods of one
-radius, of nodes, and of steps of a search for edges."""
+"""Distance that no message goes; most neighbors of a node, neighborhoods of a radius, nodes, and steps of a search."""
 
 NOISE, FITS = 1e-6, 1e-3
 """Smallest singular value of a gradient, relative to its largest, that rounding does not make; and largest relative
@@ -129,11 +128,7 @@ class GraphTrial:
 
 @dataclass(frozen=True, eq=False)
 class Balls:
-    """Neighborhoods of nodes up to one radius.
-
-    ``cores``: number of the same node's neighborhood of the radius before; ``slots``: sorted numbers of its neighbors'
-    ones; ``kinds``: number of the node's features.
-    """
+    """Neighborhoods of one radius: numbers of the node's and its neighbors' smaller ones, and of its features."""
 
     cores: Sequence[int]
     slots: Sequence[tuple[int, ...]]
@@ -265,11 +260,13 @@ class UnknownEdges:
             outputs, size = self._inputs(layer, balls).T, pooled.norm()
             left = torch.cat([outputs / size, each]).numpy()
             right = torch.cat([pooled / size, torch.eye(len(each))[0]]).double().numpy()
-            shares, _ = nnls(left, right)
-            for number in range(1, MOST_NODES + 1):
-                counts = np.round(number * shares)
-                if counts.sum() == number and np.abs(left @ counts / number - right).max() < FITS:
-                    yield counts.astype(int).tolist()
+            rows = np.arange(len(left)) != len(outputs)  # without the sum of shares: for sums of nodes, not means
+            for used, numbers in ((rows | True, range(1, MOST_NODES + 1)), (rows, (1,))):
+                shares, _ = nnls(left[used], right[used])
+                for counts in (np.round(number * shares) for number in numbers):
+                    total = counts.sum() if used.all() else 1
+                    if total and np.abs(left @ counts / total - right)[used].max() < FITS:
+                        yield counts.astype(int).tolist()
 
 
 def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[int, int]] | None:
@@ -314,16 +311,17 @@ def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | None:
     ``widths``: number of columns of each one-hot feature. The label is given. Graphs whose neighborhoods are equally
     frequent, up to the radius that the network sees, have equal gradients.
     """
-    found = attempt(lambda: _fitting(GraphTrial(observation), widths, rounding_of(observation)))
+
+    def fitting() -> Graph | None:
+        trial, noise = GraphTrial(observation), rounding_of(observation)
+        for nodes, edges in UnknownEdges(trial, widths, noise).solved():
+            given = {trial.variable: nodes, trial.links: edges, trial.graphs: torch.zeros(len(nodes)).long()}
+            if trial.error(given) < max(SOLVED, noise**2):
+                return nodes, edges
+        return None
+
+    found = attempt(fitting)
     return None if isinstance(found, Failure) else found
-
-
-def _fitting(trial: GraphTrial, widths: Sequence[int], noise: float) -> Graph | None:
-    for nodes, edges in UnknownEdges(trial, widths, noise).solved():
-        ids = torch.zeros(len(nodes)).long()
-        if trial.error({trial.variable: nodes, trial.links: edges, trial.graphs: ids}) < max(SOLVED, noise**2):
-            return nodes, edges
-    return None
 
 
 def rounding_of(observation: Observation) -> float:

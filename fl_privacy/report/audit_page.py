@@ -347,7 +347,7 @@ def _read(step: Answer) -> str:
     of = f"{counts.read} of {_number(counts.judged, what)}"
     who = OBSERVERS[step.observer]
     how = f"{who} reconstructed"
-    of += {"node": ", given all edges,", "graph": " with all their edges"}.get(step.kind, "")
+    of += {"node": ", given all edges,", "graph": " with all their edges, none given,"}.get(step.kind, "")
     if step.scenario.source:
         return f"{how} {of} from {step.scenario.source}"
     if step.kind in _READ_IN_WORDS:
