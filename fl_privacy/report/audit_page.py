@@ -473,13 +473,7 @@ def _words(one: Any) -> dict[str, Any]:
     return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.reconstructed}
 
 
-_VIEWS: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "image": _picture,
-    "row": _row,
-    "node": _row,
-    "graph": _row,
-    "text": _words,
-}
+_VIEWS: dict[str, Callable[[Any], dict[str, Any]]] = {"image": _picture, "row": _row, "node": _row, "text": _words}
 """Kind of examples -> function that makes the view of one example."""
 
 _READ_IN_WORDS = {"text"}  # kinds whose single words are reconstructed
