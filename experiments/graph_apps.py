@@ -50,6 +50,9 @@ def figures_of(answer: dict[str, Any]) -> dict[str, Any]:
     counts, control = answer.get("counts"), answer["control"]
     if counts:
         shares = {"right": counts["read"] / counts["judged"], "control": control["read"] / control["judged"]}
+        named = re.findall(r"(\d+) of (\d+) (edges|graphs)[^(]*\(control: (\d+)\)", " ".join(answer["notes"]))
+        for right, number, what, others in named:
+            shares |= {what: int(right), f"of {what}": int(number), f"control {what}": int(others)}
         return {**shares, "of": counts["judged"] + counts["failures"], "chance": counts["chance"]}
     said = re.search(r"of (\d+) labels", " ".join(answer["notes"]))
     return {"right": answer["found"]["value"], "control": control["value"], "of": int(said[1]) if said else None}

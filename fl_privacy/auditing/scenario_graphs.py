@@ -1,18 +1,20 @@
-"""Reconstruct the one-hot features of a graph's nodes from gradients; the graph's edges are given."""
+"""Reconstruct graphs from gradients: nodes and edges, or the nodes if the edges are given; nodes are one-hot."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import product
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement, product
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, connections_of
-from fl_privacy.auditing.scenario_problem import StepProblem
+from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem
 from fl_privacy.auditing.scenario_scores import MOST_SHOWN
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Answer, Shown
@@ -28,8 +30,18 @@ MOST_ROWS, MOST_KEPT, MOST_CHECKED = 400_000, 1000, 100
 SOLVED, SMALLEST = 1e-6, 1e-5
 """Squared relative error of a solved gradient, and smallest singular value of a span relative to the largest."""
 
+DEEPEST, MOST_NEIGHBORS, MOST_BALLS, MOST_NODES, MOST_STEPS = 6, 8, 20_000, 64, 20_000
+"""Distance that no message goes; most neighbors of a node, neighborhoods of a radius, nodes, and steps of a search."""
+
+NOISE, FITS = 1e-6, 1e-3
+"""Smallest singular value of a gradient, relative to its largest, that rounding does not make; and largest relative
+error of a neighborhood or of counts that fit."""
+
 Layer = tuple[nn.Module, Tensor]
 """A layer with a basis (R, D) of its inputs' span."""
+
+Graph = tuple[Tensor, Tensor]
+"""Nodes (N, F) and edges (2, E), each in both directions."""
 
 
 class GraphTrial:
@@ -46,7 +58,9 @@ class GraphTrial:
         self.constants, (self.variable,) = observation.model.program.constants, observation.model.variables
         self.nodes, self.width = self.constants[self.variable].shape
         self.links = connections_of(observation.model)
-        self.around = [sorted({node, *near}) for node, near in enumerate(neighbors(observation.model))]
+        whole = {n: t for n, t in self.constants.items() if t.shape == (self.nodes,) and not t.is_floating_point()}
+        self.graphs = next((n for n, ids in whole.items() if not ids.any()), -1)  # number of each node's graph
+        self.around = [sorted({node, *near}) for node, near in enumerate(linked(*graph_in(observation.model)))]
         self.gradient: Tensors = as_gradient(observation)
         self.near, self.deep, self.present = list[Layer](), list[Layer](), torch.zeros(self.width)
         first, second = torch.rand(2, self.nodes, self.width, generator=torch.Generator().manual_seed(0))
@@ -66,23 +80,28 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) in M guessed graphs (M, N, F); ``None`` without one input for each node."""
-        number, seen = len(nodes), list[Tensor]()
-
-        def stop(inputs: Tensor) -> Tensor:
-            seen.append(inputs.detach())
-            raise InterruptedError
-
+        """Return a layer's inputs (M, N, D) for M guessed graphs (M, N, F); ``None`` unless each node has one input."""
+        number = len(nodes)
         given, edges = {self.variable: nodes.flatten(0, 1)}, self.constants[self.links]
         for key, value in self.constants.items():
             if key == self.links:
                 given[key] = torch.cat([value + self.nodes * place for place in range(number)], 1)
             elif key != self.variable and value.dim() and len(value) in (self.nodes, edges.shape[1]):
                 given[key] = value.repeat(number, *[1] * (value.dim() - 1))
+        seen = self.stopped(layer, given)
+        return seen.reshape(number, self.nodes, -1) if seen is not None and len(seen) == number * self.nodes else None
+
+    def stopped(self, layer: nn.Module, given: Mapping[int, Tensor]) -> Tensor | None:
+        """Return a layer's inputs (R, D) if the program runs with tensors ``given`` by number; ``None`` if it fails."""
+        seen = list[Tensor]()
+
+        def stop(inputs: Tensor) -> Tensor:
+            seen.append(inputs.detach())
+            raise InterruptedError
+
         with torch.no_grad(), replaced_input(layer, stop):
             attempt(lambda: self.model.program.run(given, list(self.model.parts), {}))
-        fits = bool(seen) and seen[0].dim() == 2 and len(seen[0]) == number * self.nodes
-        return seen[0].reshape(number, self.nodes, -1) if fits else None
+        return seen[0] if seen and seen[0].dim() == 2 else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
         """Return how badly each of N nodes, in M guessed graphs, fits the gradients of ``layers``: (M, N).
@@ -97,18 +116,284 @@ class GraphTrial:
             total += (rows - rows @ basis.T @ basis).norm(dim=2) / rows.norm(dim=2).clamp_min(1e-12)
         return total
 
-    def error(self, nodes: Tensor) -> float:
+    def error(self, given: Mapping[int, Tensor]) -> float:
+        """Return the squared relative error of the gradient of tensors ``given`` by number."""
         named = [(p, self.gradient[name]) for name, p in self.model.named_parameters() if name in self.gradient]
-        loss = self.model(nodes[:, None, None]).mean()
+        loss = self.model.program.run(given, list(self.model.parts), dict(self.model.named_parameters()))
         made = torch.autograd.grad(loss, [p for p, _ in named], allow_unused=True, materialize_grads=True)
         errors = [(g - t).square().sum() / t.square().sum() for g, (_, t) in zip(made, named, strict=True) if t.any()]
         return float(torch.stack(errors).mean())
 
 
-def neighbors(model: ReplayModel) -> list[list[int]]:
-    """List, for each node, the nodes from which an edge leads to that node."""
-    edges, number = model.program.constants[connections_of(model)], len(model.program.constants[model.variables[0]])
-    return [sorted(set(edges[0][edges[1] == node].tolist())) for node in range(number)]
+@dataclass(frozen=True, eq=False)
+class Balls:
+    """Neighborhoods of one radius: numbers of the node's and its neighbors' smaller ones, and of its features."""
+
+    cores: Sequence[int]
+    slots: Sequence[tuple[int, ...]]
+    kinds: Sequence[int]
+
+    def chosen(self, places: Sequence[int]) -> "Balls":
+        return Balls(*([each[place] for place in places] for each in (self.cores, self.slots, self.kinds)))
+
+
+class UnknownEdges:
+    """Search for one graph, nodes and edges, behind the gradient of a network that passes messages along edges.
+
+    Neighborhoods grow by an edge at a time, and are kept if their inputs of layers lie in the gradients' row spaces, as
+    in GRAIN (arXiv 2503.01838, sec. 4). Least squares then count those of the largest radius, instead of a search among
+    graphs: their outputs add up to the pooled input that the ratio of a weight's and a bias's gradients reveals, and
+    each edge is counted at both ends.
+
+    A neighborhood is evaluated as a node to which its edges lead; other nodes go to a graph of their own.
+    """
+
+    def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:
+        self.trial, self.filters, self.pools = trial, defaultdict[int, list[Layer]](list), list[tuple[str, nn.Module]]()
+        path = torch.stack([torch.arange(DEEPEST), torch.arange(1, DEEPEST + 1)])
+        drawn = torch.rand(DEEPEST + 1, trial.width, generator=torch.Generator().manual_seed(0))
+        self.nodes, self.edges, self.start, self.top, present = drawn[:0], path[:, :0], 0, 0, torch.ones(trial.width)
+        for name, layer in trial.model.named_modules():
+            gradient = trial.gradient.get(f"{name}.weight")
+            if gradient is None or gradient.dim() != 2 or (last := self._last(layer, drawn, path)) is None:
+                continue
+            seen, pooled = last
+            moved = [drawn.index_add(0, torch.tensor([DEEPEST - far]), drawn[:1] + 1) for far in range(DEEPEST)]
+            depth = max([k for k, each in enumerate(moved) if self._moves(layer, each, path, seen)], default=0)
+            crossed = torch.cat([path, torch.tensor([[0], [DEEPEST - depth]])], 1)
+            if depth == DEEPEST - 1 or (depth and self._moves(layer, drawn, crossed, seen)):
+                raise NotAttackedError("a node's output depends on its neighbors' numbers of edges, or on the batch")
+            _, sizes, basis = torch.linalg.svd(gradient.double(), full_matrices=False)
+            basis = basis[sizes > noise * sizes[0]]
+            if pooled:
+                self.pools.append((name, layer))
+                self.top = depth
+            elif depth <= 1 and seen.shape[1] == trial.width:
+                present *= basis.abs().amax(0) > noise
+            elif depth:
+                self.filters[depth].append((layer, basis))
+        choices = [[c for c in each.tolist() if present[c]] for each in torch.arange(trial.width).split(list(widths))]
+        if not self.pools or not self.top or not 0 < math.prod(map(len, choices)) <= MOST_NODES:
+            raise NotAttackedError("a layer after pooling is expected, and few kinds of nodes")
+        kinds = [torch.zeros(trial.width).index_fill(0, torch.tensor(each), 1.0) for each in product(*choices)]
+        self.kinds = torch.stack(kinds)
+
+    def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
+        """Return the inputs (M, D) of ``layer`` at the last M nodes, each pooled alone, and if it follows pooling."""
+        ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
+        given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
+        if (seen := self.trial.stopped(layer, given)) is None or len(seen) not in (len(nodes), number + 1):
+            return None
+        return (seen[-number:], False) if len(seen) == len(nodes) else (seen[:number], True)
+
+    def _moves(self, layer: nn.Module, nodes: Tensor, edges: Tensor, seen: Tensor) -> bool:
+        now = self._last(layer, nodes, edges)
+        return now is None or not torch.allclose(now[0], seen, rtol=1e-4, atol=1e-7)
+
+    def _inputs(self, layer: nn.Module, balls: Balls) -> Tensor:
+        """Return the inputs (M, D) of ``layer`` at M neighborhoods."""
+        nodes = torch.cat([self.nodes, self.kinds[balls.kinds]])
+        seen = self._last(layer, nodes, torch.cat([self.edges, self._leading(balls)], 1), len(balls.kinds))
+        if seen is None:
+            raise NotAttackedError("the network takes no other graph than the client's")
+        return seen[0].double()
+
+    def _leading(self, balls: Balls) -> Tensor:
+        first = len(self.nodes)
+        ends = [(self.start + one, first + k) for k, slots in enumerate(balls.slots) for one in slots]
+        return torch.tensor(ends, dtype=torch.long).reshape(-1, 2).T
+
+    def _grown(self, low: Balls, radius: int) -> Balls:
+        """Return the neighborhoods of the next ``radius`` that fit the gradients; all of the largest radius."""
+        made = list[tuple[int, tuple[int, ...], int]]()
+        if radius == 1:
+            number = len(low.kinds)
+            sizes = [number * math.comb(number + k - 1, k) for k in range(MOST_NEIGHBORS + 1)]
+            most = max(k for k in range(MOST_NEIGHBORS + 1) if sum(sizes[: k + 1]) <= MOST_BALLS)
+            ways = [w for k in range(most + 1) for w in combinations_with_replacement(range(number), k)]
+            made = [(kind, way, kind) for kind in range(number) for way in ways]
+        else:
+            fitting = defaultdict[tuple[int, int], list[int]](list)
+            for ball, (core, slots) in enumerate(zip(low.cores, low.slots, strict=True)):
+                for slot in set(slots):
+                    fitting[core, slot].append(ball)
+            for ball, (core, slots) in enumerate(zip(low.cores, low.slots, strict=True)):
+                each = Counter(slots).items()
+                if math.prod(math.comb(len(fitting[s, core]) + m - 1, m) for s, m in each) > MOST_BALLS - len(made):
+                    raise NotAttackedError(f"more than {MOST_BALLS} neighborhoods fit the gradients")
+                ways = product(*(combinations_with_replacement(fitting[s, core], m) for s, m in each))
+                made += [(ball, tuple(sorted(sum(way, ()))), low.kinds[ball]) for way in ways]
+        balls = Balls(*map(list, zip(*made, strict=True)))
+        far = torch.full((len(made),), math.inf).double()
+        for layer, basis in self.filters[radius] if radius < self.top else ():
+            rows = self._inputs(layer, balls)
+            if torch.linalg.matrix_rank(rows, rtol=NOISE) > len(basis):  # otherwise all rows fit
+                left = (rows - rows @ basis.T @ basis).norm(dim=1) / rows.norm(dim=1).clamp_min(1e-12)
+                far = torch.minimum(far, left)  # a layer may miss nodes whose outputs have equal gradients
+        return balls.chosen((far < FITS).nonzero()[:, 0].tolist()) if bool(far.isfinite().any()) else balls
+
+    def solved(self) -> Iterator[Graph]:
+        """Yield graphs that fit the pooled inputs."""
+        balls = Balls(range(len(self.kinds)), [()] * len(self.kinds), range(len(self.kinds)))
+        for radius in range(1, self.top + 1):
+            self.edges = torch.cat([self.edges, self._leading(balls)], 1)
+            self.start, self.nodes = len(self.nodes), torch.cat([self.nodes, self.kinds[balls.kinds]])
+            balls = self._grown(balls, radius)
+        for counts in self._counts(balls):
+            held = balls.chosen([ball for ball, number in enumerate(counts) for _ in range(number)])
+            if (pairs := joined(held.cores, held.slots)) is not None:
+                yield self.kinds[held.kinds], torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
+
+    def _counts(self, balls: Balls) -> Iterator[list[int]]:
+        """Yield how many nodes have each neighborhood."""
+        ends = defaultdict[tuple[int, int], Tensor](lambda: torch.zeros(len(balls.cores)).double())
+        for ball, (core, slots) in enumerate(zip(balls.cores, balls.slots, strict=True)):
+            for slot, number in Counter(slots).items():
+                if slot != core:
+                    ends[min(core, slot), max(core, slot)][ball] += number if core < slot else -number
+        each = torch.stack([torch.ones(len(balls.cores)).double(), *ends.values()])
+        for name, layer in self.pools:
+            if (bias := self.trial.gradient.get(f"{name}.bias")) is None or not bias.any():
+                continue
+            pooled = bias.double() @ self.trial.gradient[f"{name}.weight"].double() / bias.double().square().sum()
+            outputs, size = self._inputs(layer, balls).T, pooled.norm()
+            left = torch.cat([outputs / size, each]).numpy()
+            right = torch.cat([pooled / size, torch.eye(len(each))[0]]).double().numpy()
+            rows = np.arange(len(left)) != len(outputs)  # without the sum of shares: for sums of nodes, not means
+            for used, numbers in ((rows | True, range(1, MOST_NODES + 1)), (rows, (1,))):
+                shares, _ = nnls(left[used], right[used])
+                for counts in (np.round(number * shares) for number in numbers):
+                    total = counts.sum() if used.all() else 1
+                    if total and np.abs(left @ counts / total - right)[used].max() < FITS:
+                        yield counts.astype(int).tolist()
+
+
+def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[int, int]] | None:
+    """Return edges in both directions that give each node neighbors of its ``slots`` by their ``cores``.
+
+    A connected graph is preferred; ``None`` if none is found within ``MOST_STEPS`` steps.
+    """
+    alone = [node for node, each in enumerate(slots) if not each]
+    free, near, steps = [Counter(each) for each in slots], [set[int]() for _ in slots], 0
+
+    def grow(order: list[int]) -> bool:
+        nonlocal steps
+        steps += 1
+        node = next((v for v in order if free[v].total()), None)
+        if steps > MOST_STEPS or node is None:
+            return steps <= MOST_STEPS and len(order) == len(slots)
+        slot, seen = min(+free[node]), set[tuple[Any, ...]]()
+        others = [v for v in range(len(slots)) if cores[v] == slot and free[v][cores[node]] and v not in near[node]]
+        for other in sorted(others, key=order.__contains__):
+            state = tuple(sorted(free[other].items())), other if other in order else -1
+            if other == node or state in seen:
+                continue
+            seen.add(state)
+            for a, b, change in ((node, other, -1), (other, node, -1)):
+                free[a][cores[b]] += change
+                near[a].add(b)
+            if grow(order if other in order else [*order, other]):
+                return True
+            for a, b, change in ((node, other, 1), (other, node, 1)):
+                free[a][cores[b]] += change
+                near[a].discard(b)
+        return False
+
+    first = next((node for node, each in enumerate(slots) if each), None)
+    whole = first is None or grow([first, *alone])
+    return [(a, b) for a, each in enumerate(near) for b in sorted(each)] if whole else None
+
+
+def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | None:
+    """Reconstruct a graph, whose edges are not given, if its gradient is the observed one; else return ``None``.
+
+    ``widths``: number of columns of each one-hot feature. The label is given. Graphs whose neighborhoods are equally
+    frequent, up to the radius that the network sees, have equal gradients.
+    """
+
+    def fitting() -> Graph | None:
+        trial, noise = GraphTrial(observation), rounding_of(observation)
+        for nodes, edges in UnknownEdges(trial, widths, noise).solved():
+            given = {trial.variable: nodes, trial.links: edges, trial.graphs: torch.zeros(len(nodes)).long()}
+            if trial.error(given) < max(SOLVED, noise**2):
+                return nodes, edges
+        return None
+
+    found = attempt(fitting)
+    return None if isinstance(found, Failure) else found
+
+
+def rounding_of(observation: Observation) -> float:
+    """Return the largest error that rounding may make in a gradient, relative to its largest singular value."""
+    gradient, plan, most = as_gradient(observation), observation.plan, NOISE
+    for name, value in gradient.items() if plan.shares != "gradient" else ():
+        if value.dim() == 2 and value.any():
+            error = 2.0**-24 * observation.sent.parameters[name].abs().max() * math.sqrt(max(value.shape)) / plan.lr
+            most = max(most, float(error / torch.linalg.matrix_norm(value, 2)))
+    return most
+
+
+def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | None]) -> Answer:
+    """Count the nodes that are right with all their neighbors; ``found``: each upload's guess.
+
+    ``counts.chance`` and the control are those of guesses by the other uploads' true graphs.
+    """
+    truths = [graph_in(problem.model) for problem in problems]
+    counts, right, others = Counts(), np.zeros(3, int), np.zeros(3, int)
+    for k, (truth, guess) in enumerate(zip(truths, found, strict=True)):
+        for j, other in enumerate(truths):
+            others += _overlap(other, truth) if j != k else 0
+        if guess is None:
+            counts = replace(counts, failures=counts.failures + len(truth[0]))
+            continue
+        right += (overlap := _overlap(guess, truth))
+        exact, nothing = counts.exact + int(overlap[0]), counts.nothing + len(truth[0]) - int(overlap[0])
+        counts = replace(counts, exact=exact, nothing=nothing, groups=counts.groups + 1, candidates=len(truths) - 1)
+    nodes, edges = sum(len(truth[0]) for truth in truths), sum(truth[1].shape[1] // 2 for truth in truths)
+    usual = others / max(1, len(truths) - 1)
+    chance = binomial_tail(counts.exact, nodes, usual[0] / nodes) if len(truths) > 1 else 1.0
+    control = Counts(exact=round(usual[0]), nothing=nodes - round(usual[0]), groups=len(truths))
+    said = f"{right[1]} of {edges} edges are right (control: {usual[1]:.0f}), and {right[2]} of {len(truths)} graphs"
+    given = "The attacker is given each graph's label, but neither its nodes nor its edges."
+    notes = (given, f"{said} as a whole (control: {usual[2]:.0f}).")
+    return Answer(kind="graph", counts=replace(counts, chance=chance), control=control, notes=notes)
+
+
+def _overlap(guess: Graph, truth: Graph) -> np.ndarray:
+    """Return how many nodes, edges and graphs of a truth are right in a guess.
+
+    Nodes are assigned by color refinement, those of the largest equal surroundings first.
+    """
+    first, near = len(guess[0]), [*linked(*guess), *([v + len(guess[0]) for v in each] for each in linked(*truth))]
+    features = [hash(tuple(row)) for row in torch.cat([guess[0], truth[0]]).tolist()]
+    places, begun = [-1] * len(truth[0]), list(features)
+    while True:
+        for colors in reversed(list(colors_of(near, begun))):
+            free = {color: v for v, color in enumerate(colors[:first]) if v not in places}
+            node = next((v for v, place in enumerate(places) if place < 0 and colors[first + v] in free), None)
+            if node is not None:
+                break
+        else:
+            break
+        places[node] = free[colors[first + node]]
+        begun[first + node] = begun[places[node]] = hash((features[first + node], node))
+    right, edges = 0, 0
+    for node, place in enumerate(places):
+        if place >= 0:
+            made = {places[v - first] for v in near[first + node]}
+            edges += len(made.intersection(near[place]))
+            right += made == set(near[place]) and features[first + node] == features[place]
+    return np.array([right, edges // 2, right == len(places) == first])
+
+
+def graph_in(model: ReplayModel) -> Graph:
+    """Return the client's own nodes and edges."""
+    return model.program.constants[model.variables[0]], model.program.constants[connections_of(model)]
+
+
+def linked(nodes: Tensor, edges: Tensor) -> list[list[int]]:
+    """List, for each of N ``nodes``, the nodes from which one of ``edges`` (2, E) leads to that node."""
+    return [sorted(set(edges[0][edges[1] == node].tolist())) for node in range(len(nodes))]
 
 
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
@@ -119,9 +404,8 @@ def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction 
     made = attempt(lambda: _nearest(GraphTrial(observation), widths))
     if isinstance(made, Failure) or made is None:
         return None
-    error, nodes = made
-    batch = Batch(nodes[:, None, None], torch.ones(len(nodes), 1))
-    return Reconstruction(id=observation.id, batch=batch, loss=error, member="spans of the layers' gradients")
+    batch = Batch(made[1][:, None, None], torch.ones(len(made[1]), 1))
+    return Reconstruction(id=observation.id, batch=batch, loss=made[0], member="spans of the layers' gradients")
 
 
 def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] | None:
@@ -149,7 +433,7 @@ def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] |
     tried = kept[(far + trial.distance(trial.deep, kinds[kept]).sum(1)).argsort()[:MOST_CHECKED]]
     best = math.inf, kinds[tried[0]]
     for one in tried:
-        if best[0] > SOLVED and (error := trial.error(kinds[one])) < best[0]:
+        if best[0] > SOLVED and (error := trial.error({trial.variable: kinds[one]})) < best[0]:
             best = error, kinds[one]
     return best
 
@@ -160,10 +444,10 @@ def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction]
     ``counts.chance`` is the hit rate of guesses without the update: nodes of other graphs with the same degree, or
     ``loaded`` nodes (N, F), whichever is higher. ``control`` counts another upload's guess, assigned by degree.
     """
-    truths, near = [p.truth.flatten(1) for p in problems], [neighbors(p.model) for p in problems]
+    truths, near = [p.truth.flatten(1) for p in problems], [linked(*graph_in(p.model)) for p in problems]
     degrees, colors = (
         [torch.tensor([len(each) for each in graph]) for graph in near],
-        [colors_of(each) for each in near],
+        [list(colors_of(each, [0] * len(each)))[-1] for each in near],
     )
     guesses = list[Tensor | None]()
     for one, problem in zip(found, problems, strict=True):  # guesses of other attacks are rounded to kinds
@@ -202,11 +486,12 @@ def _counted(counts: Counts, guess: Tensor, truth: Tensor, colors: Sequence[int]
     return replace(counts, exact=exact, nothing=nothing, groups=counts.groups + 1)
 
 
-def colors_of(near: Sequence[Sequence[int]]) -> list[int]:
-    """Return each node's color by color refinement (Weisfeiler and Leman); ``near`` lists each node's neighbors."""
-    colors = [0] * len(near)
+def colors_of(near: Sequence[Sequence[int]], colors: Sequence[int]) -> Iterator[list[int]]:
+    """Yield colors by rounds of color refinement (Weisfeiler and Leman); ``near`` lists each node's neighbors."""
+    finer = list(colors)
     while True:
+        yield finer
+        colors = finer
         finer = [hash((colors[node], *sorted(colors[v] for v in around))) for node, around in enumerate(near)]
         if len(set(finer)) == len(set(colors)):
-            return colors
-        colors = finer
+            return

@@ -18,7 +18,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
 from fl_privacy.auditing.scenario_final import of_final_model
-from fl_privacy.auditing.scenario_graphs import nodes_of, score_nodes
+from fl_privacy.auditing.scenario_graphs import graph_of, nodes_of, score_graphs, score_nodes
 from fl_privacy.auditing.scenario_members import answered, members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
@@ -263,11 +263,16 @@ class Scenarios:
             own = problem.whole or bool(problem.model.beside)  # its network holds the example's other inputs
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
+        if graphs := all(problem.model.kinds for problem in problems):
+            whole = score_graphs(
+                problems, [graph_of(o, p.model.kinds) for o, p in zip(observations, problems, strict=True)]
+            )
+            if whole.above_chance:
+                return whole
         guesses, hurried = self._reconstructions(observations)
         if all(guess.batch is None for guess in guesses):
             raise NotAttackedError((guesses[0].failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
         loaded = [tensor for client, _ in found for tensor in client.inputs()]
-        graphs = all(problem.model.kinds for problem in problems)
         answer = score_nodes(problems, guesses, loaded) if graphs else score(problems, guesses, loaded, self.seed)
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *hurried))
 

@@ -9,7 +9,7 @@ from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.measure.rule import above_chance
 
-Kind = Literal["image", "row", "node", "text", "other"]
+Kind = Literal["image", "row", "node", "graph", "text", "other"]
 QuestionName = Literal["examples", "labels", "classes", "words", "members", "participants", "continued"]
 
 

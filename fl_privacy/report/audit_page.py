@@ -22,7 +22,7 @@ from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 
 MOST_LINES = 60  # lines of the inventory shown initially
 MOST_CLEAR, MOST_FIGURES = 3, 4  # bars of data in the clear at the head of the page, and compared figures of the app
-KINDS = {"image": "image", "row": "row", "node": "node", "text": "text", "other": "example"}
+KINDS = {"image": "image", "row": "row", "node": "node", "graph": "node", "text": "text", "other": "example"}
 ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
 MEMBERSHIP = ("members", "participants")  # questions on who took part
 _DRAWN = "drawn examples or networks, and the app's own may leak more or less"
@@ -345,6 +345,7 @@ def _read(step: Answer) -> str:
     of = f"{counts.read} of {_number(counts.judged, what)}"
     who = OBSERVERS[step.observer]
     how = f"{who} reconstructed"
+    of += {"node": ", given all edges,", "graph": " with all their edges, none given,"}.get(step.kind, "")
     if step.scenario.source:
         return f"{how} {of} from {step.scenario.source}"
     if step.kind in _READ_IN_WORDS:

@@ -12,7 +12,7 @@ import torch
 
 from fl_privacy.auditing.instrument.program import connections_of, graph_entries, kinds_in, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
-from fl_privacy.auditing.scenario_graphs import nodes_of, score_nodes
+from fl_privacy.auditing.scenario_graphs import graph_in, graph_of, joined, nodes_of, score_graphs, score_nodes
 from fl_privacy.auditing.scenario_problem import StepProblem, gradient_plan, read_problem
 from fl_privacy.auditing.vertical import SplitTraining, clusters_of, labels_right
 from fl_privacy.types import Observation, Reconstruction
@@ -59,6 +59,18 @@ class Net(nn.Module):
         x = torch.tanh(mixed(self.first(data.x), data.edge_index))
         x = torch.tanh(mixed(self.second(x), data.edge_index))
         return self.last(torch.zeros(data.num_graphs, 24).index_add(0, data.batch, x))
+
+class Whole(nn.Module):
+    """As ``Net``, but with means of any number of graphs."""
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(5, 40), nn.Linear(40, 40), nn.Linear(40, 40)
+        self.last = nn.Linear(40, 2)
+    def forward(self, data):
+        x = self.second(self.first(mixed(data.x, data.edge_index)).relu()).relu()
+        x = self.third(mixed(x, data.edge_index)).relu()
+        sizes = torch.bincount(data.batch)
+        return self.last(torch.zeros(len(sizes), 40).index_add(0, data.batch, x) / sizes[:, None])
 
 def load(number):
     g = torch.Generator().manual_seed(number)
@@ -142,9 +154,11 @@ def _library() -> dict[str, object]:
     return made
 
 
-def _observed(made: dict[str, object], client: int, first: int, number: int = 1) -> tuple[StepProblem, Observation]:
+def _observed(
+    made: dict[str, object], client: int, first: int, number: int = 1, kind: str = "Net"
+) -> tuple[StepProblem, Observation]:
     torch.manual_seed(0)
-    net, loader = made["Net"](), made["load"](client)  # type: ignore[operator]
+    net, loader = made[kind](), made["load"](client)  # type: ignore[operator]
     with TrainingWatch(program=True, only=OnlyExamples(first=first, number=number)).looking() as seen:
         made["fit"](net, loader)  # type: ignore[operator]
     assert seen.loaded == number and [len(each) for each in seen.labels] == [number]
@@ -175,6 +189,59 @@ def test_the_nodes_of_a_graph_are_found_from_one_gradient() -> None:
     ]
     wrong = score_nodes([problem for problem, _ in pairs], turned, loaded)
     assert wrong.counts is not None and wrong.counts.exact < 18 and not wrong.above_chance
+
+
+@pytest.mark.long
+def test_nodes_and_edges_are_found_from_one_gradient() -> None:
+    made = _library()
+    pairs = [_observed(made, client, 0, kind="Whole") for client in range(3)]
+    problems, found = [problem for problem, _ in pairs], [graph_of(observation, (5,)) for _, observation in pairs]
+    answer = score_graphs(problems, found)
+    assert answer.counts is not None and answer.counts.exact == 27 and answer.above_chance
+    assert "24 of 24 edges are right" in answer.notes[1] and "3 of 3 graphs" in answer.notes[1]
+    turned = score_graphs(problems, found[1:] + found[:1])
+    assert turned.counts is not None and turned.counts.exact < 9 and not turned.above_chance
+    none = score_graphs(problems, [None] * 3)
+    assert none.counts is not None and none.counts.failures == 27 and not none.above_chance
+    assert not score_graphs(problems[:1], found[:1]).above_chance, "one graph has no control"
+
+
+@pytest.mark.long
+def test_edges_are_not_guessed_from_noise_or_if_the_network_takes_no_other_graph() -> None:
+    made = _library()
+    assert graph_of(_observed(made, 0, 0)[1], (5,)) is None
+    assert graph_of(_observed(made, 0, 0, 2, kind="Whole")[1], (5,)) is None, "two graphs"
+    _, seen = _observed(made, 0, 0, kind="Whole")
+    noisy = {name: value + 0.01 * torch.randn(value.shape) for name, value in seen.upload.tensors.items()}
+    assert graph_of(replace(seen, upload=replace(seen.upload, tensors=noisy)), (5,)) is None
+
+
+@pytest.mark.long
+def test_the_true_graph_is_not_used_but_for_the_gradient() -> None:
+    """Other nodes and edges in the recorded program change nothing."""
+    made = _library()
+    problem, seen = _observed(made, 1, 0, kind="Whole")
+    other, _ = _observed(made, 2, 0, kind="Whole")
+    known = seen.model.program.constants  # type: ignore[union-attr]
+    model: Any = problem.model
+    program = replace(
+        model.program, constants={**known, **dict(zip(_places(problem), graph_in(other.model), strict=True))}
+    )
+    guesses = [graph_of(seen, (5,))]
+    model.program = program
+    guesses.append(graph_of(seen, (5,)))
+    assert all(guess is not None for guess in guesses)
+    assert all(torch.equal(a, b) for a, b in zip(*guesses, strict=True))  # type: ignore[arg-type]
+
+
+def _places(problem: StepProblem) -> tuple[int, int]:
+    return problem.model.variables[0], connections_of(problem.model)
+
+
+def test_edges_join_what_neighborhoods_ask_for() -> None:
+    assert joined([0, 1, 0], [[1], [0, 0], [1]]) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+    assert joined([0, 0], [[], []]) == []
+    assert joined([0, 1], [[1], []]) is None
 
 
 def test_a_guess_of_the_most_frequent_kind_is_no_evidence() -> None:

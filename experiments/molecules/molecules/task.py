@@ -12,8 +12,8 @@ VALENCES = torch.tensor([4, 3, 2, 1, 1, 2, 1])
 SHARES = torch.tensor([0.62, 0.12, 0.14, 0.04, 0.02, 0.03, 0.03])
 
 
-def molecule(generator: torch.Generator) -> Data:
-    number = int(torch.randint(8, 22, (1,), generator=generator))
+def molecule(generator: torch.Generator, least: int = 8, most: int = 22) -> Data:
+    number = int(torch.randint(least, most, (1,), generator=generator))
     atoms, bonds, free = [0], [], [4]
     while len(atoms) < number:
         places = [k for k, left in enumerate(free) if left > 0]
