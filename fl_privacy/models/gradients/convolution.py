@@ -175,14 +175,14 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Return ``True`` if :func:`transposed` is faster than PyTorch's backward pass for ``images`` images."""
+    """Return whether :func:`transposed` is faster than PyTorch's backward pass for ``images`` images."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return ``True`` if matrix products and ``F.fold`` are faster than a grouped convolution for V victims.
+    """Return whether matrix products and ``F.fold`` are faster than a grouped convolution for V victims.
 
     ``images`` (1, V C, H, W): the victims' images, stacked as channels. ``weight``: shape of the stacked weights.
     """
@@ -245,7 +245,7 @@ def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
-    """Return ``True`` if ``module`` pads with zeros, and by numbers of pixels, not by a mode such as ``same``."""
+    """Return whether ``module`` pads with zeros, and by numbers of pixels, not by a mode such as ``same``."""
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 
@@ -429,7 +429,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return (convolution, norm) names of pairs of layers, to be folded since this saves time for inputs (N, ...).
+    """Return names of (convolution, norm) pairs whose folding saves time for inputs (N, ...).
 
     Folding is wrong if anything else uses the convolution's output, which is not detected.
     """

@@ -151,7 +151,7 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return ``True`` if products of a gradient's factors, (O, P) and (D, P), are faster than forming it."""
+    """Return whether products of a gradient's factors, (O, P) and (D, P), are faster than forming it."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
