@@ -42,7 +42,7 @@ def _fastest(
     methods: Sequence[str], victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor, expected: Tensors
 ) -> tuple[str, list[str]]:
     """Return the first right method, or ``plain``, and why those before it are wrong."""
-    reasons = []
+    reasons: list[str] = []
     for name in methods:
         try:
             gradients = _METHODS[name](victim_model, inputs)
