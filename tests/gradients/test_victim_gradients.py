@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fl_privacy.models import ConvNet, LeNet, ResNet20
 from fl_privacy.models.gradients import Layered, OneByOne, Vectorized, VictimModel, frozen_copy, victim_gradients
+from fl_privacy.models.gradients.choose_method import same_gradients, with_slope
 from fl_privacy.types import LocalPlan, ModelState
 from tests.selection import few
 
@@ -167,6 +168,28 @@ def test_a_third_derivative_is_refused() -> None:
     (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.square().sum().backward()
+
+
+def _near_kinks(image: Tensor) -> nn.Module:
+    """Return a network whose ReLUs get ``image``'s activations within rounding errors of 0."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 12), nn.BatchNorm2d(64), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)).eval()
+    with torch.no_grad():
+        model[1].running_mean.copy_(model[0].double()(image.double()).flatten())
+        model[1].running_var.uniform_(0.1, 2)
+    return model.float()
+
+
+def test_activations_near_zero_do_not_slow_attacks() -> None:
+    """Methods round differently, so that an activation may be above 0 in one alone."""
+    image = torch.rand(1, 3, 12, 12)
+    model, plan = _near_kinks(image), LocalPlan(batch_norm="eval")
+    frozen = frozen_copy(model, ModelState.of(model), plan, device=image.device, dtype=image.dtype)
+    victim_model = VictimModel(frozen, [name for name, _ in model.named_parameters()], plan)
+    trial = image.expand(2, 1, 3, 12, 12).contiguous(), torch.zeros(2, 1, dtype=torch.long)
+    found, expected = (with_slope(way, *trial) for way in (Layered(victim_model), OneByOne(victim_model)))
+    assert not same_gradients(found, expected)
+    assert isinstance(victim_gradients(victim_model, *trial), Layered)
 
 
 def test_layers_that_are_no_function_of_one_tensor_need_vmap() -> None:

@@ -1,9 +1,11 @@
 """Choice of the fastest method for gradients, and replay of local training steps."""
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,32 +19,47 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 logger: logging.Logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-3
 
+# fastest first: functions of the victims' model and inputs (V, B, ...)
+_METHODS: dict[str, Callable[[victims.VictimModel, Tensor], victims.VictimGradients]] = {
+    "folded": lambda victim_model, inputs: Layered(victim_model).folded(inputs),
+    "layered": lambda victim_model, _: Layered(victim_model),
+    "vectorized": lambda victim_model, _: victims.Vectorized(victim_model),
+}
+
 
 def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor) -> victims.VictimGradients:
-    """Return the fastest method that gives the right gradients of ``victim_model`` for ``inputs`` and ``labels``."""
+    """Return the fastest method that gives the right gradients for ``inputs`` and ``labels``."""
     reference = victims.OneByOne(victim_model)
-    expected = with_slope(reference, inputs, labels)
-    reasons = []
-    candidates: dict[str, Callable[[], victims.VictimGradients]] = {
-        "Folded": lambda: Layered(victim_model).folded(inputs),
-        "Layered": lambda: Layered(victim_model),
-        "Vectorized": lambda: victims.Vectorized(victim_model),
-    }
-    for name, candidate in candidates.items():
-        try:
-            gradients = candidate()
-            if isinstance(gradients, Layered):
-                gradients.expect_right_factors(inputs, labels)
-            found = with_slope(gradients, inputs, labels)
-        except (RuntimeError, ValueError, AttributeError, KeyError) as error:  # forms that only the plain network has
-            reasons.append(str(error).strip().splitlines()[0])
-            continue
-        if same_gradients(found, expected):
-            return gradients
-        reasons.append(f"{name} gives other gradients")
+    name, reasons = _fastest(list(_METHODS), victim_model, inputs, labels, with_slope(reference, inputs, labels))
+    if name in _METHODS:
+        return _METHODS[name](victim_model, inputs)
     name = type(victim_model.model).__name__
     logger.info("%s can't be batched over victims, which are attacked one by one (%s).", name, "; ".join(reasons))
     return reference
+
+
+def _fastest(
+    methods: Sequence[str], victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor, expected: Tensors
+) -> tuple[str, list[str]]:
+    """Return the first right method, or ``plain``, and why those before it are wrong."""
+    reasons: list[str] = []
+    for name in methods:
+        try:
+            gradients = _METHODS[name](victim_model, inputs)
+            if isinstance(gradients, Layered):
+                gradients.expect_right_factors(inputs, labels)
+            if same_gradients(with_slope(gradients, inputs, labels), expected):
+                return name, reasons
+            # rounding may cross a kink of ReLU or max pooling, but hardly in double precision
+            exact = replace(victim_model, model=copy.deepcopy(victim_model.model).double())
+            trial = [each.double() if each.is_floating_point() else each for each in (inputs, labels)]
+            both = _METHODS[name](exact, trial[0]), victims.OneByOne(exact)
+            if same_gradients(*(with_slope(each, *trial) for each in both)):
+                return name, reasons
+            reasons.append(f"{name} gives other gradients")
+        except (RuntimeError, ValueError, AttributeError, KeyError) as error:  # forms that only the plain network has
+            reasons.append(str(error).strip().splitlines()[0])
+    return "plain", reasons
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
@@ -55,7 +72,7 @@ def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, l
 
 
 def same_gradients(found: Tensors, expected: Tensors) -> bool:
-    """Return ``True`` if ``found`` equals ``expected`` up to rounding errors, relative to the largest gradient."""
+    """Return whether ``found`` equals ``expected`` up to rounding errors, relative to the largest gradient."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(
         float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
@@ -64,7 +81,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """Return the number of local steps of a client with ``num_examples`` examples; 0 for a client without any."""
+    """Return the number of local steps of a client with ``num_examples`` examples; 0 without any."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
@@ -164,10 +181,9 @@ BatchGradient = Callable[[Tensor], Tensors]
 """Function (inputs (B, ...)) -> gradient of the mean loss by name, differentiable with respect to the inputs."""
 
 _Plain = Callable[[Tensor, Tensor], Tensors]  # function (inputs, labels) -> gradient by differentiating the loss
-_Way = Literal["folded", "layered", "plain"]
 _FEW = 2  # number of examples of a trial
 
-_tried: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Way]]" = WeakKeyDictionary()
+_tried: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], str]]" = WeakKeyDictionary()
 """Model -> fastest right method, by names, batch norm and shapes."""
 
 
@@ -215,24 +231,8 @@ def _layered(
     victim = victims.VictimModel(
         victims.frozen_copy(model, state, plan, device=value.device, dtype=value.dtype), names, plan
     )
-    if key not in tried:
-        tried[key] = _fastest(victim, inputs, labels, plain)
-    if tried[key] == "plain":
-        return None
-    layered = Layered(victim)
-    return layered.folded(inputs.unsqueeze(0)) if tried[key] == "folded" else layered
-
-
-def _fastest(victim: victims.VictimModel, inputs: Tensor, labels: Tensor, plain: _Plain) -> _Way:
-    expected = with_slope(plain, inputs, labels)
     one = inputs.unsqueeze(0), labels.unsqueeze(0)
-    ways: tuple[_Way, ...] = ("folded", "layered")
-    for way in ways:
-        try:
-            layered = Layered(victim)
-            found = with_slope(layered.folded(one[0]) if way == "folded" else layered, *one)
-        except (RuntimeError, AttributeError):
-            continue
-        if same_gradients({name: value[0] for name, value in found.items()}, expected):
-            return way
-    return "plain"
+    if key not in tried:
+        expected = {name: value.unsqueeze(0) for name, value in with_slope(plain, inputs, labels).items()}
+        tried[key], _ = _fastest(["folded", "layered"], victim, *one, expected)
+    return None if tried[key] == "plain" else cast(Layered, _METHODS[tried[key]](victim, one[0]))

@@ -182,7 +182,7 @@ def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return ``True`` if matrix products and ``F.fold`` are faster than a grouped convolution for V victims.
+    """Return whether matrix products and ``F.fold`` are faster than a grouped convolution for V victims.
 
     ``images`` (1, V C, H, W): the victims' images, stacked as channels. ``weight``: shape of the stacked weights.
     """
@@ -245,7 +245,7 @@ def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
 
 
 def pads_with_zeros(module: nn.Conv2d) -> bool:
-    """Return ``True`` if ``module`` pads with zeros, and by numbers of pixels, not by a mode such as ``same``."""
+    """Return whether ``module`` pads with zeros, and by numbers of pixels, not by a mode such as ``same``."""
     return module.padding_mode == "zeros" and not isinstance(module.padding, str)
 
 

@@ -47,7 +47,7 @@ def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> N
 
 
 def drops_out(model: nn.Module) -> bool:
-    """Return ``True`` if ``model`` has dropout with a rate above 0."""
+    """Return whether ``model`` has dropout with a rate above 0."""
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
 
 
