@@ -5,7 +5,6 @@ The convolution's outputs, inferred from public layers' gradients, are an unknow
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import is_
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -158,15 +157,14 @@ class BlindDeconvolution(grouping.GroupAttack):
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct ``group``; knowledge of the defense changes nothing, so that the last results are returned."""
-        asked, upload = (self, seed, list(group.observations)), group.first.upload
-        known = [fact for o in group.observations.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
-        given = [fact for fact in known if fact is not upload]
-        before, same, results = _solved.get(upload, (None, given, {}))
-        if before != asked or not all(map(is_, given, same)):
-            results = self._solve(group, seed, report)
-            _solved[upload] = asked, given, results
+        upload, of = group.first.upload, group.observations
+        facts = [fact for o in of.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
+        asked = self, seed, [*of], [*map(id, facts)]
+        if upload not in _solved or _solved[upload][0] != asked:
+            kept = [fact for fact in facts if fact is not upload]  # so that no other gets its id
+            _solved[upload] = asked, kept, self._solve(group, seed, report)
         report(1.0)
-        return dict(results)
+        return dict(_solved[upload][2])
 
     def _solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
@@ -247,7 +245,7 @@ class BlindDeconvolution(grouping.GroupAttack):
 
 
 _UNUSED = dict.fromkeys(["knowledge", "defense", "same_data"])
-_solved = WeakKeyDictionary[Upload, Any]()  # by a group's first upload: settings, all that was used, and results
+_solved = WeakKeyDictionary[Upload, Any]()  # by a group's first upload: what was asked, all that was used, and results
 
 
 def _has_prior(first: Observation) -> bool:
