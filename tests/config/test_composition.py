@@ -68,6 +68,8 @@ def test_options_are_put_on_a_preset_that_sets_nothing_of_theirs(monkeypatch: py
         ("experiment=spn_paper",),
         ("federation=fedavg", "experiment=spn_paper"),
     ]
+    with pytest.raises(UserError):  # no file has this name
+        compose_run([f"attack._target_={'a' * 5000}.b"])
 
 
 def test_settings_are_put_in_their_order() -> None:

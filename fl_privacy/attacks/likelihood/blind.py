@@ -156,11 +156,10 @@ class BlindDeconvolution(grouping.GroupAttack):
         return evident_defense.undo_evident_defenses(observations)
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct ``group``; knowledge of the defense changes nothing, so that the last results are returned."""
         upload, of = group.first.upload, group.observations
         facts = [fact for o in of.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
         asked = self, seed, [*of], [*map(id, facts)]
-        if upload not in _solved or _solved[upload][0] != asked:
+        if upload not in _solved or _solved[upload][0] != asked:  # who knows the defense gets the same results
             kept = [fact for fact in facts if fact is not upload]  # so that no other gets its id
             _solved[upload] = asked, kept, self._solve(group, seed, report)
         report(1.0)

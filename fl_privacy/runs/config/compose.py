@@ -4,7 +4,7 @@ import itertools
 import math
 import pickle
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -35,7 +35,10 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     others = tuple(o for o in chosen if o.partition("=")[0] not in apart)
-    if len(apart) + len(others) == len(chosen) and (not others or apart.keys().isdisjoint(_set_by(others, apart))):
+    preset = options("experiment").get("".join(others).removeprefix("experiment="))
+    shipped = preset is not None and preset.is_relative_to(CONFIG_DIR)
+    set_by_others = OmegaConf.load(preset) if shipped else others and apart
+    if len(apart) + len(others) == len(chosen) and apart.keys().isdisjoint(set_by_others):
         config, choices = _composed(base, others, stamp)
         if apart.keys() <= config.keys():
             with open_dict(config):
@@ -43,13 +46,6 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
                     config[group] = section  # a copy of it
             return config, {**choices, **{group: option for group, (option, _) in apart.items()}}
     return _composed(base, tuple(chosen), stamp)
-
-
-def _set_by(others: Sequence[str], unless: Collection[str]) -> Collection[str]:
-    """Return the sections that ``others`` change besides choosing options: those of one preset, else ``unless``."""
-    group, _, option = others[0].partition("=")
-    path = CONFIG_DIR / group / f"{option}.yaml"
-    return OmegaConf.load(path).keys() if len(others) == 1 and group == "experiment" and path.is_file() else unless
 
 
 @lru_cache(maxsize=1024)
