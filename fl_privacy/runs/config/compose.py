@@ -36,8 +36,8 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
     others = tuple(o for o in chosen if o.partition("=")[0] not in apart)
     preset = options("experiment").get("".join(others).removeprefix("experiment="))
-    shipped = preset is not None and preset.is_relative_to(CONFIG_DIR)
-    set_by_others = OmegaConf.load(preset) if shipped else others and apart
+    of_package = preset and preset.is_relative_to(CONFIG_DIR)
+    set_by_others: Any = OmegaConf.load(str(preset)) if of_package else others and apart
     if len(apart) + len(others) == len(chosen) and apart.keys().isdisjoint(set_by_others):
         config, choices = _composed(base, others, stamp)
         if apart.keys() <= config.keys():
