@@ -131,6 +131,15 @@ def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def orders_of_opacus_are_computed_once() -> Iterator[None]:
+    """Keep what its accountant computes, by pure functions of numbers: tests ask for the same again and again."""
+    with pytest.MonkeyPatch.context() as patch:
+        if (rdp := sys.modules.get("opacus.accountants.analysis.rdp")) is not None:
+            patch.setattr(rdp, "_compute_rdp", cache(rdp._compute_rdp))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_draws_in_any_order() -> None:
     """Seed what a test draws without a generator of its own, whatever tests ran before it."""

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from fl_privacy import checks
@@ -182,6 +183,7 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
     )
 
 
+@cache
 def composed_epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, interval: float = 1e-4
 ) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -41,14 +42,34 @@ def test_a_setting_is_of_one_composition_alone(few: int, monkeypatch: pytest.Mon
 @pytest.mark.long
 def test_sections_composed_by_themselves_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [group for group in compose_run().choices if group != "experiment"]
-    for number in range(8):
-        chosen = [f"{group}={list(options(group))[number % len(options(group))]}" for group in groups]
+    every = [
+        [f"{group}={list(options(group))[number % len(options(group))]}" for group in groups] for number in range(8)
+    ]
+    every += [
+        [*every[number % 8][number % 4 :: 4], f"experiment={name}"] for number, name in enumerate(options("experiment"))
+    ]
+    for chosen in every:
         found = []
         for few in (0, 10**9):
             monkeypatch.setattr(composition, "FEW", few)
             config, choices = composition.composed("config", chosen)
             found.append((OmegaConf.to_yaml(config), choices))
         assert found[0] == found[1], chosen
+
+
+def test_options_are_put_on_a_preset_that_sets_nothing_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "FEW", 0)
+    packed, whole = composition._packed, []
+    counted = lru_cache(lambda *asked: whole.append(asked) or packed(*asked))
+    monkeypatch.setattr(composition, "_packed", counted)
+    for chosen in (["defense=pruning"], ["defense=spn", "model=lenet"], ["federation=fedavg"]):
+        composition.composed("config", [*chosen, "experiment=spn_paper"])
+    assert [chosen for base, chosen, _ in whole if base == "config"] == [
+        ("experiment=spn_paper",),
+        ("federation=fedavg", "experiment=spn_paper"),
+    ]
+    with pytest.raises(UserError):  # no file has this name
+        compose_run([f"attack._target_={'a' * 5000}.b"])
 
 
 def test_settings_are_put_in_their_order() -> None:

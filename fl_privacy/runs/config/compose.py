@@ -31,8 +31,12 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
     """Return the settings of file ``base`` with options ``chosen`` (``attack=idlg``), and the option of each group."""
     stamp = _stamp()
     apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
-    if len(apart) == len(chosen):
-        config, choices = _composed(base, (), stamp)
+    others = tuple(o for o in chosen if o.partition("=")[0] not in apart)
+    preset = options("experiment").get("".join(others).removeprefix("experiment="))
+    of_package = preset and preset.is_relative_to(CONFIG_DIR)
+    set_by_others: Any = OmegaConf.load(str(preset)) if of_package else others and apart
+    if len(apart) + len(others) == len(chosen) and apart.keys().isdisjoint(set_by_others):
+        config, choices = _composed(base, others, stamp)
         if apart.keys() <= config.keys():
             with open_dict(config):
                 for group, (_, section) in apart.items():

@@ -97,6 +97,26 @@ def test_a_private_first_layer_is_read_blindly():
     assert {each.member for each in found} == {"blind deconvolution"}
 
 
+def test_a_private_layer_is_solved_once_for_all_who_know_as_much_but_for_the_defense(monkeypatch):
+    solved = []
+    monkeypatch.setattr(BlindDeconvolution, "_solve", lambda self, group, seed, report: solved.append(group) or {})
+    seen, _ = uploads("defense=split_fed", public=60)
+
+    def attack(observations, turns=1, seed=0):
+        (group,) = Groups(observations, progress=no_progress, rounds="last")
+        BlindDeconvolution(turns=turns).solve(group, seed, lambda share: None)
+        return len(solved)
+
+    assert attack(seen) == 1
+    assert attack([o.given(defense=None, same_data=None) for o in seen]) == 1
+    assert attack([o.given(public_images=o.knowledge.public_images.clone()) for o in seen]) == 2
+    assert attack(seen, seed=1) == 3
+    assert attack(seen, turns=2, seed=1) == 4
+    assert attack([replace(o, upload=replace(o.upload)) for o in seen], seed=1) == 5
+    assert attack([seen[0], replace(seen[1], upload=replace(seen[1].upload))], seed=1) == 6
+    assert attack(seen[:1], seed=1) == 7
+
+
 def test_several_images_behind_a_private_layer_are_refused_in_a_line():
     seen, _ = uploads("defense=split_fed", "batch_size=2", victims=1)
     (found,) = BlindDeconvolution()(seen, seed=0)
