@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations_with_replacement, product
+from itertools import chain, combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
@@ -134,7 +134,8 @@ class Balls:
     kinds: Sequence[int]
 
     def chosen(self, places: Sequence[int]) -> "Balls":
-        return Balls(*([each[place] for place in places] for each in (self.cores, self.slots, self.kinds)))
+        cores, slots, kinds = self.cores, self.slots, self.kinds
+        return Balls([cores[p] for p in places], [slots[p] for p in places], [kinds[p] for p in places])
 
 
 class UnknownEdges:
@@ -221,8 +222,8 @@ class UnknownEdges:
                 each = Counter(slots).items()
                 if math.prod(math.comb(len(fitting[s, core]) + m - 1, m) for s, m in each) > MOST_BALLS - len(made):
                     raise NotAttackedError(f"more than {MOST_BALLS} neighborhoods fit the gradients")
-                ways = product(*(combinations_with_replacement(fitting[s, core], m) for s, m in each))
-                made += [(ball, tuple(sorted(sum(way, ()))), low.kinds[ball]) for way in ways]
+                for way in product(*(combinations_with_replacement(fitting[s, core], m) for s, m in each)):
+                    made.append((ball, tuple(sorted(chain.from_iterable(way))), low.kinds[ball]))
         balls = Balls(*map(list, zip(*made, strict=True)))
         far = torch.full((len(made),), math.inf).double()
         for layer, basis in self.filters[radius] if radius < self.top else ():
@@ -464,8 +465,8 @@ def score_nodes(problems: Sequence[StepProblem], found: Sequence[Reconstruction]
         pairs = zip(truth.tolist(), guess.tolist(), same, strict=True)
         shown += [Shown(original=row, guess=made, reconstructed=right) for row, made, right in pairs]
         for node, row in enumerate(guess):
-            linked = [t[degrees[j] == degrees[k][node]] for j, t in enumerate(truths) if j != k]
-            equal = [(rows == row).all(1) for rows in (pool, torch.cat(linked or [pool]))]
+            alike = [t[degrees[j] == degrees[k][node]] for j, t in enumerate(truths) if j != k]
+            equal = [(rows == row).all(1) for rows in (pool, torch.cat(alike or [pool]))]
             share = max(float(each.sum() + 1) / (len(each) + 1) for each in equal)
             shares.append(1 - (1 - share) ** colors[k].count(colors[k][node]))
         other, own = guesses[(k + 1) % len(guesses)], degrees[(k + 1) % len(guesses)]
