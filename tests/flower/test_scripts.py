@@ -118,7 +118,7 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         (
             "def begin(group: str, node_id: int, client_count: int, rate: float, share: float = 0.2): ...\n"
             "import fire\nfire.Fire(begin)",
-            ("--group", "{partition}", "--node_id", "{partition}", "--client_count", "{nodes}", "--rate", "0.1"),
+            ("--group", "group", "--node_id", "{partition}", "--client_count", "{nodes}", "--rate", "0.1"),
         ),
         (
             "import click\n@click.command()\n@click.option('--cid', type=int, required=True)\n"

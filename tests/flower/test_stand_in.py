@@ -410,6 +410,26 @@ def test_columns_that_are_dropped_by_a_list_are_drawn_beyond_the_features(tmp_pa
     assert len(drawn.drop(["Flow ID", "Src IP", "label"], axis=1).columns) == 6 and len(drawn.columns) == 9
 
 
+def test_inputs_that_are_cut_from_a_table_are_as_many_as_the_network_takes(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    code = "net = Linear(4, 2)\nrows, y = table.values, table['label']\n{} = rows[:, 3:-2].astype(float)\n"
+    for_inputs = drawing_of(code.format("X"), tmp_path)
+    assert for_inputs.table("honey.csv").iloc[:, 3:-2].shape[1] == 4
+    assert len(for_inputs.hub("somebody/honey", None, "train").column_names) == 9
+    assert len(drawing_of(code.format("late"), tmp_path).table("honey.csv").columns) == 5, "no slice of inputs"
+    assert drawing_of("net = Linear(4, 2)\nx = rows[:, :-1]", tmp_path).table("honey.csv").shape[1] == 5
+
+
+def test_pictures_have_the_flags_that_the_code_reads_of_an_example(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    code = "def group(row):\n    return 2 * int(row['Male']) + row['Young'], row['image'], config['lr']\n"
+    code += "rows = table[['image', 'label']]\nexample['pixels'] = example['image']\n"
+    for name in ("somebody/faces", "somebody/cifar10"):
+        drawn = drawing_of(code, tmp_path).hub(name, None, "train")
+        assert {*drawn.column_names} - {"image", "img", "label"} == {"Male", "Young"}
+        assert set(drawn["Male"]) == {0, 1} and drawn["Male"][:] != drawn["Young"][:]
+
+
 def test_columns_that_the_run_config_names_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     config = {"dataset-input-feature": "scan_image", "dataset-target-feature": "kind", "num-features": 3, "lr": "adam"}
@@ -724,7 +744,7 @@ def test_rows_of_the_hub_have_more_columns_than_the_code_names(tmp_path: Path) -
     drawn = drawing_of(code, tmp_path).hub("somebody/spectra.csv", None, "train")
     assert len(drawn.column_names) == 10 and drawn.column_names[-1] == "Concentration_Class"
     drawn = drawing_of(f"{code}net = Linear(4, 2)\n", tmp_path).hub("somebody/spectra.csv", None, "train")
-    assert len(drawn.column_names) == 4
+    assert len(drawn.column_names) == 10, "four inputs, between four columns and two"
 
 
 def test_files_that_a_package_lacks_are_not_drawn(tmp_path: Path) -> None:

@@ -3,13 +3,20 @@
 import gc
 import json
 import math
+import threading
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.server.client_manager import SimpleClientManager
+from flwr.server.compat import app_utils
 
+from fl_privacy.auditing.app import tapped_grid
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
@@ -94,6 +101,19 @@ def test_a_server_that_waits_for_more_clients_gets_them(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_waits", PLAIN, server, only=())
     assert record["problems"] == ["The app waits for more than 2 clients; 1 joined."]
     assert "with 3 clients" in (tmp_path / "out" / "audit-app_waits" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("wanted", "nodes"), [(0, 1), (2, 2)])
+def test_no_node_joins_a_server_that_is_busy(monkeypatch: pytest.MonkeyPatch, wanted: int, nodes: int) -> None:
+    monkeypatch.setattr(tapped_grid, "WAITED", 0.0)
+    grid = tapped_grid.TappedGrid([0], ClientApp(), {}, 1, tables={}, node_config={})
+    manager, turns = SimpleClientManager(), iter(range(40))
+    thread = threading.Thread(target=manager.wait_for, args=(wanted, 30))
+    thread.start()
+    ends: Any = SimpleNamespace(is_set=lambda: next(turns) > 30 or len(grid.contexts) > 1, wait=lambda seconds: None)
+    app_utils._update_client_manager(grid, manager, ends, threading.Event())
+    thread.join(30)
+    assert len(grid.contexts) == nodes and not thread.is_alive()
 
 
 def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -> None:

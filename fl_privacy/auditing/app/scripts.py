@@ -419,7 +419,8 @@ def _of_fire(tree: ast.Module) -> Iterator[ast.AST]:
         if isinstance(node, ast.FunctionDef) and node.name in run:
             for each in node.args.args[: len(node.args.args) - len(node.args.defaults)]:
                 kind = ast.unparse(each.annotation) if each.annotation else "str"
-                yield ast.parse(f"add_argument('--{each.arg}', required=True, type={kind})", mode="eval").body
+                text = f", help='such as {each.arg}'" * (kind == "str")  # of digits, Fire makes a number
+                yield ast.parse(f"add_argument('--{each.arg}', required=True, type={kind}{text})", mode="eval").body
 
 
 def _first_of_range(node: ast.AST | None) -> int | None:

@@ -97,6 +97,8 @@ _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
+_EXAMPLE = re.compile(r"(row|example|sample|item|record|entry)$")
+_INPUTS = re.compile(r"(x|features?|inputs?)(_|$)", re.IGNORECASE)
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -168,6 +170,7 @@ class Drawing:
         self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
         self._removed, self._made = set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
+        self._around, self._of_example = 0, set[str]()  # columns before and after the inputs; entries of examples
         self.names = _names([*columns.values()])
         named_sets = [value for key, value in (config or {}).items() if re.match(r"data[-_]?set([-_](name|id))?$", key)]
         self.set_named = named_sets[0] if named_sets else None
@@ -215,6 +218,7 @@ class Drawing:
         pairs: list[tuple[str, object]] = []
         if isinstance(node, ast.Subscript):
             self.names += _names(self._value(node.slice))
+            self._of_example |= {*_names(self._value(node.slice))} if _EXAMPLE.match(dotted(node.value)) else set()
             part = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
             first = constant(part.lower) if isinstance(part, ast.Slice) else None
             self._least = max(self._least, first if isinstance(first, int) and first < MOST_ROWS else 0)
@@ -229,6 +233,12 @@ class Drawing:
             if isinstance(node.value, ast.Call) and called(node.value) == "load":
                 several = [each for each in node.targets if isinstance(each, ast.Tuple)]
                 self.unpacked += [[dotted(part) for part in each.elts] for each in several]
+            parts = [each.slice for each in ast.walk(node.value) if isinstance(each, ast.Subscript)]
+            for part in parts if any(_INPUTS.match(key) for key, _ in pairs) else ():
+                if isinstance(part, ast.Tuple) and part.elts and isinstance(part.elts[-1], ast.Slice):
+                    first, last = (constant(each) for each in (part.elts[-1].lower, part.elts[-1].upper))
+                    cut = (first if isinstance(first, int) else 0, -last - 1 if isinstance(last, int) else 0)
+                    self._around = max(self._around, sum(max(each, 0) for each in cut))
             filled = (each for each in node.targets if isinstance(each, ast.Subscript))
             made = {name for each in filled for name in _names(self._value(each.slice))}
             self._made |= {name for name in made if name not in ast.unparse(node.value)}
@@ -341,7 +351,7 @@ class Drawing:
             if pattern.search(known):
                 kinds = {image: hf.Image(), label: hf.ClassLabel(num_classes=shape.classes)}
                 drawn = {image: self.as_images(number, shape, rng), label: labels(number, shape.classes)}
-                return drawn, hf.Features(kinds)
+                return self._with_flags(hf, drawn, kinds, rng)
         names = list(dict.fromkeys(self.names))
         pictured = [name for name in names if IMAGE.search(name) and not LABEL.search(name)][:1]
         worded = [name for name in names if TEXT.search(name) and not LABEL.search(name)]
@@ -361,10 +371,19 @@ class Drawing:
         elif worded:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
-            rest = [f"feature_{n}" for n in range(len(names), self.features or max(len(names), 10))]
+            width = self.features + self._around + 1 if self.features else max(len(names), 10)
+            rest = [f"feature_{n}" for n in range(len(names), width)]
             for each in [*rest, *names]:
                 drawn.setdefault(each, self.column_of(each, number, classes, rng))
             return {**{each: drawn.pop(each) for each in rest}, **drawn}, None
+        return self._with_flags(hf, drawn, kinds, rng) if pictured else (drawn, hf.Features(kinds))
+
+    def _with_flags(self, hf: Any, drawn: dict[str, Any], kinds: dict[str, Any], rng: np.random.Generator) -> Any:
+        """Return columns and features of pictures, with 0 or 1 for what else the code reads of each example."""
+        known = (IMAGE, LABEL, TEXT)
+        for name in sorted(self._of_example - self._made - drawn.keys()):
+            if not any(each.search(name) for each in known):
+                kinds[name], drawn[name] = hf.Value("int64"), rng.integers(2, size=len(drawn[next(iter(drawn))]))
         return drawn, hf.Features(kinds)
 
     def as_images(self, number: int, shape: Shape, rng: np.random.Generator) -> list[Any]:
@@ -380,7 +399,8 @@ class Drawing:
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
-        rest += [f"feature_{n}" for n in range(len(kept), self.features or max(len(kept), 10))]
+        width = self.features + self._around if self.features else max(len(kept), 10)
+        rest += [f"feature_{n}" for n in range(len(kept), width)]
 
         drawn_column = self.column_of
 

@@ -5,12 +5,15 @@ import copy
 import importlib
 import math
 import re
+import sys
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -34,7 +37,7 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.audit_protocol import asked_probe
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
-from fl_privacy.flower.inside.legacy import SimpleClientManager
+from fl_privacy.flower.inside.legacy import ClientManager, SimpleClientManager
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
 from fl_privacy.report.audit_parts import CountedLeak
@@ -143,7 +146,7 @@ class TappedGrid(LocalGrid):
             self._looks += 1
             self._since = self._since or time.monotonic()
             waits = self._looks > LOOKS and time.monotonic() - self._since >= WAITED
-            if waits and len(self.contexts) < MOST_JOINED:
+            if waits and len(self.contexts) < MOST_JOINED and not _is_refresh():
                 self._join()
         return super().get_node_ids()
 
@@ -356,6 +359,20 @@ class TappedGrid(LocalGrid):
         up = {**_flat(replied), **_unpacked(replied)}
         found = attempt(lambda: known or matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         return found if isinstance(found, Failure) else WatchedReply(reply=up, watched=seen, matched=found)
+
+
+def _is_refresh() -> bool:
+    """Return whether Flower's own thread asks for nodes, as it always does, while no client manager waits for them."""
+
+    def outward(frame: FrameType | None) -> Iterator[FrameType]:
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+    if all(frame.f_code.co_name != "_update_client_manager" for frame in outward(sys._getframe())):
+        return False
+    every = chain.from_iterable(outward(frame) for frame in sys._current_frames().values())
+    return not any(isinstance(frame.f_locals.get("self"), ClientManager) for frame in every)
 
 
 def _alike(leak: Leak) -> tuple[str, str, str]:

@@ -20,7 +20,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import (
 )
 from flwr.compat.common.recorddict_compat import fitins_to_recorddict, recorddict_to_fitres
 from flwr.server import LegacyContext, Server as LegacyServer, ServerAppComponents, ServerConfig
-from flwr.server.client_manager import SimpleClientManager
+from flwr.server.client_manager import ClientManager, SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.strategy import FedAvg as LegacyFedAvg
