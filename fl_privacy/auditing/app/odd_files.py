@@ -11,17 +11,30 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
-from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TRAIN, Drawing, Shape, labels, numbers, texts
+from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TEST, TRAIN, Drawing, Shape, labels, numbers, texts
 from fl_privacy.federation.replies import attempt
 
 PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
 """Files of connections, which are not needed if all run in one process."""
 
+UNTRAINED = "a network as it begins, without trained weights,"
+
 _SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
 _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.IGNORECASE)
+
+
+class NoWeights(dict[str, Any]):
+    """Placeholder of missing weights; networks that would load it, or a part of it, keep their values."""
+
+    def __missing__(self, key: str) -> "NoWeights":
+        return self
+
+    def __fspath__(self) -> str:
+        return "no-weights"
 
 
 class Pickle(BytesIO):
@@ -117,7 +130,7 @@ def unpickled(drawing: Drawing, path: Path) -> Any:
         drawing.note(str(path), "a scaler that leaves rows as they are")
         return FittedStandIn()
     if OF_MODEL.search(path.stem):
-        return drawing.saved_by_torch(path)
+        return saved_by_torch(drawing, path)
     return archive(drawing, path)
 
 
@@ -145,6 +158,28 @@ def archive(drawing: Drawing, path: object) -> Any:
     if drawing.unpacked and Path(str(path)).suffix.lower() in PICKLES:  # of NumPy, too
         return tuple(drawing.array(name, path) for name in drawing.unpacked[0])
     return Archive({key: drawing.array(key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
+
+
+def lines(drawing: Drawing, path: object) -> np.ndarray:
+    """Make up rows (N, columns + 1) of numbers in place of a text file, the label last."""
+    classes = max(drawing.classes, 2)
+    drawing.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
+    drawn = numbers(TRAIN + TEST, drawing.features or 10, classes, drawing.rng(str(path)))
+    return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
+
+
+def saved_by_torch(drawing: Drawing, path: object) -> Any:
+    """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
+    if OF_MODEL.search(Path(str(path)).stem):
+        drawing.note(str(path), UNTRAINED, pretrained=True)
+        return NoWeights()
+    part = "test" if re.search("test|val", str(path)) else "train"
+    rows = torch.tensor(drawing.array(part, path)).float()
+    given = torch.tensor(labels(len(rows), max(drawing.classes, 2))).long()
+    if drawing.colors and rows.dim() > 2:
+        rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
+    drawing.note(str(path), f"{len(rows)} drawn examples")
+    return torch.utils.data.TensorDataset(rows, given)
 
 
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:

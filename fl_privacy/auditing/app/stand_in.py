@@ -35,16 +35,6 @@ _DATA_SETS = shipped(__file__, "data_sets.yaml")
 WORDS: Sequence[str] = _DATA_SETS["words"].split()
 
 
-class NoWeights(dict[str, Any]):
-    """Placeholder of missing weights; networks that would load it, or a part of it, keep their values."""
-
-    def __missing__(self, key: str) -> "NoWeights":
-        return self
-
-    def __fspath__(self) -> str:
-        return "no-weights"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """Form of examples: a picture's side in pixels and its channels, or the number of a row's columns."""
@@ -89,8 +79,6 @@ OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|
 
 OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|encoder|backbone|notop", re.IGNORECASE)
 """Name of a file of weights."""
-
-UNTRAINED = "a network as it begins, without trained weights,"
 
 _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
 
@@ -233,12 +221,7 @@ class Drawing:
             if isinstance(node.value, ast.Call) and called(node.value) == "load":
                 several = [each for each in node.targets if isinstance(each, ast.Tuple)]
                 self.unpacked += [[dotted(part) for part in each.elts] for each in several]
-            parts = [each.slice for each in ast.walk(node.value) if isinstance(each, ast.Subscript)]
-            for part in parts if any(_INPUTS.match(key) for key, _ in pairs) else ():
-                if isinstance(part, ast.Tuple) and part.elts and isinstance(part.elts[-1], ast.Slice):
-                    first, last = (constant(each) for each in (part.elts[-1].lower, part.elts[-1].upper))
-                    cut = (first if isinstance(first, int) else 0, -last - 1 if isinstance(last, int) else 0)
-                    self._around = max(self._around, sum(max(each, 0) for each in cut))
+            self._around = max(self._around, _columns_around(node))
             filled = (each for each in node.targets if isinstance(each, ast.Subscript))
             made = {name for each in filled for name in _names(self._value(each.slice))}
             self._made |= {name for name in made if name not in ast.unparse(node.value)}
@@ -456,25 +439,6 @@ class Drawing:
         drawn = pictures(number, Shape(side=side, channels=colors, classes=classes), rng)
         return drawn[..., 0] if colors == 1 and not entry else drawn
 
-    def lines(self, path: object) -> np.ndarray:
-        classes = max(self.classes, 2)
-        self.note(str(path), f"{TRAIN + TEST} drawn rows of numbers")
-        drawn = numbers(TRAIN + TEST, self.features or 10, classes, self.rng(str(path)))
-        return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
-
-    def saved_by_torch(self, path: object) -> Any:
-        """Return placeholder weights or, if ``path`` does not name weights, a made-up data set of pictures or rows."""
-        if OF_MODEL.search(Path(str(path)).stem):
-            self.note(str(path), UNTRAINED, pretrained=True)
-            return NoWeights()
-        torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
-        rows = torch.tensor(self.array(part, path)).float()
-        given = torch.tensor(labels(len(rows), max(self.classes, 2))).long()
-        if self.colors and rows.dim() > 2:
-            rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
-        self.note(str(path), f"{len(rows)} drawn examples")
-        return torch.utils.data.TensorDataset(rows, given)
-
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
@@ -512,6 +476,18 @@ class Drawing:
             place.mkdir(parents=True, exist_ok=True)
             image.save(place / f"{number}{self._suffix}")
         self.note(asked, f"{24 * classes} drawn pictures{f' in {classes} folders' * by_class}")
+
+
+def _columns_around(node: ast.Assign) -> int:
+    """Return how many columns ``x = rows[:, 3:-2]`` leaves out, without a last one of labels; 0 for other code."""
+    found = 0
+    for each in ast.walk(node.value) if any(_INPUTS.match(dotted(target)) for target in node.targets) else ():
+        if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Tuple):
+            part = each.slice.elts[-1]
+            ends = (part.lower, part.upper) if isinstance(part, ast.Slice) else ()
+            before, after = (n if isinstance(n := constant(end), int) else 0 for end in ends or (None, None))
+            found = max(found, max(before, 0) + max(-after - 1, 0))
+    return found
 
 
 def _names(value: object) -> list[str]:

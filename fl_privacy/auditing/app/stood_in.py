@@ -24,8 +24,9 @@ from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
 from fl_privacy.auditing.app.lent import caller, is_installed
+from fl_privacy.auditing.app.odd_files import NoWeights
 from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
-from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, NoWeights, labels, pictures
+from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, labels, pictures
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
@@ -84,10 +85,10 @@ class Hooks:
             ("datasets", "load_dataset", self.hub),
             ("datasets", "load_from_disk", self.saved),
             ("numpy", "load", drawn(partial(odd_files.archive, drawing))),
-            *(("numpy", name, drawn(drawing.lines)) for name in ("loadtxt", "genfromtxt")),
+            *(("numpy", name, drawn(partial(odd_files.lines, drawing))) for name in ("loadtxt", "genfromtxt")),
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
-            ("torch", "load", drawn(drawing.saved_by_torch)),
+            ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
             *((each, "load_state_dict_from_url", fetched(_begun)) for each in ("torch.hub", "torchvision.models._api")),
@@ -182,7 +183,7 @@ class Hooks:
         if isinstance(stands, NoWeights):
             asked = args[0] if args else next(iter(kwargs.values()), "")
             asked = asked if isinstance(asked, str) else type(asked).__name__
-            self.drawing.note(asked, stand_in.UNTRAINED, pretrained=True)
+            self.drawing.note(asked, odd_files.UNTRAINED, pretrained=True)
         return stands
 
     def partitioner(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
