@@ -161,6 +161,9 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     found = check_app(read_app(clinic))
     assert found.runs.startswith("src.server_app:app and src.client_app:app, not") and not found.modules
     assert "its pyproject.toml names clinic.server_app:app and clinic.client_app:app" in read_app(clinic).misnamed
+    (clinic / "src" / "server_app.py").write_text("from clinic.task import train\n")
+    assert "clinic" not in check_app(read_app(clinic)).missing
+    assert read_app(clinic).renamed == {"clinic": str(clinic / "src")}
     for name in ("server_app.py", "client_app.py"):
         (clinic / name).write_text("")
     assert check_app(read_app(clinic)).modules, "two folders hold both"

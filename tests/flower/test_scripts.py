@@ -18,6 +18,7 @@ from flwr.server import strategy
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
+from fl_privacy.auditing.app.environment import renamed_lent
 from fl_privacy.auditing.app.lent import moved_names_lent
 from fl_privacy.auditing.app.scripts import cells_of, find_scripts, parsed, usual_for
 from fl_privacy.auditing.app.started import _Clients, _Runner, start_scripts
@@ -227,17 +228,28 @@ def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_
         read_app(folder).load(lambda app: "")
 
 
-def test_a_folder_of_another_name_is_told_from_a_package_that_is_missing(tmp_path: Path) -> None:
-    main = "from earlier.task import N\nimport flwr as fl\nfl.simulation.start_simulation(client_fn=N, num_clients=N)\n"
-    project(tmp_path, src__main=main, src__task="N = 1\n", src__net="")
+def test_a_folder_of_another_name_stands_for_a_package_that_is_missing(tmp_path: Path) -> None:
+    main = "from earlier.task import N\nimport flwr as fl\nfl.simulation.start_simulation(print, N)\n"
+    project(tmp_path, src__main=main, src__task="N = 1\n", src__net="N = 1\n")
     with pytest.raises(UserError, match=r"imports earlier, which is not installed|imports earlier, which neither"):
         read_app(tmp_path).load(stops_of)
     project(tmp_path, src__main=f"from earlier.net import N\n{main}")
-    with pytest.raises(UserError, match=r"earlier, which is no folder of it, but src holds its net, task: name that"):
-        read_app(tmp_path).load(stops_of)
+    with renamed_lent(read_app(tmp_path).renamed):
+        assert read_app(tmp_path).load(stops_of).nodes == 1, "its folder of another name is it"
+    assert not stops_of(read_app(tmp_path))
     (tmp_path / "requirements.txt").write_text("Earlier[all]==1.0")
     with pytest.raises(UserError, match=r"imports earlier, which is not installed"):
         read_app(tmp_path).load(stops_of)
+
+
+def test_a_function_that_a_command_of_the_package_calls_starts_flower(tmp_path: Path) -> None:
+    code = "import flwr as fl\ndef simulate(rounds=1):\n    fl.simulation.run_simulation(1, 2, num_supernodes=3)\n"
+    folder = project(tmp_path, scripts__run=f"{code}def another(name):\n    fl.server.start_server(name)\n")
+    found = find_scripts(folder)
+    assert found is not None and found.server.name == "run.py"
+    assert _Runner(folder).run(found.server, ())["simulations"][0]["num_supernodes"] == 3
+    project(tmp_path, scripts__run=f"{code}button.on_click(simulate)\n")
+    assert find_scripts(folder) is None, "it waits for a button"
 
 
 def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -393,6 +393,14 @@ def test_a_table_has_the_column_by_which_it_is_divided_among_clients(tmp_path: P
     assert drawn["Player"].nunique() == 20 and "Player" in drawn.columns and len(drawn.columns) == 12
 
 
+def test_columns_that_are_located_by_name_are_drawn_at_once(tmp_path: Path) -> None:
+    drawn = drawing_of("", tmp_path).table("pulses.csv")
+    assert drawn.loc[:, ("age", "pulse")].shape == (800, 2) and drawn.loc[:5, "weight"].shape == (6,)
+    assert drawn.loc[drawn["age"] > 0, ["age"]].shape == (800, 1) and drawn.loc[3]["age"] == drawn["age"][3]
+    drawn.loc[3, "age"] = 7.0
+    assert drawn.loc[3, "age"] == 7.0 and {"age", "pulse", "weight"} <= {*drawn.columns}
+
+
 def test_a_table_has_no_column_that_the_app_adds_itself(tmp_path: Path) -> None:
     code = """
 rows["target"] = rows["Label"].apply(int)

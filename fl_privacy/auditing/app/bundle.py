@@ -1,5 +1,6 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
+import ast
 import importlib.util
 import os
 import platform
@@ -10,11 +11,14 @@ import tempfile
 import tomllib
 import weakref
 import zipfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
@@ -52,6 +56,28 @@ class App:
     tried: tuple[Scripts, ...] | None = ()  # scripts run in vain; ``None`` if the user chose scripts
     misnamed: str = ""  # sentence on modules that ``pyproject.toml`` names wrongly; others are run
 
+    @cached_property
+    def renamed(self) -> dict[str, str]:
+        """Return packages that are neither here nor required -> the folder that holds all that is imported from them.
+
+        These are at least two modules, since another package may have one, too, or one of the app's own package.
+        """
+        modules, found = defaultdict[str, set[str]](set), dict[str, str]()
+        for node in chain.from_iterable(ast.walk(file.tree) for file in parsed(self.folder).values()):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            whole = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else names
+            for package, *inner in (name.split(".") for name in whole):
+                modules[package] |= {*inner[:1]}
+        asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
+        for package, inner in modules.items():
+            few = len(inner) < 1 + (f" {package}." not in self.misnamed)
+            if few or package.lower() in asked or is_importable(package):
+                continue
+            places = [{*holders(self.folder, each, self.folder)} for each in inner]
+            if (both := places[0].intersection(*places)) and not holders(self.folder, package, self.folder):
+                found[package] = min(both)
+        return found
+
     def another(self) -> "App | None":
         """Return the app with other scripts of its folder; ``None`` if no others start Flower."""
         if self.tried is None:
@@ -74,7 +100,6 @@ class App:
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
-        from fl_privacy.auditing.app.lent import code_of  # noqa: PLC0415
         from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
 
         try:
@@ -91,10 +116,11 @@ class App:
                 lacks += " folder that holds it"
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
-                renamed = "" if package.lower() in asked else _renamed(self.folder, name, code_of(self.folder))
-                said = "" if renamed else stops(self)
-                said = said or f"The app {self.name} imports {name}, which {renamed or lacks}."
+                places = [each.filename for each in extract_tb(cause.__traceback__) if "importlib" not in each.filename]
+                if by := re.search(r"site-packages/(\w+)", places[-1]):
+                    lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
+                    name = by[1]
+                said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
@@ -192,20 +218,6 @@ def modules_in(folder: Path) -> list[str]:
     return [
         name for name, each in places.items() if each.startswith(inside) and "site-packages" not in each[len(inside) :]
     ]
-
-
-def _renamed(folder: Path, package: str, code: str) -> str:
-    """Return a phrase on a folder that seems to be the missing ``package`` under another name; empty if there is none.
-
-    It is a folder with all modules that ``code`` imports from ``package``, at least two.
-    """
-    inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(package)}\.(\w+)", code)}
-    places = [holders(folder, each, folder) for each in inner]
-    found = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # another package may have one, too
-    if not found:
-        return ""
-    place, held = named(Path(min(found)), folder), ", ".join(sorted(inner))
-    return f"is no folder of it, but {place} holds its {held}: name that folder {package}"
 
 
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:

@@ -159,6 +159,7 @@ def check_app(app: App) -> Check:
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
     missing = absent(needed - set(EARLIER["trackers"]))
     outer = [each for each in app.folder.parents[:MOST_UP] if each not in {Path("/"), Path(tempfile.gettempdir())}]
+    missing = {name: text for name, text in missing.items() if name not in app.renamed} if missing else {}
     around = [(each, name) for each in outer[::-1] for name in missing if not {name, _normal(name)} & asked.keys()]
     held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
     data = chain.from_iterable(_asked(node, file, app) for node, file in calls)

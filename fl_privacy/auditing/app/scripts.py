@@ -127,6 +127,17 @@ class SourceFile:
         notebook = self.path.suffix == ".ipynb" and bool(self.starts)
         return notebook or guarded or any(map(self.begins, self._calls))
 
+    @cached_property
+    def entry(self) -> str:
+        """Return the first function without required arguments that starts Flower, and that the file does not call."""
+        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        for node in self.tree.body:
+            if isinstance(node, ast.FunctionDef) and len(node.args.args) == len(node.args.defaults):
+                calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
+                if node.name not in used and any(map(self.begins, calls)):
+                    return node.name
+        return ""
+
     @property
     def calls_imported(self) -> bool:
         imported = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
@@ -165,7 +176,7 @@ def find_scripts(
         chosen, of_clients = folder / server, [folder / path for path in clients]
     else:
         found = None
-        for kind, lonely in (("is_script", False), ("calls_imported", False), ("is_script", alone)):
+        for kind, lonely in (("is_script", False), ("calls_imported", False), ("is_script", alone), ("entry", False)):
             scripts = [path for path, each in files.items() if getattr(each, kind) and path not in but]
             starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
             starts |= {path: CLIENTS for each in clients if (path := folder / each) in files}

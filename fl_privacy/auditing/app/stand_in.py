@@ -387,6 +387,13 @@ class Drawing:
 
         drawn_column = self.column_of
 
+        class Places(importlib.import_module("pandas.core.indexing")._LocIndexer):  # type: ignore[name-defined,misc]
+            def __getitem__(self, key: Any) -> Any:
+                named = key[1] if isinstance(key, tuple) and len(key) == 2 else ()
+                if isinstance(named, str | list | tuple):
+                    self.obj[[named] if isinstance(named, str) else [*named]]
+                return super().__getitem__(key)
+
         class Table(pandas.DataFrame):  # type: ignore[name-defined]
             @property
             def _constructor(self) -> Any:
@@ -397,6 +404,10 @@ class Drawing:
                     if isinstance(each, str) and each not in self.columns:
                         self[each] = drawn_column(each, len(self), classes, rng)
                 return super().__getitem__(key)
+
+            @property
+            def loc(self) -> Any:
+                return Places("loc", self)
 
             def to_numpy(self, *args: Any, **kwargs: Any) -> Any:  # numbers, also of texts, for what takes numbers
                 plain = pandas.DataFrame(self)

@@ -46,7 +46,8 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
     """Make up random data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
     code = parsed(app.folder)
-    drawing = Drawing(reached(entries(app, code)[0] or list(code), code), files, seed, app.config)
+    begun = [] if app.renamed else entries(app, code)[0]  # imports by another name lead nowhere
+    drawing = Drawing(reached(begun or list(code), code), files, seed, app.config)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
 
