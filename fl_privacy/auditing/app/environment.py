@@ -126,6 +126,8 @@ def renamed_lent(folders: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(Finder)
+        for name in [each for each in sys.modules if each.partition(".")[0] in folders]:
+            del sys.modules[name]
 
 
 @contextmanager
