@@ -18,7 +18,6 @@ from flwr.server import strategy
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
-from fl_privacy.auditing.app.environment import renamed_lent
 from fl_privacy.auditing.app.lent import moved_names_lent
 from fl_privacy.auditing.app.scripts import cells_of, find_scripts, parsed, usual_for
 from fl_privacy.auditing.app.started import _Clients, _Runner, start_scripts
@@ -234,9 +233,9 @@ def test_a_folder_of_another_name_stands_for_a_package_that_is_missing(tmp_path:
     with pytest.raises(UserError, match=r"imports earlier, which is not installed|imports earlier, which neither"):
         read_app(tmp_path).load(stops_of)
     project(tmp_path, src__main=f"from earlier.net import N\n{main}")
-    with renamed_lent(read_app(tmp_path).renamed):
-        assert read_app(tmp_path).load(stops_of).nodes == 1, "its folder of another name is it"
+    assert read_app(tmp_path).load(stops_of).nodes == 1, "its folder of another name is it"
     assert not stops_of(read_app(tmp_path))
+    del sys.modules["earlier"]
     (tmp_path / "requirements.txt").write_text("Earlier[all]==1.0")
     with pytest.raises(UserError, match=r"imports earlier, which is not installed"):
         read_app(tmp_path).load(stops_of)

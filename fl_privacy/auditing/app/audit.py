@@ -204,9 +204,7 @@ class AppAudit(AuditSession):
         with contextlib.ExitStack() as stack:
             stack.callback(self.leave)
             Score.asked.clear()
-            there = stack.enter_context(
-                around(app.folder, files, asked.mirror, inner=inner, absent=self.absent, renamed=app.renamed)
-            )
+            there = stack.enter_context(around(app.folder, files, asked.mirror, inner, self.absent))
             if asked.sandboxed:
                 stack.enter_context(pickles_loaded(there.lent))
             if self.absent:
@@ -221,10 +219,8 @@ class AppAudit(AuditSession):
             nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             self.notes += [app.misnamed] * bool(app.misnamed)
-            self.notes += [
-                f"It imports {name}, which is not here: {named(Path(place), app.folder)} was imported."
-                for name, place in app.renamed.items()
-            ]
+            others = ((name, named(Path(place), app.folder)) for name, place in app.renamed.items())
+            self.notes += [f"It imports {name}, which is not here: {place} was imported." for name, place in others]
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
                 self.failed = started.failed

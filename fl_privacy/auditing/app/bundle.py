@@ -1,6 +1,5 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
-import ast
 import importlib.util
 import os
 import platform
@@ -16,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from traceback import extract_tb
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
@@ -63,19 +63,16 @@ class App:
         These are at least two modules, since another package may have one, too, or one of the app's own package.
         """
         modules, found = defaultdict[str, set[str]](set), dict[str, str]()
-        for node in chain.from_iterable(ast.walk(file.tree) for file in parsed(self.folder).values()):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            whole = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else names
-            for package, *inner in (name.split(".") for name in whole):
-                modules[package] |= {*inner[:1]}
+        for text in (path.read_text(encoding="utf-8", errors="replace") for path in parsed(self.folder)):
+            for package, inner in re.findall(r"(?m)^\s*(?:from|import) (\w+)\.(\w+)", text):
+                modules[package].add(inner)
         asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
-        for package, inner in modules.items():
-            few = len(inner) < 1 + (f" {package}." not in self.misnamed)
-            if few or package.lower() in asked or is_importable(package):
-                continue
-            places = [{*holders(self.folder, each, self.folder)} for each in inner]
-            if (both := places[0].intersection(*places)) and not holders(self.folder, package, self.folder):
-                found[package] = min(both)
+        for package, held in modules.items():
+            few = len(held) < 1 + (f" {package}." not in self.misnamed)
+            if not (few or package.lower() in asked or is_importable(package)):
+                own, *places = ({*holders(self.folder, each, self.folder)} for each in (*held, package))
+                if not places[-1] and (both := own.intersection(*places[:-1])):
+                    found[package] = min(both)
         return found
 
     def another(self) -> "App | None":
@@ -104,6 +101,7 @@ class App:
 
         try:
             with blamed_on(f"The app {self.name}"):
+                self._lend_renamed()
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
                 server, client = self._loaded(self.server), self._loaded_apart(self.client)
@@ -147,6 +145,11 @@ class App:
             )
         return Started(server=server, client=client, nodes=self.nodes)
 
+    def _lend_renamed(self) -> None:
+        for package, place in self.renamed.items():
+            sys.modules[package] = module = ModuleType(package)
+            module.__path__ = [place]
+
     def _loaded(self, reference: str) -> Any:
         """Load the app at ``reference``; add the folders of modules that it imports by bare name to ``sys.path``."""
         from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
@@ -166,6 +169,7 @@ class App:
     def _loaded_apart(self, reference: str) -> Any:
         """Load an app with modules of its own while it runs, as its process would have."""
         others = {name: sys.modules.pop(name) for name in modules_in(self.folder)}
+        self._lend_renamed()
         try:
             app = self._loaded(reference)
         except (Exception, SystemExit):  # noqa: BLE001  (code that runs only once, such as one that makes a folder)

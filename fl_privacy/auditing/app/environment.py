@@ -13,9 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,22 +64,14 @@ class Around:
 
 @contextmanager
 def around(
-    app: Path,
-    files: Path,
-    mirror: Path | None,
-    *,
-    inner: Path | None = None,
-    absent: Collection[str] = (),
-    renamed: Mapping[str, str] = MappingProxyType({}),
+    app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
     """Let an app work in the folder ``files/inner``, with data sets from ``mirror``, and its own files in ``files``.
 
-    Packages that are ``absent`` fail only when they are called, those in ``renamed`` are imported from its folders.
-    ``UserError`` if ``mirror`` is no folder.
+    Packages that are ``absent`` fail only when they are called. ``UserError`` if ``mirror`` is no folder.
     """
     with ExitStack() as stack:
         data = stack.enter_context(data_sets_of(mirror))
-        stack.enter_context(renamed_lent(renamed))
         before, path, place = Path.cwd(), list(sys.path), files / (inner or "")
         missing = copied_files(app, files)
         place.mkdir(parents=True, exist_ok=True)
@@ -105,29 +95,6 @@ def around(
         stack.enter_context(sklearn_lent(code))
         stack.enter_context(lent.older_names_lent(code, moved))
         yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
-
-
-@contextmanager
-def renamed_lent(folders: Mapping[str, str]) -> Iterator[None]:
-    """Import each package of ``folders`` from the folder that has its modules, until the block ends."""
-
-    class Finder:
-        @staticmethod
-        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-            if name not in folders:
-                return None
-            first, spec = Path(folders[name], "__init__.py"), ModuleSpec(name, None, is_package=True)
-            spec.submodule_search_locations = [folders[name]]
-            found = importlib.util.spec_from_file_location(name, first, submodule_search_locations=[folders[name]])
-            return found if first.is_file() else spec
-
-    sys.meta_path.insert(0, Finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(Finder)
-        for name in [each for each in sys.modules if each.partition(".")[0] in folders]:
-            del sys.modules[name]
 
 
 @contextmanager
