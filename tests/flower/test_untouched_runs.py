@@ -108,12 +108,14 @@ def test_no_node_joins_a_server_that_is_busy(monkeypatch: pytest.MonkeyPatch, wa
     monkeypatch.setattr(tapped_grid, "WAITED", 0.0)
     grid = tapped_grid.TappedGrid([0], ClientApp(), {}, 1, tables={}, node_config={})
     manager, turns = SimpleClientManager(), iter(range(40))
-    thread = threading.Thread(target=manager.wait_for, args=(wanted, 30))
-    thread.start()
     ends: Any = SimpleNamespace(is_set=lambda: next(turns) > 30 or len(grid.contexts) > 1, wait=lambda seconds: None)
-    app_utils._update_client_manager(grid, manager, ends, threading.Event())
-    thread.join(30)
-    assert len(grid.contexts) == nodes and not thread.is_alive()
+    asks = {"target": app_utils._update_client_manager, "args": (grid, manager, ends, threading.Event())}
+    threads = [threading.Thread(target=manager.wait_for, args=(wanted, 30)), threading.Thread(**asks)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    assert len(grid.contexts) == nodes and not any(each.is_alive() for each in threads)
 
 
 def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -> None:

@@ -77,6 +77,10 @@ class Scripts:
     client_arguments: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @staticmethod
+    def entry_of(path: Path) -> str:
+        return SourceFile(path, ast.parse("\n".join(cells_of(path)))).entry
+
     def works_in(self, folder: Path) -> Path:
         here = self.server.parent
         return Path() if here == folder or (here / "__init__.py").exists() else here.relative_to(folder)

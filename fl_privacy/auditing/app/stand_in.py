@@ -491,14 +491,9 @@ class Drawing:
 
 def _columns_around(node: ast.Assign) -> int:
     """Return how many columns ``x = rows[:, 3:-2]`` leaves out, without a last one of labels; 0 for other code."""
-    found = 0
-    for each in ast.walk(node.value) if any(_INPUTS.match(dotted(target)) for target in node.targets) else ():
-        if isinstance(each, ast.Subscript) and isinstance(each.slice, ast.Tuple):
-            part = each.slice.elts[-1]
-            ends = (part.lower, part.upper) if isinstance(part, ast.Slice) else ()
-            before, after = (n if isinstance(n := constant(end), int) else 0 for end in ends or (None, None))
-            found = max(found, max(before, 0) + max(-after - 1, 0))
-    return found
+    inputs = any(_INPUTS.match(dotted(target)) for target in node.targets)
+    cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value)) if inputs else None
+    return int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0
 
 
 def _names(value: object) -> list[str]:

@@ -30,16 +30,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
-from fl_privacy.auditing.app.scripts import (
-    MOST_PLACES,
-    Scripts,
-    SourceFile,
-    cells_of,
-    holders,
-    named,
-    usual_for,
-    usual_settings,
-)
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for, usual_settings
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -223,10 +214,6 @@ class _Clients:
                 each.load_state_dict(state)
 
 
-def _tree_of(path: Path) -> ast.Module:
-    return ast.parse("\n".join(cells_of(path)))
-
-
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
     """Return an empty ``__main__`` module for a script, and the folder to import its package from, if needed."""
     module, level = ModuleType("__main__"), 0
@@ -332,7 +319,7 @@ class _Runner:
             try:
                 with blamed_on(name):
                     self._execute(path, module.__dict__)
-                    if not any(calls.values()) and (entry := SourceFile(path, _tree_of(path)).entry):
+                    if not any(calls.values()) and (entry := Scripts.entry_of(path)):
                         module.__dict__[entry]()  # as a command of its package would
             except _AtStart:
                 pass
@@ -369,7 +356,7 @@ class _Runner:
             return UserError(" ".join([str(error), *(text for text, applies in lacks.items() if applies)]))
         said = f"{named(path, self.folder)} ended with {in_one_line(cause)} before it started anything"
         lines = [each.lineno for each in traceback.extract_tb(cause.__traceback__) if each.filename == str(path)]
-        plain = [each for each in _tree_of(path).body if isinstance(each, ast.Expr)]
+        plain = [each for each in ast.parse("\n".join(cells_of(path))).body if isinstance(each, ast.Expr)]
         ends = [ast.unparse(each) for each in plain if each.lineno in lines]
         always = any(re.fullmatch(r"(sys\.)?(exit|quit)\([^()]*\)", text) for text in ends)
         if always or not re.search(r"\bargv\b|add_argument|\b(click|typer|fire)\b", code_of(self.folder)):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 import numpy as np
@@ -363,16 +363,10 @@ class TappedGrid(LocalGrid):
 
 def _is_refresh() -> bool:
     """Return whether Flower's own thread asks for nodes, as it always does, while no client manager waits for them."""
-
-    def outward(frame: FrameType | None) -> Iterator[FrameType]:
-        while frame is not None:
-            yield frame
-            frame = frame.f_back
-
-    if all(frame.f_code.co_name != "_update_client_manager" for frame in outward(sys._getframe())):
-        return False
-    every = chain.from_iterable(outward(frame) for frame in sys._current_frames().values())
-    return not any(isinstance(frame.f_locals.get("self"), ClientManager) for frame in every)
+    target = getattr(threading.current_thread(), "_target", None)
+    stacks = chain.from_iterable(map(walk_stack, sys._current_frames().values()))
+    waits = any(isinstance(frame.f_locals.get("self"), ClientManager) for frame, _ in stacks)
+    return getattr(target, "__name__", "") == "_update_client_manager" and not waits
 
 
 def _alike(leak: Leak) -> tuple[str, str, str]:
