@@ -1,8 +1,10 @@
 """Names and options of earlier libraries, which apps are lent."""
 
 import argparse
+import inspect
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
@@ -38,6 +40,25 @@ def test_options_of_earlier_libraries_are_lent_by_their_present_names_and_values
     ]
     with pytest.raises(TypeError):
         learn.OneHotEncoder(sparse=False)
+
+
+def test_layers_of_a_saved_model_lose_options_of_earlier_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    library, inner = ModuleType("elsewhere"), ModuleType("elsewhere.layers")
+
+    class Layer:
+        def __init__(self, size: int, name: str = "", **kwargs: Any) -> None:
+            self.made = size, name, kwargs
+
+    inner.Layer, library.layers = Layer, inner  # type: ignore[attr-defined]
+    for module in (library, inner):
+        module.__spec__ = ModuleSpec(module.__name__, None)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(EARLIER["arguments"], "elsewhere.layers.Layer", {"time_major": ""})
+    with older_names_lent("import elsewhere\nload_model('best.h5')") as asked:
+        assert inspect.getfullargspec(Layer.__init__).args == ["self", "size", "name"], "Keras reads it"
+        assert Layer(size=3, name="last", time_major=False).made == (3, "last", {})
+    assert asked == ["elsewhere.layers.Layer(time_major=)"]
+    assert "time_major" in EARLIER["arguments"]["keras.layers.LSTM"]
 
 
 def test_only_names_that_an_app_uses_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

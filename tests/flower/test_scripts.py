@@ -134,6 +134,24 @@ def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given
     assert found is not None and found.client_arguments == given
 
 
+def test_an_option_for_a_file_of_settings_names_one_of_the_project(tmp_path: Path) -> None:
+    asked = "import argparse\nimport flwr as fl\nparser = argparse.ArgumentParser()\n"
+    asked += "parser.add_argument('--{}', required=True)\nfl.{}()\n"
+    server = asked.format("server_config_file", "server.start_server")
+    client = asked.format("config", "client.start_client")
+    folder = project(tmp_path, scripts__server=server, scripts__client=client)
+    for name in ("clients.cfg", "server.cfg"):
+        (folder / "config").mkdir(exist_ok=True)
+        (folder / "config" / name).write_text("")
+    (folder / "pyproject.toml").write_text("")
+    found = find_scripts(folder)
+    assert found is not None and found.server_arguments == ("--server_config_file", "../config/server.cfg")
+    assert found.client_arguments == ("--config", "../config/clients.cfg")
+    project(folder, scripts__client=asked.format("model", "client.start_client"))
+    found = find_scripts(folder)
+    assert found is not None and found.client_arguments == ("--model", "{partition}")
+
+
 @pytest.mark.parametrize(("guard", "given"), [("", ("1",)), ("if len(sys.argv) > 1: ", ())])
 def test_a_server_gets_a_place_in_argv_that_it_reads_whatever_is_given(
     tmp_path: Path, guard: str, given: tuple[str, ...]

@@ -401,6 +401,18 @@ def test_columns_that_are_located_by_name_are_drawn_at_once(tmp_path: Path) -> N
     assert drawn.loc[3, "age"] == 7.0 and {"age", "pulse", "weight"} <= {*drawn.columns}
 
 
+def test_columns_that_are_used_as_strings_are_strings(tmp_path: Path) -> None:
+    code = "a = rows['Nation'].str.strip()\nb = rows['school'] + '_1'\nc = rows['Label'].str.lower()\n"
+    code += (
+        "p = rows['pace'] + 1\nd = rows['review'].str.lower()\ne = rows['sex'].str.upper()\nf = rows['sex'] == 'male'\n"
+    )
+    drawn = drawing_of(code, tmp_path).table("marks.csv")
+    for name in ("Nation", "school", "Label"):
+        assert drawn[name].str.len().min() > 0 and drawn[name].nunique() == 3
+    assert drawn["pace"].dtype.kind == "f" and drawn["review"].nunique() > 3
+    assert set(drawn["sex"]) == {"male", "other"}, "strings that the code names come first"
+
+
 def test_a_table_has_no_column_that_the_app_adds_itself(tmp_path: Path) -> None:
     code = """
 rows["target"] = rows["Label"].apply(int)
@@ -711,6 +723,24 @@ def test_a_name_that_the_apps_own_module_lacks_is_of_no_version(place: str, of_v
     why = f"The app raised ImportError: cannot import name 'Net' from 'src.task' ({place}) (app.py, line 1)"
     asked: Any = SimpleNamespace(drawing=None, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
     assert ("Other versions may be why" in AppAudit.on_drawn(asked, why)) is of_versions
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("AttributeError: Can only use .str accessor with string values, not floating", "Drawn data"),
+        ("TypeError: 'dict' object is not callable", "Drawn data"),
+        ("AttributeError: module 'numpy' has no attribute 'float'", "Other versions"),
+        ("TypeError: fit() got an unexpected keyword argument 'workers'", "Other versions"),
+        ("OSError: no space left", ""),
+    ],
+)
+def test_an_error_names_drawn_data_or_versions_as_its_kind_allows(tmp_path: Path, why: str, said: str) -> None:
+    drawing = drawing_of("", tmp_path)
+    drawing.note("a.csv", "8 drawn rows")
+    asked: Any = SimpleNamespace(drawing=drawing, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
+    found = AppAudit.on_drawn(asked, why)
+    assert [each for each in ("Drawn data", "Other versions") if each in found] == ([said] if said else [])
 
 
 def test_networks_take_their_weights_by_name(tmp_path: Path) -> None:

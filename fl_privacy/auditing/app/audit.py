@@ -329,9 +329,11 @@ class AppAudit(AuditSession):
 
     def on_drawn(self, why: str) -> str:
         """Return the error ``why``, followed by made-up data or package versions that may be its cause."""
+        of_versions = re.search(r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", why)
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
+        of_data = of_data or (not of_versions and re.search(r"\b(Attribute|Type)Error\b", why))
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
-        others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()
+        others = self.versions[:3] if of_versions else ()
         own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
         others = others if own is None or "site-packages" in own[1] else ()
         may = {

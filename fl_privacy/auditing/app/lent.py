@@ -260,7 +260,8 @@ def _homes(code: str, package: str, names: Iterable[str]) -> Iterator[tuple[str,
     """Yield (module or class, name in it, entry) for each dotted entry of ``names`` whose last part is in ``code``."""
     if not re.search(rf"\b{package}\b", code) or importlib.util.find_spec(package) is None:
         return
-    used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
+    saved = "layers." if "load_model" in code else "?"  # whose layers the code does not name
+    used = [each for each in names if saved in each or re.search(rf"\b{re.escape(each.rpartition('.')[2])}\b", code)]
     for root, each in product([package, f"{package}._tf_keras.keras"][: 1 + (package == "keras")], used):
         if not isinstance(attempt(partial(resolve_name, root)), Failure):
             home, _, name = f"{root}.{each}".rpartition(".")
@@ -318,7 +319,7 @@ def pickles_loaded(asked: list[str]) -> AbstractContextManager[None]:
 
 
 def _with_present_arguments(
-    name: str, options: Mapping[str, Any], asked: list[str], original: Any, *args: Any, **kwargs: Any
+    name: str, options: Mapping[str, Any], asked: list[str], original: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Call ``original``, the function ``name``, with earlier options converted to present ones; note them in ``asked``.
 
@@ -468,8 +469,7 @@ def is_installed(frame: FrameType | None) -> bool:
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Let apps import placeholders of trackers that are not installed; yield a list of the imported ones.
 
-    Other ``missing`` packages can be imported, too, but their names raise ``ModuleNotFoundError`` when they are called.
-    Libraries still see that a tracker is not installed.
+    Called names of other ``missing`` packages raise ``ModuleNotFoundError``. Libraries see that a tracker is missing.
     """
     names = (*EARLIER["trackers"], *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]

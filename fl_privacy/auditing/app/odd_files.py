@@ -182,6 +182,19 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
     return torch.utils.data.TensorDataset(rows, given)
 
 
+def written(drawing: Drawing, path: Path) -> Path:
+    """Write a made-up file in place of the missing table or text ``path``, and return its path."""
+    made = drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".txt":
+            drawing.note(str(path), f"{TRAIN} drawn lines of text")
+            made.write_text("\n".join(texts(TRAIN, 1, drawing.rng(str(path)))), encoding="utf-8")
+        else:
+            drawing.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
+    return made
+
+
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:
     """Return an open placeholder for a missing pickle or certificate; ``None`` for any other file."""
     if path.suffix.lower() in PICKLES and "b" in mode:

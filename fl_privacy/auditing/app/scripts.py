@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ _OF_TYPE = {"int": "1", "float": "0.1"}
 _FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IGNORECASE)
 _NUM = re.compile(r"num(?!ber)", re.IGNORECASE)
 _EXAMPLE = re.compile(r"""(?:e\.g\.|such as|example|like)[,:]?\s+['"`]?([\w./-]+\w)""", re.IGNORECASE)
+_SETTINGS = {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf"}
+_OF_SETTINGS = re.compile(r"(^|[-_])(config|conf|cfg|settings)([-_](file|path|name))?$")
 _PATH = re.compile(r"(^|[-_])(dir|directory|folder|root)$")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
@@ -201,7 +204,8 @@ def find_scripts(
         if given is not None:
             return tuple(given)
         near = [files[path], *(files[each] for each in files[path].imports)] if path in files else []
-        return tuple(_guessed([each.tree for each in near], of_client=of_client))
+        works_in = folder if (path.parent / "__init__.py").exists() else path.parent
+        return tuple(_guessed([each.tree for each in near], works_in, folder, of_client=of_client))
 
     return Scripts(
         server=chosen,
@@ -341,7 +345,16 @@ def _unnumbered(path: Path, folder: Path) -> str:
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
-def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
+def _settings_for(option: str, works_in: Path, folder: Path) -> str | None:
+    """Return a file of settings of the project, relative to ``works_in``, that ``option`` may ask for, or ``None``."""
+    words = {*re.split(r"[-_.]", option)} - {"file", "path", "name"}
+    found = [path for path in islice(folder.rglob("*"), MOST_LISTED) if path.suffix in _SETTINGS]
+    ranked = ((-sum(word in str(path).lower() for word in words), len(path.parts), path) for path in found)
+    best = min((rank for rank in ranked if rank[2].name != "pyproject.toml"), default=None)
+    return os.path.relpath(best[2], works_in) if best and _OF_SETTINGS.search(option) else None
+
+
+def _guessed(trees: Sequence[ast.Module], works_in: Path, folder: Path, *, of_client: bool) -> Iterator[str]:
     """Yield the words of a command line that sets the options for which the scripts' parsers have no usable default."""
     for tree in trees:
         asked = dict(_options(tree))
@@ -364,6 +377,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 kind, example = dotted(stated.get("type", tree)), _EXAMPLE.search(str(constant(stated.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
                 known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
+                known = *known, None if kind in _OF_TYPE else _settings_for(name, works_in, folder)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
                 counts = dotted(stated.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)

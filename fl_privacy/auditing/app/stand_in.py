@@ -158,7 +158,7 @@ class Drawing:
         self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
         self._removed, self._made = set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
-        self._around, self._of_example = 0, set[str]()  # columns before and after the inputs; entries of examples
+        self._around, self._of_example, self._worded = 0, set[str](), set[str]()
         self.names = _names([*columns.values()])
         named_sets = [value for key, value in (config or {}).items() if re.match(r"data[-_]?set([-_](name|id))?$", key)]
         self.set_named = named_sets[0] if named_sets else None
@@ -181,6 +181,7 @@ class Drawing:
         self._imported = {name.partition(".")[0] for name in modules}
         for node in nodes:
             self._look(node, named, features, layers)
+            self._look_for_strings(node)
         widths = [(first, last) for first, last in layers if isinstance(last, int)]
         outer = [last for _, last in widths if 1 <= last <= 200]
         self.classes = max(named[0] if named else min(outer) if outer else 0, 0)
@@ -273,8 +274,16 @@ class Drawing:
         if isinstance(name, str) and (strings := [each for each in values if isinstance(each, str)]):
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
+    def _look_for_strings(self, node: ast.AST) -> None:
+        """Let columns with which the code does what strings alone can do hold some."""
+        of = node.value if isinstance(node, ast.Attribute) and node.attr == "str" else None
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(constant(node.right), str):
+            of = node.left
+        name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
+        self._worded |= {name} if isinstance(name, str) and not (TEXT.search(name) or TIME.search(name)) else set()
+
     def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
-        if strings := self.values.get(name):
+        if strings := self.values.get(name, ["north", "south", "east"] if name in self._worded else []):
             strings = strings if len(strings) > 1 else [*strings, "other"]
             return [strings[n] for n in labels(number, len(strings))]
         return labels(number, classes) if name in self._classed else column(name, number, classes, rng)
@@ -453,18 +462,6 @@ class Drawing:
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
-
-    def written(self, path: Path) -> Path:
-        """Write a made-up file in place of the missing table or text ``path``, and return its path."""
-        made = self.files / "stand-in" / re.sub(r"\W+", "_", str(path))
-        if not made.exists():
-            made.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".txt":
-                self.note(str(path), f"{TRAIN} drawn lines of text")
-                made.write_text("\n".join(texts(TRAIN, 1, self.rng(str(path)))), encoding="utf-8")
-            else:
-                self.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
-        return made
 
     def folder(self, root: object) -> Path:
         made = self.files / "stand-in" / re.sub(r"\W+", "_", str(root))

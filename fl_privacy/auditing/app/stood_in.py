@@ -315,8 +315,8 @@ class Hooks:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
-            drawn = Path(file).suffix in {".csv", ".tsv", ".txt"}
-            file = self.drawing.written(Path(file)) if drawn else odd_files.records(self.drawing, Path(file)) or file
+            write = odd_files.written if Path(file).suffix in {".csv", ".tsv", ".txt"} else odd_files.records
+            file = write(self.drawing, Path(file)) or file
         return original(file, mode, *args, **kwargs)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:

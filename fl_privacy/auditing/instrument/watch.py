@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -454,6 +455,8 @@ def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None
         return answer(called, *args, **kwargs)
 
     answered.__wrapped__ = called  # type: ignore[attr-defined]  # some read signatures
+    with suppress(ValueError, TypeError):  # Keras does not look at what is wrapped
+        answered.__signature__ = inspect.signature(called)  # type: ignore[attr-defined]
     setattr(owner, name, classmethod(answered) if isinstance(original, classmethod) else answered)
     try:
         yield
