@@ -181,7 +181,7 @@ class Drawing:
         self._imported = {name.partition(".")[0] for name in modules}
         for node in nodes:
             self._look(node, named, features, layers)
-            self._look_for_strings(node)
+            self._look_for_columns(node)
         widths = [(first, last) for first, last in layers if isinstance(last, int)]
         outer = [last for _, last in widths if 1 <= last <= 200]
         self.classes = max(named[0] if named else min(outer) if outer else 0, 0)
@@ -222,7 +222,6 @@ class Drawing:
             if isinstance(node.value, ast.Call) and called(node.value) == "load":
                 several = [each for each in node.targets if isinstance(each, ast.Tuple)]
                 self.unpacked += [[dotted(part) for part in each.elts] for each in several]
-            self._around = max(self._around, _columns_around(node))
             filled = (each for each in node.targets if isinstance(each, ast.Subscript))
             made = {name for each in filled for name in _names(self._value(each.slice))}
             self._made |= {name for name in made if name not in ast.unparse(node.value)}
@@ -274,8 +273,11 @@ class Drawing:
         if isinstance(name, str) and (strings := [each for each in values if isinstance(each, str)]):
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
-    def _look_for_strings(self, node: ast.AST) -> None:
-        """Let columns with which the code does what strings alone can do hold some."""
+    def _look_for_columns(self, node: ast.AST) -> None:
+        """Find columns that hold strings, and how many ``x = rows[:, 3:-2]`` leaves out, without a last one of labels."""
+        if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
+            cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
+            self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
         of = node.value if isinstance(node, ast.Attribute) and node.attr == "str" else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(constant(node.right), str):
             of = node.left
@@ -484,13 +486,6 @@ class Drawing:
             place.mkdir(parents=True, exist_ok=True)
             image.save(place / f"{number}{self._suffix}")
         self.note(asked, f"{24 * classes} drawn pictures{f' in {classes} folders' * by_class}")
-
-
-def _columns_around(node: ast.Assign) -> int:
-    """Return how many columns ``x = rows[:, 3:-2]`` leaves out, without a last one of labels; 0 for other code."""
-    inputs = any(_INPUTS.match(dotted(target)) for target in node.targets)
-    cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value)) if inputs else None
-    return int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0
 
 
 def _names(value: object) -> list[str]:

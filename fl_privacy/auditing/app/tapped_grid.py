@@ -146,7 +146,11 @@ class TappedGrid(LocalGrid):
             self._looks += 1
             self._since = self._since or time.monotonic()
             waits = self._looks > LOOKS and time.monotonic() - self._since >= WAITED
-            if waits and len(self.contexts) < MOST_JOINED and not _is_refresh():
+            target = getattr(threading.current_thread(), "_target", None)
+            if getattr(target, "__name__", "") == "_update_client_manager":  # Flower's own, which looks all the time
+                stacks = chain.from_iterable(map(walk_stack, sys._current_frames().values()))
+                waits = waits and any(isinstance(frame.f_locals.get("self"), ClientManager) for frame, _ in stacks)
+            if waits and len(self.contexts) < MOST_JOINED:
                 self._join()
         return super().get_node_ids()
 
@@ -359,14 +363,6 @@ class TappedGrid(LocalGrid):
         up = {**_flat(replied), **_unpacked(replied)}
         found = attempt(lambda: known or matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         return found if isinstance(found, Failure) else WatchedReply(reply=up, watched=seen, matched=found)
-
-
-def _is_refresh() -> bool:
-    """Return whether Flower's own thread asks for nodes, as it always does, while no client manager waits for them."""
-    target = getattr(threading.current_thread(), "_target", None)
-    stacks = chain.from_iterable(map(walk_stack, sys._current_frames().values()))
-    waits = any(isinstance(frame.f_locals.get("self"), ClientManager) for frame, _ in stacks)
-    return getattr(target, "__name__", "") == "_update_client_manager" and not waits
 
 
 def _alike(leak: Leak) -> tuple[str, str, str]:
