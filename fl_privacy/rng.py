@@ -34,7 +34,7 @@ class Secret:
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     def derive(self, *names: str | int) -> "Secret":
-        """Derive the secret of the stream ``names``; it reveals neither this secret nor those of other streams."""
+        """Derive the secret of the stream ``names``, which reveals neither this secret nor those of other streams."""
         digest = hashlib.blake2b(key=self._key, digest_size=SECRET_BYTES)
         for name in map(str, names):
             digest.update(f"{len(name)}:{name}/".encode())

@@ -51,8 +51,7 @@ class _Started(BaseException):
 class ClaimedApp:
     """The parts of an app in which its differential privacy claims are found.
 
-    ``strategy``: ``None`` for a strategy of Flower's legacy API, or if none was started. ``arrays``: initial model, if
-    any.
+    ``strategy``: ``None`` for one of Flower's legacy API, or if none was started. ``arrays``: initial model, if any.
     """
 
     folder: Path

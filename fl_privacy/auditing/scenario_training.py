@@ -33,9 +33,9 @@ def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return the loaded examples (N, ...), scaled to [0, 1], at most ``MOST_POOL``.
+    """Return up to ``MOST_POOL`` loaded examples (N, ...), in the scale in which the attacker looks for them.
 
-    ``None`` unless these are the network's only input, and enter it unchanged.
+    ``None`` if the network has other inputs, or the app changes the examples before they enter it.
     """
     model, whole = problem.model, problem.whole or bool(problem.model.beside)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]

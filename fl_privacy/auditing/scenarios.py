@@ -76,7 +76,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """Client that can be asked again: for its first reply by ``ask``, or a later one by ``ask_later``."""
+    """First reply of a client that repeats it on chosen examples by ``ask``, and its latest reply by ``ask_later``."""
 
     number: int
     ask: Ask
@@ -396,7 +396,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask a client for its reply on example ``number`` alone; if that fails, on as few examples as work."""
+    """Ask a client to reply on example ``number`` alone, else on its repeats, else on few; return the first failure."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)

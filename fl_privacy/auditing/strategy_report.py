@@ -113,8 +113,8 @@ class AuditReport(AuditSession):
     """The audit of a strategy; captured updates are attacked after the training, as in a run.
 
     Attributes:
-        partitions: number of a client -> partition that it claims.
-        identified: clients that claim a partition.
+        partitions: client number -> partition that the client claims.
+        identified: numbers of clients that claimed one in any round so far.
         nodes: largest number of nodes connected at once; ``None`` before the training.
         server: rule by which the strategy moves the model, or the reason why that is no step along the mean update.
     """
@@ -155,8 +155,8 @@ class AuditReport(AuditSession):
             run = RunFolder.open_or_create(self.out, label=label, config=config, config_text=text, overwrite=True)
         except OSError as error:
             raise UserError(
-                f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror}); name"
-                " another."
+                f"out is expected to be a folder that can be written, but {self.out} can't be ({error.strerror});"
+                " name another."
             ) from error
         self._run, self.folder, captures = run, run.path, run.path / CAPTURES
         self._writer, self._observations = CaptureWriter(captures), ObservationBuffer(captures, written=True)

@@ -63,10 +63,10 @@ _YEAR = re.compile(r"(_?et_?al)?_?((19|20)?\d\d)?$")
 
 @cache
 def aliases() -> Mapping[str, Any]:
-    """Return the tables of aliases, from ``aliases.json``.
+    """Return other names that users type for options and settings, from ``aliases.json``.
 
-    ``options``: group -> option (or advice) -> aliases. ``settings``: setting -> aliases. ``elsewhere``: alias -> full
-    name of the setting.
+    ``options``: group -> option, or advised override such as ``server=imprint`` -> aliases. ``settings``: setting ->
+    aliases. ``elsewhere``: alias -> full name of the setting.
     """
     return shipped(__file__, "aliases.json")  # type: ignore[no-any-return]
 

@@ -127,7 +127,10 @@ def trade_off(  # noqa: PLR0917
     write_sweep_table(sweep, grid, overrides or [])
     end_with(trade_off_in_words(entries, psnr_below=psnr_below), page, open_page=open_page)
     if failed:
-        raise UserError(f"{len(failed)} jobs failed, the page omits them; mend and repeat. The first: {_first(failed)}")
+        raise UserError(
+            f"All jobs are expected to finish, but {len(failed)} failed and are not on the page; correct the cause and"
+            f" repeat the command. The first: {_first(failed)}"
+        )
     expect_reconstructions([job.folder for job in list(sweep.stages())[-1] if job.finished])
 
 
@@ -203,11 +206,11 @@ def advise(
 ) -> None:
     """Recommend the cheapest defense that costs little accuracy and behind which nothing was reconstructed.
 
-    A defense is recommended only at the attacked batch size, if the strongest attacker came closer than the best guess
-    without the update; for texts, only noise or rounding of uploads of one text. Each measurement that fits the given
-    settings has its own answer. `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`,
-    answers from your runs; `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. Shipped
-    measurements: `data=mnist_mini` (images), `data=adult` (rows), `data=sst2` or `data=ag_news` (texts).
+    A defense is recommended only for the attacked batch size, and if the attack beat the best guess without the update,
+    but reconstructed nothing; for texts, only noise or rounding of uploads of one text. Each measurement that fits the
+    given settings has its own answer. `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID
+    accuracy_loss=5`, answers from your runs; `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a
+    benchmark. Shipped: `data=mnist_mini` (images), `data=adult` (rows), `data=sst2` or `data=ag_news` (texts).
     """
     bounds, settings = dict(ASKED), list[str]()
     for argument in asked or []:

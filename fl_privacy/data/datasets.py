@@ -272,7 +272,7 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Group classes by ``task``, and keep them as attributes; ``UserError`` unless each is in one of several groups."""
+    """Group classes by ``task``; the old ones become attributes. ``UserError`` unless each is in one of several."""
     listed = [str(own) for group in task.values() for own in group]
     wrong = [f"{n} {listed.count(n)} times" for n in examples.class_names if listed.count(n) != 1]
     wrong += [f"{n}, which is no class" for n in listed if n not in examples.class_names]

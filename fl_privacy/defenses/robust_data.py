@@ -26,7 +26,7 @@ Importance = Literal[Elementwise, "integrated_gradients"]
 Gap = Callable[[Tensor], Tensor]
 """Function from robust data (B, ...) to the utility metric UM, (1,) of the batch or (B,) of each example."""
 
-Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> (B,), differentiable; higher is more private
+Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> PM (B,), differentiable; higher is more private
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
@@ -84,10 +84,10 @@ def own_gradients(step: LocalStep, inputs: Tensor) -> Tensors:
 def descend(
     start: Tensor, gap: Gap, privacy: Privacy, *, unit: Tensor, beta: float, lr: float, iterations: int
 ) -> Iterator[Tensor]:
-    """Yield the iterates, in [0, 1], of gradient descent from ``start`` on UM / unit - beta PM (Eq. 2).
+    """Yield the iterates, in [0, 1], of gradient descent from ``start`` on gap / unit - beta privacy (Refiner, Eq. 2).
 
-    The step along UM's gradient is at most Polyak's, UM / ||gradient||^2. ``start`` is (B, C, H, W) in [0, 1], or (B,
-    L, d) for texts; ``gap`` returns UM, ``privacy`` the PM of each example; ``unit`` is (1,) or (B,).
+    ``start``: (B, C, H, W), or (B, L, d) for texts. ``unit``: () or (B,), or (1,) for the batch. The step along the
+    gradient g of gap / unit is at most Polyak's, gap / unit / ||g||^2.
     """
     images = start
     for _ in counted("refining images", range(iterations)):

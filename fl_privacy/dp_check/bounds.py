@@ -64,9 +64,9 @@ class GuessCounts:
     """Numbers (T,) of draws at or above T thresholds: on one neighbor (``hits``) and on the other (``misses``)."""
 
     hits: Floats
-    of_hits: int
+    of_hits: int  # number of draws on the first neighbor
     misses: Floats
-    of_misses: int
+    of_misses: int  # number of draws on the other
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
@@ -193,7 +193,7 @@ def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
 
 
 def one_run_p_value(*, canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Bound the chance of ``right`` right guesses under (epsilon, delta)-privacy (Steinke et al. 2023, Theorem 5.2).
+    """Bound the chance of >= ``right`` right guesses under (epsilon, delta)-privacy (Steinke et al. 2023, Theorem 5.2).
 
     Args:
         canaries: number m of canaries, each of which participated with probability 1/2.

@@ -38,12 +38,12 @@ class CanaryTest:
     """
 
     unit: Unit
-    taken: int
-    left_out: int
+    taken: int  # number of canaries that participated
+    left_out: int  # number of the others
     bound: float
     strict: float
-    guesses: int
-    right: int
+    guesses: int  # number of guesses about participation
+    right: int  # number of right ones
     estimate: float | None
     estimate_least: float | None
     doubt: str

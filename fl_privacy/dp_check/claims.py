@@ -85,11 +85,9 @@ class Facts:
     """Known facts of a mechanism.
 
     Attributes:
-        noise_multiplier: standard deviation of the Gaussian noise, divided by the l2 sensitivity to one unit; ``None``
-            if unknown.
+        noise_multiplier: standard deviation of the Gaussian noise over the l2 sensitivity to one unit, if known.
         sample_rate: share of the units in a release.
-        sampling: way of sampling; ``shuffle`` (batches of a shuffled set) counts as none, with a caveat; ``None`` if
-            unknown.
+        sampling: way of sampling, if known; ``shuffle`` (batches of a shuffled set) counts as none, with a caveat.
         releases: number of noised releases in a round.
         seen_by: observer: the ``server``, which sees each reply, or a reader of the ``model``, the aggregate only.
     """

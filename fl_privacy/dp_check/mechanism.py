@@ -55,7 +55,7 @@ class MechanismCheck:
     confidence: float
     showable: float  # largest ``epsilon`` that this number of draws could give
     noticed: float | None  # least true epsilon at which four of five tests find a false claim, for Gaussian noise
-    draws: int
+    draws: int  # number for each neighbor
     compared: str
     by: str  # name of the projection that distinguished the neighbors best
     contradicted: bool  # ``True`` if the claim is false with confidence ``ACCUSATION``

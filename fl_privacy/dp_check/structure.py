@@ -219,7 +219,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield groups of values whose sums may have no noise: a description, and each value's group (d,), -1 for none."""
+    """Yield ways to group values, in search of sums without noise: (description, each value's group (d,) or -1)."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():

@@ -53,7 +53,7 @@ class Cell:
         return held
 
     def open(self) -> Isolation:
-        """Start the process, which then loads the app; ``UserError`` if it can't be isolated as required."""
+        """Start the process, which then loads the app; ``UserError`` if the process can't be isolated as required."""
         self.close()
         limits, bundled = self.limits, self.bundle is not None
         more = () if self.packages is None else (str(self.packages),)

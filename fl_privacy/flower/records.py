@@ -290,7 +290,7 @@ def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EX
         for record in content.metric_records.values():
             if isinstance(number := record.get(key), int | float) and math.isfinite(number):
                 return Upload(tensors=values.parameters, buffers=values.buffers, num_examples=int(number))
-    raise UserError(f"A reply is expected to hold a metric {NUM_EXAMPLES}, but has none; let the client report it.")
+    raise UserError(f"A reply is expected to hold a finite {NUM_EXAMPLES}, but has none; let the client report it.")
 
 
 def rounded(value: object) -> Any:

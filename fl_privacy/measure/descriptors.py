@@ -150,7 +150,7 @@ def small(images: Tensor, side: int) -> Tensor:
 
 
 def shift_reach(width: int) -> int:
-    """Return the largest shift in pixels of an image of ``width`` pixels, about a tenth of them."""
+    """Return the largest shift in pixels of an image of ``width`` pixels, about a tenth of the width."""
     return max(1, round(width / 10)) if width > 2 else 0
 
 

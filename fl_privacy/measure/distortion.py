@@ -84,7 +84,7 @@ class Tracing:
     distance: float  # share in [0, 1] of queries traced to a wrong client; 1 - 1 / ``participants`` by guessing
     attacked_distance: float  # the same share for attacked queries only
     participants: int  # number of clients
-    queries: int
+    queries: int  # number of traced images
 
 
 CHUNK = 1024  # queries compared at a time

@@ -134,7 +134,7 @@ class Identified:
     # (B,) foreign share: largest partial correlation of the guess with a near candidate given the original, in [0, 1];
     # NaN if the original is not nearest
     foreign: Tensor | None = None
-    candidates: int = 0
+    candidates: int = 0  # number of candidates
 
     @property
     def figures(self) -> dict[str, Tensor]:

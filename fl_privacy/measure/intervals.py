@@ -21,8 +21,8 @@ class Statistic:
 
     mean: float
     ci95: tuple[float, float] | None  # 95 % interval of the mean; ``None`` for a single group or an infinite value
-    n: int
-    groups: int
+    n: int  # sample size
+    groups: int  # number of independent groups
     median: float
     min: float
     max: float

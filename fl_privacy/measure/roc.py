@@ -259,10 +259,10 @@ class Finding:
     method: str
     title: str
     source: str = ""
-    rounds: int = 0
+    rounds: int = 0  # number of observed rounds
     last_round: int = 0
     positives: int = 0  # number of queries with the answer yes, or of all queries with several possible answers
-    negatives: int = 0
+    negatives: int = 0  # number of queries with the answer no
     measures: Mapping[str, Measure] = field(default_factory=dict)  # figures by name, see ``report.inferred``
     fpr: Sequence[float] = ()  # (P,) ascending false positive rates of a ROC curve; may be empty
     tpr: Sequence[float] = ()  # (P,) true positive rates of the curve

@@ -299,8 +299,8 @@ class MeasuredBenchmark:
     code: Sequence[str]  # SHA-256 of the sources that measured them, ideally one
     data: Mapping[str, str]  # SHA-256 of each data set, by name
     seconds: float
-    jobs: int
-    jobs_done: int
+    jobs: int  # number of jobs
+    jobs_done: int  # number of finished ones
     hardware: str
 
     @property

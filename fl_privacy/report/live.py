@@ -80,9 +80,9 @@ class RunState:
     finished: bool
     verdict: Headline
     pictured: bool
-    attacked: int
-    rounds: int
-    total: int | None
+    attacked: int  # number of attacked examples
+    rounds: int  # number of finished rounds
+    total: int | None  # number of planned rounds; ``None`` without training
     last: tuple[float, ...]
     shared: bool
 

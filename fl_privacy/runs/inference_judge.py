@@ -54,7 +54,7 @@ class InferenceQuestions:
     """
 
     examples: Batch
-    members: int
+    members: int  # number of members
     clients: Tensor
     from_test: bool
     shares: Tensor

@@ -146,6 +146,6 @@ class RunLocation:
         label = "-".join([*front, *chosen])
         if "/" in label or "\\" in label or not label.isprintable() or label.startswith("."):
             raise UserError(
-                f"name is expected to be part of a folder's name, but got {config.name!r}; set out=FOLDER too."
+                f"name and options are expected to name a folder, but got {label!r}; omit slashes and a first dot."
             )
         return label

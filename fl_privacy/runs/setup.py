@@ -263,7 +263,7 @@ def build_untrained(config: RunSettings) -> Setup:
             f" are {owner.number_of_examples} examples; lower victims or batch_size."
         )
     if config.threat_model.colluder == VICTIM:
-        raise UserError(f"colluder is expected to be another client than the victim, but got {VICTIM}; set colluder=1.")
+        raise UserError(f"threat_model.colluder is expected not to be the victim, but got {VICTIM}; set it to 1.")
     colluders = () if config.threat_model.colluder is None else (config.threat_model.colluder,)
     clients = {VICTIM: owner, **{client: replace(owner, id=client) for client in colluders}}
     return Setup(

@@ -241,7 +241,7 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Combine columns of ``values`` (M, N) at random, with equal rank up to ``_MOST`` (Halko et al. 2011)."""
+    """Mix the columns of ``values`` (M, N) to fewer at random; a rank up to ``_MOST`` stays (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values

@@ -167,7 +167,7 @@ def test_a_reply_that_makes_no_sense_is_logged(caplog: pytest.LogCaptureFixture)
     start(strategy, app)
 
     assert not observations
-    assert "expected to hold a metric num-examples" in caplog.text
+    assert "expected to hold a finite num-examples" in caplog.text
 
 
 def claiming(node: int, partition: int) -> LocalGrid:

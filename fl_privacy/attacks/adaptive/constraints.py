@@ -97,7 +97,7 @@ def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
 
 
 AT_BOUND = 1e-4
-"""Relative distance from the largest magnitude of elements that were cut to it; weights round their change."""
+"""Relative distance from the largest magnitude of elements that were cut to that; weights round their change."""
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
@@ -277,7 +277,7 @@ class HiddenGradient:
     weight: str  # name of the weight of the linear layer that the features enter
     strength: float
     weight_rms: float | None  # root mean square of the private head's weights; ``None`` for the layer's own
-    layers: int = 1
+    layers: int = 1  # number of layers of the private head
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
         rms = self.weight_rms or float(weight.square().mean().sqrt())
@@ -286,10 +286,10 @@ class HiddenGradient:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Variables of a :class:`HiddenGradient`: ``features`` for each example and round, in multiples of ``unit``."""
+    """Variables that an attack optimizes for a :class:`HiddenGradient`."""
 
-    features: int
-    unit: float
+    features: int  # number of variables for each example and round
+    unit: float  # gradient that a variable of 1 stands for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -101,7 +101,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct a batch by :class:`CocktailParty`; uncertain results are starts of descents. ``None`` if it can't."""
+    """Reconstruct batches by :class:`CocktailParty`; uncertain ones go to ``state.starts``. ``None``: inapplicable."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -120,7 +120,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; unproven ones may be starts of descents. ``None`` if it can't."""
+    """Reconstruct images by :class:`ExactInversion`; uncertain ones go to ``state.starts``. ``None``: inapplicable."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])

@@ -53,9 +53,9 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 class Rung:
     """Round of successive halving: each attempt has ``evaluations``, in ``stages`` with ever less total variation."""
 
-    attempts: int
-    evaluations: int  # evaluations of each attempt
-    stages: int = 1
+    attempts: int  # number of attempts
+    evaluations: int  # number for each attempt
+    stages: int = 1  # number of stages
 
 
 def most_attempts(evaluations: int) -> int:

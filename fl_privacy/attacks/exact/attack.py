@@ -190,11 +190,10 @@ _TOGETHER = 16  # images behind convolutions that are solved for at once
 class ExactInversion(GroupAttack):
     """Attack that solves for images from the first layers' gradients, and certifies them without the originals.
 
-    - One image in front of a fully connected layer is a quotient of two gradients (Geiping et al. 2020, proposition
-      3.1).
+    - One image in front of a fully connected layer is a quotient of two gradients (Geiping et al. 2020, Prop. 3.1).
     - A batch in front of a ReLU is found by SPEAR (:mod:`fl_privacy.attacks.exact.spear`, Dimitrov et al. 2024), else
       by the method of ``attack=analytic``.
-    - Batch norm before the layer is inverted, and copies of an image are counted
+    - Batch norm before that fully connected layer is inverted, and copies of an image are counted
       (:mod:`fl_privacy.attacks.exact.certificate`).
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
@@ -207,11 +206,11 @@ class ExactInversion(GroupAttack):
     inputs, which a defense may have changed.
 
     Attributes:
-        rounds: largest number of searches for sparse directions, for each victim.
-        starts: number of starts of a round.
+        rounds: largest number of rounds of SPEAR's search for sparse directions, for each victim.
+        starts: number of random starts in each of these rounds.
         smallest: share of the largest bias gradient below which a row gives no quotient.
         alike: relative distance below which quotients belong to the same image.
-        evaluations: evaluations of the descent, for each image.
+        evaluations: loss evaluations of the descent for residual networks, for each image.
     """
 
     of_rounds = "apart"

@@ -39,9 +39,9 @@ def as_mixture(observation: Observation) -> Observation:
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
-    """Replace the mixtures of one example in ``found`` by their common image.
+    """Replace reconstructions that are mixtures (InstaHide) of one example by the image that they have in common.
 
-    Nothing changes unless the attacker knows a defense that mixes and has public images. Batches are unchanged.
+    Only if the attacker has public images, and knows that the defense mixes; uploads of several examples are unchanged.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -307,7 +307,7 @@ class GroupAttack(ABC):
 
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if it can't be attacked."""
+        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if the group can't be."""
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:

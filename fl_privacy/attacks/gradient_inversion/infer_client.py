@@ -312,7 +312,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` in the client's input scale, with a note for each inference.
+    """Return ``found`` in the client's input scale, with the notes of ``attacked`` on what was inferred of the client.
 
     If the reconstruction reproduces the update, notes on assumed labels are left out.
     """

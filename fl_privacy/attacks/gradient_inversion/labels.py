@@ -222,15 +222,15 @@ def choose_labels(
         if observation.loss is not None and observation.loss.takes == "indices":
             raise NotAttackableError(
                 f"Labels are expected to be optimized as rows (B, K), but {observation.loss.name} takes classes alone;"
-                " use labels=auto."
+                " use attack.labels=auto."
             )
         return None, "optimized"
     if policy != "infer" and given is not None:
         return given.to(like.device, like.dtype if given.is_floating_point() else torch.long), "known"
     if policy == "known":
         raise NotAttackableError(
-            "Known labels are expected with labels=known, but the attacker has none; use labels=auto, or in Python"
-            " observation.given(labels=labels)."
+            "Known labels are expected with attack.labels=known, but the attacker has none; use attack.labels=auto, or"
+            " in Python observation.given(labels=labels)."
         )
     if getattr(model, "next_token", False):
         raise NotAttackableError(
@@ -241,7 +241,7 @@ def choose_labels(
     single = layer is None
     layer = layer or logit_layer(model, observation.num_classes)
     if layer is None:
-        raise NotAttackableError("A linear output layer is expected, but the model has none; use labels=optimize.")
+        raise NotAttackableError("A linear output layer is expected, but got none; use attack.labels=optimize.")
     gradient = {n: g.to(like) / loss_scale for n, g in as_gradient(observation).items() if n in layer}
     if single:
         gradient = {name: torch.cat([-g, g]) for name, g in gradient.items()}
@@ -254,7 +254,7 @@ def choose_labels(
         outputs = usual_outputs(model, observation.input_shape, layer, generator, None if single else gradient)
         found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
     if found is None:
-        raise NotAttackableError("The output layer's gradient is expected, but was withheld; use labels=optimize.")
+        raise NotAttackableError("The last layer's gradient is expected, but was withheld; use attack.labels=optimize.")
     return found, "inferred"
 
 
@@ -296,7 +296,7 @@ def _labels_of(
 ) -> tuple[Tensor | None, str]:
     """Return (labels, "inferred") for losses other than plain cross entropy.
 
-    If the attack has to optimize labels, return (``None``, "optimized"); raise ``NotAttackableError`` if it can't.
+    If the attack has to optimize labels, return (``None``, "optimized"); ``NotAttackableError`` if neither works.
     """
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
@@ -311,7 +311,8 @@ def _labels_of(
     if evidence is not None and loss.targets == "classes":
         return counted_labels(model, loss, shape, layer, evidence=evidence, size=size), "inferred"
     if policy == "infer" or loss.takes == "indices":
-        raise NotAttackableError(f"A loss that takes rows is expected, but got {loss.name}; use labels=optimize.")
+        remedy = "attack.labels=auto threat_model=knows_labels" if loss.takes == "indices" else "attack.labels=optimize"
+        raise NotAttackableError(f"A loss that reveals labels is expected, but got {loss.name}; use {remedy}.")
     return None, "optimized"
 
 

@@ -127,7 +127,7 @@ class PublicMean:
         if known.public_images is None:
             raise UserError(
                 "The public-mean start needs public images, but got none;"
-                " set threat_model.public_images=1000, or use start=uniform."
+                " set threat_model.public_images=1000, or use attack.start=uniform."
             )
         images = known.public_images.cpu()
         mean = images.mean(0).expand(context.shape)
@@ -136,7 +136,7 @@ class PublicMean:
         if known.public_labels is None or labels is None:
             raise UserError(
                 "The class-mean start is expected to know the classes of public images and of the victim, but does not;"
-                " use labels=auto, or start=public_mean."
+                " use attack.labels=auto, or attack.start=public_mean."
             )
         belongs = (known.public_labels.cpu() == labels.cpu().unsqueeze(1)).to(images.dtype)
         counts = belongs.sum(1).view(-1, 1, 1, 1)
@@ -226,7 +226,7 @@ class ImageSource(Protocol):
         return 1
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the source's training data or ``None``; ``UserError`` if it can't make images (C, H, W)."""
+        """Return the source's training data or ``None``; ``UserError`` unless the source makes images (C, H, W)."""
         return None
 
 
@@ -287,8 +287,7 @@ class Settings:
             share of the latter (LAMP, Balunovic et al. 2022).
         evident: ``True`` lets an attacker who knows no defense infer it from zeros, few levels or empty columns, or
             else clip guesses to the update's norm (GGL, Li et al. 2022, section 4.2).
-        enough: loss at which a descent ends, as a share of a zero gradient's (with ``L2``: of the observed squared
-            norm).
+        enough: loss at which a descent ends, as a share of a zero gradient's loss (with ``L2``: the squared norm).
     """
 
     objective: Objective = field(default_factory=L2)

@@ -58,7 +58,7 @@ class PropertyWatch:
             return
         classes = self.total.shape[1]
         if read.public is None or int((read.public.labels.bincount(minlength=classes) > 0).sum()) < classes:
-            raise UserError(f"Public examples of all {classes} classes are expected, but some have none; give more.")
+            raise UserError(f"Public examples of all {classes} classes are expected, but some have none; give them.")
         for number, (model, sent, own) in enumerate(read.same_sent):
             observations = [read.observations[column] for column in own]
             rng = derive_generator(read.seed, "inference", "property", read.round, number)

@@ -34,8 +34,8 @@ class Rehearsal:
 class ReadRound:
     """The uploads of one round, and the candidate examples.
 
-    ``victims``: (row, upload of a single example) for each of V victims of attribute inference, with its row in the
-    result (V, A) for A attribute values.
+    ``victims``: pairs (row, upload of one example) for attribute inference; ``row`` is the victim's row in the scores
+    (V, A) of A attribute values.
     """
 
     observations: tuple[Observation, ...]  # K uploads, one for each client that replied

@@ -25,7 +25,7 @@ class ReferenceModels:
 
     first: tuple[ModelState, LocalPlan] | None = None
     last: int = 0
-    rounds: int = 0
+    rounds: int = 0  # number of rounds seen
     sums: Tensor = field(default_factory=lambda: torch.zeros(()))
     seen: Tensor | None = None  # (N, 8) of the attacked training: after the last round, and means over rounds
     references: Tensor | None = None  # (M, N, 8) of M reference models

@@ -330,9 +330,9 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) for A = ``number`` attempts, and how many of these attempts are worthwhile.
+    """Return labels (V, A, B) of V victims for A = ``number`` attempts, and how many of these are worthwhile.
 
-    If a single image's label is not given, labels are sorted, likeliest first. Otherwise all attempts have the same.
+    Attempt i has the i-th likeliest label if B = 1, it is unknown and there are few classes; else all have the same.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]

@@ -207,8 +207,8 @@ class BagOfWords(GroupAttack):
     ten of the found words, and half a word for each text, is expected to be false. A word's count follows from the
     length of its row, or for a single text from the rows of the position embedding, which also give the order.
 
-    With a tied output layer, or if only the output layer is uploaded, words are rows of outstanding length; none is
-    found under noise or for a confident model, and none is called exact. Without such a tensor,
+    With a tied output layer, or if only the output layer is uploaded, words are rows with unusually large norms; then
+    no word is found under noise or for a confident model, and none counts as exact. If neither gradient is uploaded,
     :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 

@@ -28,8 +28,7 @@ _ULPS = 4.0  # roundings in single precision by which a step of Adam from zero m
 class Entrance:
     """A linear layer before any attention, whose input depends on one token only.
 
-    ``through``: name of the parameter (d, n) that maps that input to this layer's, such as an adapter's A; else
-    ``None``.
+    ``through``: name of the weight (d, n) of a linear layer directly before it, such as an adapter's A; else ``None``.
     """
 
     weight: str  # name of its parameter, (O, d), or (d, O) if ``transposed``
@@ -169,7 +168,7 @@ class Pairs:
     tokens: Tensor  # (k,) tokens found, the surest first
     evidence: Tensor  # (k, L) minus the log probability of as much by chance; L is 1 without positions
     expected_false: float  # mean number of tokens among them by chance
-    candidates: int
+    candidates: int  # number of tokens, or of pairs of token and position, that were compared
     alike: int = 0  # number of tokens that may be found only because they resemble others
     directions: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()

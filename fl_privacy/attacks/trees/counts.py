@@ -39,7 +39,7 @@ class Leaf:
     feature -> (least, below), possibly infinite: the leaf's rows have least <= value < below.
     """
 
-    rows: int
+    rows: int  # number of training rows
     labels: tuple[int, ...]
     bounds: dict[int, tuple[float, float]]
 

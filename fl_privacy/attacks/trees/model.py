@@ -77,7 +77,7 @@ class Trees:
     trees: tuple[Tree, ...]
     base_score: tuple[float, ...]  # one, or one for each class; a probability for logistic objectives
     objective: str
-    features: int
+    features: int  # number of columns of a row
     classes: int = 1  # number of classes, 1 for a single output
     parallel: int = 1  # number of trees that a boosting round adds for each class
     positive_weight: float = 1.0

@@ -462,9 +462,10 @@ def is_installed(frame: FrameType | None) -> bool:
 
 @contextmanager
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
-    """Let apps import placeholders of trackers that are not installed; yield a list of the imported ones.
+    """Replace experiment trackers and plotting packages that are not installed by modules that do nothing.
 
-    Called names of other ``missing`` packages raise ``ModuleNotFoundError``. Libraries see that a tracker is missing.
+    Yield a list to which the names of those that the app imports are added. Called names of other ``missing`` packages
+    raise ``ModuleNotFoundError``. Libraries see that a tracker is missing.
     """
     names = (*EARLIER["trackers"], *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]

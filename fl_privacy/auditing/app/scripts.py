@@ -209,7 +209,7 @@ def find_scripts(
 
 
 def cells_of(path: Path) -> list[str]:
-    """Return the Python code of a script, or of each code cell of a notebook; ``UserError`` if it can't be read."""
+    """Return the Python code of a script, or of each code cell of a notebook; ``UserError`` if that is unreadable."""
     try:
         if path.suffix != ".ipynb":
             return [decode_source(b"\n".join(path.read_bytes().splitlines()))]  # as Python: it reads lines first

@@ -43,8 +43,8 @@ class Shape:
 
     side: int = 32
     channels: int = 3
-    classes: int = 10
-    features: int = 10
+    classes: int = 10  # number of classes
+    features: int = 10  # number of columns of a row
 
 
 PICTURES: tuple[tuple[re.Pattern[str], Shape, str, str], ...] = tuple(

@@ -220,7 +220,7 @@ class Hooks:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
     def _few(self, indices: Any, held: int) -> Any:
-        """Return ``indices`` below ``held``, the number of made-up examples; if there are none, map some below it."""
+        """Return ``indices`` below ``held``, the number of made-up examples; if none are, map some below ``held``."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
         if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]

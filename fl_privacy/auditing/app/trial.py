@@ -47,7 +47,7 @@ class TrialSettings:
 class Course:
     """Replies, errors and reported figures of one run of an app."""
 
-    replies: int = 0
+    replies: int = 0  # number of replies
     errors: Counter[str] = field(default_factory=Counter)
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     left_out: Counter[str] = field(default_factory=Counter)

@@ -47,7 +47,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = shipped(__file__, "kinds.yaml")
 
 
 def leak_of(kind: str, where: str, *found: object) -> Leak:
-    """Build a leak of a known ``kind`` in the entry ``where``; ``found`` fills the gaps of the kind's description."""
+    """Build a leak of a ``kind`` in ``kinds.yaml``, in the reply's entry ``where``; ``found`` fills the kind's text."""
     known = _KINDS[kind]
     what = known["found"].format(*found)
     return Leak(severity=known["severity"], what=what, where=where, why=known["consequence"])

@@ -68,7 +68,7 @@ class Watched:
         return {name: value.detach() for name, value in self._named()}
 
     def keep_values(self) -> None:
-        """Copy values that ``before`` lacks; copy all again if a parameter changed before the first step."""
+        """Copy parameters and buffers that ``self.before`` lacks; all if a parameter changed before the first step."""
         named, kept = dict(self._named()), self.before
         known = [
             (kept[name], value) for name, value in named.items() if isinstance(value, nn.Parameter) and name in kept

@@ -152,9 +152,9 @@ def _straight_through(exact: Callable[[Tensor], Tensor]) -> Callable[[Tensor], T
 def _enhancement(
     exact: Callable[[Tensor, float], Tensor], away_from: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor, float], Tensor]:
-    """Build an operation that multiplies the difference of images from ``away_from(images)``, such as gray.
+    """Build an operation (images, change) that moves images away from ``away_from(images)``, such as gray ones.
 
-    The factor is 1 + change. uint8 images go to ``exact(images, factor)``.
+    Their difference is multiplied by 1 + change. uint8 images are computed by ``exact(images, 1 + change)``.
     """
 
     def apply(images: Tensor, change: float) -> Tensor:

@@ -64,7 +64,7 @@ class SuperNodeAddress:
 class Ended:
     """Result of a SuperNode's process."""
 
-    status: int
+    status: int  # exit status
     not_admitted: bool  # ``True`` if the SuperLink failed, does not know the node's key, or counts it as connected
     lost: str = ""  # reason why an admitted node gets no more messages, in a line; empty if it ended as asked
 

@@ -67,8 +67,8 @@ def probe_mod(
             probe, size = asked
             if (needed := (probe + 1) * size) > budget:
                 raise UserError(
-                    f"A probe of the first {budget} examples is expected, to which this client agrees, but got number"
-                    f" {probe} of {size}; ask for fewer victims, or let the client say probe_mod(images={needed})."
+                    f"Probes of a client's first {budget} examples are expected, which it allows, but this one needs"
+                    f" {needed}; ask for fewer victims, or let the client say probe_mod(images={needed})."
                 )
             answers, each = Answers(context, rounds), records.images_of_probe(*asked)  # each image leaves once a round
             number = audit_protocol.merged_config(context, message.content).get(records.ROUND)

@@ -226,7 +226,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return :class:`Layered` at ``state``; ``None`` if it can't be used, or a trial shows wrong gradients."""
+    """Return :class:`Layered` at ``state``; ``None`` if that is not possible, or a trial shows wrong gradients."""
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)

@@ -167,9 +167,9 @@ class Provenance:
 
     data: str
     split: str
-    images: int
+    images: int  # number of images
     seed: int = 0
-    steps: int = 0
+    steps: int = 0  # number of training steps
     fingerprints: Tensor = field(default_factory=lambda: torch.zeros(0, SIDE * SIDE, dtype=torch.uint8))
 
     def words(self) -> str:

@@ -320,7 +320,7 @@ def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
 
 
 def groups(*, shown: bool = False) -> list[str]:
-    """Return the names of groups of options; with ``shown`` only those that pages name."""
+    """Return the names of groups of options; with ``shown`` only those that HTML reports list."""
     return [f.name for f in fields(RunSettings) if "group" in f.metadata and (f.metadata["shown"] or not shown)]
 
 
@@ -380,7 +380,7 @@ def register_plugin_metrics() -> None:
         section = loaded(path.read_bytes(), str(path))
         metric = instantiate(section, f"metric.{name}") if isinstance(section, dict) else None
         if not isinstance(metric, Metric):
-            raise UserError(f"{path} is expected to make a Metric, but makes a {type(metric).__name__}; repair it.")
+            raise UserError(f"{path} is expected to make a Metric, but makes a {type(metric).__name__}; correct it.")
         register_metric(name, metric)
 
 

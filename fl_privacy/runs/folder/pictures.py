@@ -87,7 +87,7 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], None]) -> list[str]:
         try:
             read(path)
         except UNREADABLE as error:
-            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]})")
+            problems.append(f"{path.name} can't be read ({' '.join(str(error).split())[:200]}); attack again")
     return problems
 
 
@@ -125,7 +125,7 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
             known = file.get_tensor("known") if "known" in file.keys() else np.ones_like(found)  # noqa: SIM118
         ids, attacker = header["ids"], header["attacker"]
         if not isinstance(ids, list) or not isinstance(attacker, str):
-            raise ValueError("its names are none")
+            raise ValueError("its ids are not victims with numbers of images")
         if not len(originals) == len(guesses) == len(found) == len(ids):
             raise ValueError(f"it names {len(ids)} images and holds {len(originals)}")
         if guesses.shape != originals.shape or (transformed is not None and transformed.shape != originals.shape):
@@ -136,7 +136,7 @@ def read_pairs(folder: Path) -> tuple[Mapping[tuple[str, int], Pair], list[str]]
         if any(which.dtype != np.bool_ or which.shape != (len(ids),) for which in (found, known)):
             raise ValueError("it does not say which were found")
         if not all(isinstance(id, list) and len(id) == 2 and fits(id[0], str) and fits(id[1], int) for id in ids):
-            raise ValueError("its names are none")
+            raise ValueError("its ids are not victims with numbers of images")
         for k, (victim, image) in enumerate(ids):
             shown = None if transformed is None else transformed[k]
             pair = Pair(originals[k] if known[k] else None, transformed=shown)
@@ -178,7 +178,7 @@ def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], li
         for row in content["sentences"]:
             id, number, original, guess = (row[name] for name in ("id", "image", "original", "guess"))
             if not fits([id, number], list[str | int]) or not fits([original, guess], list[list[str] | None]):
-                raise ValueError("a sentence is none")
+                raise ValueError("a sentence is not an id, a number and two lists of tokens")
             text, guessed = (None if tokens is None else tuple(tokens) for tokens in (original, guess))
             found.add(id, number, Sentence(text), guessed, content["attacker"])
 
@@ -216,7 +216,7 @@ def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str
         content = read_small(path, _MOST_BYTES_OF_TEXTS)
         columns, attacker = content["columns"], content["attacker"]
         if not fits(columns, list[str]):
-            raise ValueError("its columns are none")
+            raise ValueError("its columns are not names")
         for row in content["rows"]:
             original, guess, right, certain = (row[name] for name in ("original", "guess", "right", "certain"))
             sound = fits([row["id"], row["image"]], list[str | int]) and fits(right, list[bool])
@@ -224,7 +224,7 @@ def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str
             sound = sound and fits(certain, list[float])
             sizes = {len(cells) for cells in (original, guess, right or None, certain) if cells is not None}
             if not sound or sizes != {len(columns)}:
-                raise ValueError("a row is none")
+                raise ValueError("a row does not have a cell for each column")
             pair = RowPair(None if original is None else tuple(original), columns=tuple(columns))
             guessed = None if guess is None else RowGuess(tuple(guess), tuple(right), tuple(map(float, certain)))
             found.add(row["id"], row["image"], pair, guessed, attacker)
@@ -309,7 +309,7 @@ def _read_films(path: Path) -> tuple[Attacker, list[Film]]:
             shots = [file.get_tensor(f"film-{k:02d}") for k in range(len(file.keys()))]
     kind, films, rows = TextFilm if is_text else Film, list[Film](), header["films"]
     if not isinstance(rows, list) or len(rows) != len(shots):
-        raise ValueError("it does not say whose films it holds")
+        raise ValueError(f"its header is not a list with one entry for each of {len(shots)} films")
     for row, frames in zip(rows, shots, strict=True):
         if is_text:
             if not fits(frames, list[list[str]]) or not 0 < len(frames) <= FRAMES_AT_MOST:
@@ -318,7 +318,7 @@ def _read_films(path: Path) -> tuple[Attacker, list[Film]]:
             raise ValueError(f"it holds frames of shape {frames.shape} and type {frames.dtype}")
         id, image, member, at = (row[name] for name in ("id", "image", "member", "at"))
         if not fits([id, member], list[str]) or not fits(image, int) or not fits(at, list[int]):
-            raise ValueError("it does not say whose films it holds")
+            raise ValueError("a film's header has no id, image, member and numbers of frames")
         film = kind(id, image, member, tuple(at), tuple(map(tuple, frames) if is_text else frames))
         if len(at) != len(film.frames) or len(at) > FRAMES_AT_MOST or min(at, default=0) < 0:
             raise ValueError("it does not say when each frame was")

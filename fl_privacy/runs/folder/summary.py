@@ -34,8 +34,8 @@ class Traced(Statistic):
     """Share of images whose nearest reconstruction is of another client; ``chance``: this share of random guesses."""
 
     attacked: float
-    queries: int
-    participants: int
+    queries: int  # number of queried images
+    participants: int  # number of clients
     chance: float
 
 
@@ -56,8 +56,8 @@ class LeakageResult:
     certainties: Mapping[str, int] = field(default_factory=dict)
     # sub-attack that reconstructed them -> number of images; empty for a single attack
     members: Mapping[str, int] = field(default_factory=dict)
-    images: int = 0
-    failures: int = 0
+    images: int = 0  # number of attacked images
+    failures: int = 0  # number of images on which the attack failed
     # mean excess of the guesses' main metric over that of the best guess without the update; for images aligned PSNR
     # of at most ``LARGEST_PSNR``. ``None`` if no control was measured.
     over_control: float | None = None

@@ -64,9 +64,9 @@ class Bound:
     epsilon: float
     delta: float
     unit: str
-    rounds: int
-    candidates: int
-    at_most: float
+    rounds: int  # number of rounds that spent epsilon
+    candidates: int  # number of examples among which one is sought
+    at_most: float  # largest probability
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -112,7 +112,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Decide the verdict on ``summary``; ``claim_is_false`` drops the claimed bound. ``loader``: data loader's name."""
+    """Decide the verdict on ``summary``; ``claim_is_false``: no privacy bound. ``loader``: data loader's name."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     inferred, bound = answered_above_chance(summary.inferred), _bound(summary.privacy, found, summary.inferred)

@@ -19,7 +19,7 @@ CA_DAYS, SERVER_DAYS = 3650, 825
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Additional host names in the SuperLink's certificate, for trials on its own machine."""
 
-_RENEW = "remove it and its key, and run `fl-privacy deploy` again"
+_RENEW = "remove certificate and key, and run `fl-privacy deploy` again"
 _EARLIER = datetime.timedelta(hours=1)
 """Tolerated difference of clocks."""
 

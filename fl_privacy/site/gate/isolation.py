@@ -98,11 +98,11 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
 def keep_apart(wishes: Wishes) -> Isolation:
-    """Isolate the code that runs next, by returning in an isolated grandchild process; return what is in force.
+    """Fork twice, and return in the isolated grandchild, where the app then runs; return what is in force.
 
-    This process, which must have one thread, then counts the app's resources; its child waits for the grandchild. If
-    one of the three ends, so do the others. Without namespaces this process itself returns. ``OSError`` if the memory
-    can't be limited.
+    The calling process never returns: it limits memory and processes; its child waits for the grandchild. If one of the
+    three ends, so do the others. Without namespaces, or with several threads, the caller returns without forking.
+    ``OSError`` if the memory can't be limited.
     """
     held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:

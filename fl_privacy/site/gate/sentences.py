@@ -139,7 +139,7 @@ def _counted(policy: SitePolicy) -> Iterator[str]:
 
 
 def replies_within(policy: SitePolicy) -> int:
-    """Return the number of replies with weights that the budget allows; 0 without noise or limit."""
+    """Return how many replies with weights fit in the privacy budget; 0 if the policy has no noise or no epsilon."""
     limits = policy.limits
     if limits.epsilon is None or policy.noising is None:
         return 0

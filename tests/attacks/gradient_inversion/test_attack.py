@@ -157,7 +157,7 @@ def test_without_the_output_layer_labels_must_be_optimized() -> None:
     victim = observations(smooth_net(), 1)[0]
     tensors = {name: t for name, t in victim.upload.tensors.items() if not name.startswith("5")}
     victim = replace(victim, upload=replace(victim.upload, tensors=tensors))
-    assert "labels=optimize" in str(idlg(iterations=1, dtype="float64")([victim], seed=0)[0].failure)
+    assert "attack.labels=optimize" in str(idlg(iterations=1, dtype="float64")([victim], seed=0)[0].failure)
     assert dlg(iterations=1, dtype="float64")([victim], seed=0)[0].batch is not None
 
 

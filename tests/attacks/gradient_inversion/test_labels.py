@@ -1,8 +1,11 @@
 from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from fl_privacy.attacks.gradient_inversion.labels import (
     _to_labels,
@@ -14,7 +17,9 @@ from fl_privacy.attacks.gradient_inversion.labels import (
     policy_for,
     usual_outputs,
 )
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.models.gradients import loss_gradients
+from fl_privacy.models.losses import Loss
 from fl_privacy.types import Batch, ModelState, Observation
 
 CLASSES = 6
@@ -141,6 +146,24 @@ def test_a_layer_that_was_withheld_in_part_is_no_evidence() -> None:
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     zero = {"1.weight": torch.zeros(CLASSES, 48), "1.bias": torch.zeros(CLASSES)}
     assert usual_outputs(model, (3, 4, 4), layer, torch.Generator().manual_seed(0), zero)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("takes", "remedy"), [("both", "attack.labels=optimize"), ("indices", "threat_model=knows_labels")]
+)
+def test_remedies_for_labels_that_a_loss_hides_work(takes: Literal["both", "indices"], remedy: str) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3, bias=False))
+    loss = Loss("own", F.cross_entropy, targets="bits", takes=takes)
+    gradients = torch.autograd.grad(model(torch.rand(2, 4)).sum(), list(model.parameters()))
+    seen = Observation.of_gradients(model, gradients, input_shape=4, batch_size=2)
+    seen = replace(seen, loss=loss, num_classes=3)
+    asked = partial(choose_labels, model=model, loss_scale=1.0, seed=0)
+    with pytest.raises(NotAttackableError, match=remedy):
+        asked(seen, "infer")
+    if takes == "both":
+        assert asked(seen, "optimize") == (None, "optimized")
+    else:
+        assert asked(seen.given(labels=torch.tensor([0, 1])), "auto")[1] == "known"
 
 
 def test_labels_behind_one_logit_are_inferred_and_not_optimized() -> None:
