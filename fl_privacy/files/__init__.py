@@ -77,29 +77,46 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def remove_untrusted(folder: Path) -> None:
-    """Remove a folder with untrusted content; on an error, log it and leave the rest."""
+    """Remove a folder whose content is untrusted and may change meanwhile; log errors and leave the rest.
+
+    Folders inside are moved to the top first, so that none is too deep. No symbolic link is followed.
+    """
     prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
     try:
         pending = [folder]
         while pending:
             here = pending.pop()
-            here.chmod(0o700)
-            with os.scandir(here) as found:
-                entries = [(Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in found]
-            for path, is_folder in entries:
-                if not is_folder:
-                    path.unlink()
-                elif here == folder:
-                    pending.append(path)
-                else:
-                    path.chmod(0o700)
-                    pending.append(path.rename(f"{prefix}-{taken}"))
-                    taken += 1
+            descriptor = _opened(here)
+            try:
+                with os.scandir(descriptor) as found:
+                    entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+                for name, is_folder in entries:
+                    if not is_folder:
+                        os.unlink(name, dir_fd=descriptor)
+                    elif here == folder:
+                        pending.append(folder / name)
+                    else:
+                        os.close(_opened(name, descriptor))  # only what its owner may write can be moved
+                        os.rename(name, f"{prefix}-{taken}", src_dir_fd=descriptor)
+                        pending.append(Path(f"{prefix}-{taken}"))
+                        taken += 1
+            finally:
+                os.close(descriptor)
             if here != folder:
                 here.rmdir()
         folder.rmdir()
     except OSError as error:
         logger.warning("The folder %s could not be removed (%s); remove it by hand.", folder, error)
+
+
+def _opened(path: Path | str, folder: int | None = None) -> int:
+    """Open a folder, not a link, and give its owner all rights."""
+    named = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=folder)
+    try:
+        Path(f"/proc/self/fd/{named}").chmod(PRIVATE_FOLDER)
+        return os.open(f"/proc/self/fd/{named}", os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(named)
 
 
 SHARED_VARIABLE = "FL_PRIVACY_SHARED"

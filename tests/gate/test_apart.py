@@ -288,6 +288,26 @@ def test_a_folder_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
     assert (kept / "file").read_text() == "kept"
 
 
+def test_a_folder_that_becomes_a_link_while_it_is_removed_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app that still runs may exchange a folder of its own for a link."""
+    (kept := tmp_path / "kept").mkdir()
+    (kept / "file").write_text("kept")
+    folder = tmp_path / "cell"
+    (inner := folder / "work" / "inner").mkdir(parents=True)
+    rename = os.rename
+
+    def exchanged(source: str, *args: Any, **kwargs: Any) -> None:
+        inner.rmdir()
+        inner.symlink_to(kept)
+        rename(source, *args, **kwargs)
+
+    monkeypatch.setattr(os, "rename", exchanged)
+    remove_untrusted(folder)
+    assert (kept / "file").read_text() == "kept" and stat.S_IMODE(kept.stat().st_mode) != 0o700
+
+
 def test_what_can_not_be_removed_is_a_line_and_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     remove_untrusted(tmp_path / "none")
     assert "could not be removed" in caplog.text
