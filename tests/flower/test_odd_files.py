@@ -233,9 +233,22 @@ def test_pictures_are_drawn_where_a_folder_has_none_by_class(tmp_path: Path, hel
         assert len(folders.ImageFolder(str(tmp_path / "data")).classes) == 3
 
 
-def test_results_that_an_app_writes_are_not_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["results/run_001", "mlruns", "tb_logs", "trainResults", "data/output", "saved"])
+def test_results_that_an_app_writes_are_not_there_unless_it_ends_without(tmp_path: Path, folder: str) -> None:
+    code = "import os\ndef looked(path):\n    if not os.path.exists(path):\n        raise FileNotFoundError(path)\n"
+    (tmp_path / "looks.py").write_text(code)
+    told: dict[str, Any] = {}
+    exec(compile(code, str(tmp_path / "looks.py"), "exec"), told)
     with stood_in(drawing_of("", tmp_path)):
-        assert Path("data/rounds.csv").exists() and not Path("results/run_001/rounds.csv").exists()
+        assert Path("data/rounds.csv").exists() and not Path(f"{folder}/rounds.csv").exists()
+        told["looked"](f"{folder}/rounds.csv")
+
+
+def test_a_folder_is_of_results_by_whole_words(tmp_path: Path) -> None:
+    names = ["dialogues", "catalog", "technology", "runtime_data", "models/../data", "ModelNet40", "models/data/raw"]
+    with stood_in(drawing_of("", tmp_path)):
+        drawn = [name for name in names if Path(name, "x.csv").exists()]
+    assert drawn == names
 
 
 def test_a_server_has_the_clients_of_its_name(tmp_path: Path) -> None:

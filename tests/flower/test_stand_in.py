@@ -335,6 +335,31 @@ def test_a_table_that_the_app_removes_first_is_its_own(tmp_path: Path, monkeypat
     assert not [*tmp_path.glob("*.csv")]
 
 
+def test_other_removals_are_as_usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = """
+import os, shutil, tempfile
+os.makedirs("kept/inner")
+for name in ("kept/a.csv", "kept/inner/b.bin", "c"):
+    open(name, "w").close()
+os.symlink("nowhere", "link.csv")
+shutil.rmtree("kept")
+os.remove(b"c")
+os.unlink("link.csv")
+with tempfile.TemporaryDirectory(dir=".") as folder:
+    open(os.path.join(folder, "d.csv"), "w").close()
+for _ in range(2):
+    if os.path.exists("shard.pt"):
+        os.remove("shard.pt")
+"""
+    with stood_in(drawing_of("", tmp_path)):
+        exec(code, {})
+        for gone in ("lock.pid", "results/e.csv", "shard.pt"):
+            with pytest.raises(FileNotFoundError):
+                exec(f"import os\nos.remove('{gone}')", {})
+    assert [each.name for each in tmp_path.iterdir()] == ["code.py"]
+
+
 @pytest.mark.long
 def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> None:
     drawing = drawing_of("fds = FederatedDataset(partitioner=NaturalIdPartitioner(partition_by='writer_id'))", tmp_path)
@@ -421,6 +446,7 @@ def test_columns_that_are_located_by_name_are_drawn_at_once(tmp_path: Path) -> N
     drawn = drawing_of("", tmp_path).table("pulses.csv")
     assert drawn.loc[:, ("age", "pulse")].shape == (800, 2) and drawn.loc[:5, "weight"].shape == (6,)
     assert drawn.loc[drawn["age"] > 0, ["age"]].shape == (800, 1) and drawn.loc[3]["age"] == drawn["age"][3]
+    assert drawn.loc[:, [name == "age" for name in drawn.columns]].columns.tolist() == ["age"]
     drawn.loc[3, "age"] = 7.0
     assert drawn.loc[3, "age"] == 7.0 and {"age", "pulse", "weight"} <= {*drawn.columns}
 

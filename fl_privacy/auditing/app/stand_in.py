@@ -406,7 +406,8 @@ class Drawing:
             def __getitem__(self, key: Any) -> Any:
                 named = key[1] if isinstance(key, tuple) and len(key) == 2 else ()
                 if isinstance(named, str | list | tuple):
-                    self.obj[[named] if isinstance(named, str) else [*named]]
+                    named = [named] if isinstance(named, str) else named
+                    self.obj[[each for each in named if isinstance(each, str)]]
                 return super().__getitem__(key)
 
         class Table(pandas.DataFrame):  # type: ignore[name-defined]

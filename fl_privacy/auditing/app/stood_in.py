@@ -30,10 +30,12 @@ from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, labels, pictu
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
-_WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
+_WRITTEN = re.compile(  # whole words, and no folder of data below
+    r"(?i)((?<![a-z])|ml|py|(?-i:(?<=[a-z])(?=[A-Z])))((log|result|output|check(point)?|model|run|weight|plot|figure|cache)"
+    r"(s|d|ging|dir)?(?![a-z])|saved?(?=/|$))(?!.*(data|set)s?(/|$))"
+)
 
 _WILD = re.compile(r"\*\*/|[*?]|\[[^]]*\]")  # a part of the names that a pattern fits
-
 
 _LEAST = 8
 """Number of drawn examples of a client that would have none."""
@@ -112,8 +114,7 @@ class Hooks:
             ("PIL.Image", "open", drawn(drawing.picture)),
             *(("os.path", name, self.there) for name in ("exists", "isfile")),
             *(("pathlib", f"Path.{name}", self.there) for name in ("exists", "is_file")),
-            ("os.path", "isdir", self.is_folder),
-            ("pathlib", "Path.is_dir", self.is_folder),
+            *((at, name, self.is_folder) for at, name in (("os.path", "isdir"), ("pathlib", "Path.is_dir"))),
         )
         if drawing.uses("keras", "tensorflow"):
             for place in ("keras.datasets", "keras.src.datasets", "keras._tf_keras.keras.datasets"):
@@ -289,18 +290,20 @@ class Hooks:
         found = (each for each in alike if not _is_missing(each))
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
-    def remove(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        self._removed.add(Path(path))
-        if not _is_missing(path):
-            original(path, *args, **kwargs)
+    def remove(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = isinstance(path, str | Path) and kwargs.get("dir_fd") is None
+        drawn = plain and not os.path.lexists(path) and self.there(lambda path: False, path)
+        self._removed |= {Path(path)} if plain else set()
+        return None if drawn else original(path, *args, **kwargs)
 
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Return ``True`` if a file exists or can be made up."""
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
-        written = any(map(_WRITTEN.search, named.parts[:-1])) and not named.is_absolute()  # by the app itself
+        written = not named.is_absolute() and _WRITTEN.search(os.path.normpath(named.parent))  # by the app itself
         drawn = (named.suffix.lower() in stand_in.DRAWN and not written) or tensors or self._twin(path) is not path
-        drawn = drawn or (named.suffix.lower() in odd_files.PICKLES and _is_missing(path) and bool(_ends_without()))
+        needed = named.suffix.lower() in {*stand_in.DRAWN, *odd_files.PICKLES} and _is_missing(path)
+        drawn = drawn or (needed and bool(_ends_without()))
         drawn = named not in self._removed and (drawn or self.is_folder(lambda path: False, path))
         return original(path, *args, **kwargs) or drawn
 
@@ -473,8 +476,7 @@ def _leaves(statements: list[ast.stmt]) -> bool:
     return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in statements[-1:])
 
 
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    return None
+def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
