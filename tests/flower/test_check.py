@@ -1,9 +1,10 @@
 """What `audit --check` says of an app without running it, and that an audit stops where packages are missing."""
 
-import importlib
+import importlib.util
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fl_privacy.auditing.app.bundle import modules_in, read_app
 from fl_privacy.auditing.app.check import check_app, stops_of
+from fl_privacy.auditing.app.lent import keras_lent
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 
@@ -304,3 +306,59 @@ def test_texts_that_no_file_can_be_named_are_not_there(clinic: Path) -> None:
     (clinic / "clinic" / "task.py").write_text(f"import pandas as pd\npd.read_json({'x' * 400!r})\n")
     asked = check_app(read_app(clinic)).data
     assert [(each.where, each.there) for each in asked] == [("clinic/task.py:2", False)]
+
+
+GEO = "from torch_geo_of_nobody.data import Data\nfrom torch_geo_of_nobody.utils import degree\n"
+STARTED = "import flwr as fl\nfl.simulation.start_simulation(client_fn=print, num_clients=2)\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "utils"),
+    [("", ""), ("from torch_geo_of_nobody.data import Data\n", "def degree(): ...\n"), ("Data, _ = 1, degree\n", "")],
+)
+def test_a_library_with_modules_named_as_the_app_s_is_missing(tmp_path: Path, data: str, utils: str) -> None:
+    for name, code in {"run": GEO + STARTED, "data": f"def load(): ...\n{data}", "utils": utils}.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    assert "install torch-geo-of-nobody" in stops_of(read_app(tmp_path))
+
+
+def test_packages_that_an_app_can_do_without_are_no_folders_of_it(tmp_path: Path) -> None:
+    guarded = "".join(f"    {line}\n" for line in GEO.splitlines())
+    (tmp_path / "run.py").write_text(f"try:\n{guarded}except ImportError:\n    Data = None\n{STARTED}")
+    (tmp_path / "data.py").write_text("class Data: ...\n")
+    (tmp_path / "utils.py").write_text("async def degree(): ...\n")
+    assert not read_app(tmp_path).renamed
+    (tmp_path / "run.py").write_text(GEO + STARTED)
+    assert read_app(tmp_path).renamed == {"torch_geo_of_nobody": str(tmp_path)}
+    (tmp_path / "run.py").write_text(GEO.replace("torch_geo_of_nobody", "torch_geometric") + STARTED)
+    if importlib.util.find_spec("torch_geometric") is None:
+        assert not read_app(tmp_path).renamed, "a library by its name"
+
+
+def test_an_app_at_the_root_of_its_folder_leaves_no_module_behind(tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = tmp_path / f"root{number}"
+        folder.mkdir()
+        (folder / "client.py").write_text(f"A = {number}\n")
+        (folder / "model.py").write_text("B = 1\n")
+        code = "from cool_of_nobody.client import A\nfrom cool_of_nobody.model import B\n" + STARTED
+        (folder / "run.py").write_text(code.replace("num_clients=2", "num_clients=A"))
+        assert read_app(folder).load(stops_of).nodes == number
+        assert "cool_of_nobody" in modules_in(folder)
+        for name in modules_in(folder):
+            del sys.modules[name]
+
+
+def test_long_files_are_read_in_no_time(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(f"import none_of_nobody\n{STARTED}")
+    (tmp_path / "long.py").write_text("\n" * 20_000)
+    begun = time.process_time()
+    assert "none_of_nobody" in stops_of(read_app(tmp_path)) and not keras_lent("\n" * 20_000)
+    assert time.process_time() - begun < 2
+
+
+def test_a_module_that_is_loaded_by_name_is_no_lack_of_flower(clinic: Path) -> None:
+    text = (clinic / "pyproject.toml").read_text().replace("clinic.server_app", "gone_of_nobody.server_app")
+    (clinic / "pyproject.toml").write_text(text)
+    with pytest.raises(UserError, match="imports gone_of_nobody, which neither"):
+        read_app(clinic).load(lambda app: "")

@@ -220,8 +220,9 @@ class AppAudit(AuditSession):
             nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             self.notes += [app.misnamed] * bool(app.misnamed)
-            others = ((name, named(Path(place), app.folder)) for name, place in app.renamed.items())
-            self.notes += [f"It imports {name}, which is not here: {place} was imported." for name, place in others]
+            for name, place in app.renamed.items():
+                given = "the project's folder" if place == str(app.folder) else named(Path(place), app.folder)
+                self.notes.append(f"It imports {name}, which is not here: {given} was imported.")
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
                 self.failed = started.failed

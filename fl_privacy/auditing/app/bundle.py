@@ -1,5 +1,6 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
+import ast
 import importlib.util
 import os
 import platform
@@ -9,7 +10,7 @@ import tomllib
 import weakref
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +20,16 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named, parsed
+from fl_privacy.auditing.app.scripts import (
+    EARLIER,
+    MOST_PLACES,
+    Scripts,
+    SourceFile,
+    find_scripts,
+    holders,
+    named,
+    parsed,
+)
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files import make_temporary, remove_temporary
 from fl_privacy.files.foreign import expanded, read_text
@@ -59,19 +69,25 @@ class App:
     def renamed(self) -> dict[str, str]:
         """Return each missing package -> the folder of another name with all modules that are imported from it.
 
-        These are at least two, or one of the app's own package.
+        These are at least two, or one of the app's own package. A package is left out if ``try`` guards its imports.
         """
-        modules, found = defaultdict[str, set[str]](set), dict[str, str]()
-        for text in (path.read_text(encoding="utf-8", errors="replace") for path in parsed(self.folder)):
-            for package, inner in re.findall(r"(?m)^\s*(?:from|import) (\w+)\.(\w+)", text):
-                modules[package].add(inner)
+        files, found = parsed(self.folder), dict[str, str]()
+        imported = defaultdict[str, dict[str, set[str]]](lambda: defaultdict(set))  # package -> its modules -> names
+        for node in (node for file in files.values() for node in _unguarded(file.tree)):
+            for alias in node.names if isinstance(node, ast.Import) or not node.level else []:
+                module, name = (alias.name, "*") if isinstance(node, ast.Import) else (node.module or "", alias.name)
+                if "." in module:
+                    imported[module.partition(".")[0]][module].add(name)
         asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
-        for package, held in modules.items():
+        for package, modules in imported.items():
+            held = {module.split(".")[1] for module in modules}
             few = len(held) < 1 + (f" {package}." not in self.misnamed)
-            if not (few or package.lower() in asked or is_importable(package)):
+            if not (few or package.lower() in asked or package in EARLIER["distributions"] or is_importable(package)):
                 own, *places = ({*holders(self.folder, each, self.folder)} for each in (*held, package))
-                if not places[-1] and (both := own.intersection(*places[:-1])):
-                    found[package] = min(both)
+                both = [] if places[-1] else sorted(own.intersection(*places[:-1]))
+                those = (each for each in both if all(_has(files, each, *pair) for pair in modules.items()))
+                if (place := next(those, None)) is not None:
+                    found[package] = place
         return found
 
     def another(self) -> "App | None":
@@ -114,7 +130,7 @@ class App:
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
                 places = [each.filename for each in extract_tb(cause.__traceback__) if "importlib" not in each.filename]
-                if by := re.search(r"site-packages/(\w+)", places[-1]):
+                if by := re.search(r"site-packages/(?!flwr/|fl_privacy/)(\w+)", places[-1]):
                     lacks = f"imports {name}, which is not installed: install it, or the {by[1]} that the app asks for"
                     name = by[1]
                 said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
@@ -212,11 +228,40 @@ class App:
         return config
 
 
+def _unguarded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Yield the imports in ``node``, without those that ``try`` guards."""
+    left = [node]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.Try):
+            left += [*node.handlers, *node.orelse, *node.finalbody]
+        else:
+            left += ast.iter_child_nodes(node)
+
+
+def _has(files: Mapping[Path, SourceFile], place: str, module: str, names: set[str]) -> bool:
+    """Return whether ``names``, imported from ``module``, are there if the package of the module is ``place``."""
+    inner, found = Path(place, *module.split(".")[1:]), set[str]()
+    there = [files[path].tree for path in (inner.with_suffix(".py"), inner / "__init__.py") if path in files]
+    for node in (node for tree in there for node in ast.walk(tree)):
+        if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and node.module != module):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+    left = set() if "*" in found else names - found - {"*"}
+    return all(os.path.exists(inner / each) or inner / f"{each}.py" in files for each in left)  # noqa: PTH110  (any text)
+
+
 def modules_in(folder: Path) -> list[str]:
     """List the loaded modules and packages of the code in ``folder``, except installed ones and ``fl_privacy``."""
 
     def place(module: object) -> str:
-        return str(getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), ""))
+        found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+        return f"{found}{os.sep}"  # also the folder itself
 
     inside = f"{folder}{os.sep}"
     places = {name: place(module) for name, module in list(sys.modules.items()) if name.split(".")[0] != "fl_privacy"}

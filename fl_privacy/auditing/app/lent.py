@@ -206,7 +206,7 @@ def cpu_lent() -> Iterator[list[str]]:
             del torch.Tensor.to, torch.Tensor.cuda  # of their base again
 
 
-_OF_KERAS = re.compile(r"\btf\.keras\b|\btensorflow\.keras\b|^\s*(import|from) keras\b|\bimport keras\b", re.MULTILINE)
+_OF_KERAS = re.compile(r"\b(tf|tensorflow)\.keras\b|^[ \t]*from keras\b|\bimport keras\b", re.MULTILINE)
 _OF_TENSORFLOW = re.compile(
     r"GradientTape|\btf_keras\b|tensorflow_(privacy|federated|model_optimization)|\btf\.(function|Module|compat\.v1)\b"
     r"|tensorflow\.python|KERAS_BACKEND"
