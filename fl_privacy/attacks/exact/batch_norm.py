@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fl_privacy.attacks.attack import timely
 from fl_privacy.attacks.exact.certificate import least_squares
 from fl_privacy.attacks.exact.convolution import Convolution, above_noise, inputs_up_to_a_factor
 from fl_privacy.attacks.exact.residual import FITS, Known, Link, OwnStatistics, Residual, heard, input_of, links
@@ -16,7 +17,9 @@ from fl_privacy.types import Tensors
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
 _SOLVED = 1e-6  # relative residual at which they stop
 _KEPT = 1e-4  # eigenvalues below this share of the largest are directions that the gradient does not show
+_MOST_PLACES, _MOST_NUMBERS = 1200, 1 << 26  # pixels that enter a convolution, and numbers of its equations
 _MOST_HIDDEN = 512  # largest number of unknowns along such directions
+_LEAST_WEIGHT = 1e-4  # weights of a norm below this share of the largest show no values in front of it
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
 
 
@@ -35,12 +38,18 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
     _, link, hidden = max(tried, key=lambda each: each[0])
     values, _, started = hidden
     known, found, left = {link[2]: values}, started, torch.where(started, 0.0, 1.0).to(values)
-    if link[0] is not None and started.any():
-        pairs = [_before(network, own, link, row, hidden) for row in range(len(started))]
-        left = torch.tensor([fit for _, fit in pairs]).to(left)
-        if bool((fits := started & (left < FITS)).any()):  # deeper values would only slow a descent
-            known, found = {input_of(link[0]): torch.stack([inputs for inputs, _ in pairs])}, fits
+    if link[0] is not None and started.any() and _is_small(layer := network.convolution(link[0])):
+        inputs, left = values.new_zeros(len(values), *layer.shape), torch.full_like(left, torch.inf)
+        for row in timely(started.nonzero().flatten().tolist()):
+            inputs[row], left[row] = _before(network, own, link, row, hidden)
+        if bool((fits := left < FITS).any()):  # deeper values would only slow a descent
+            known, found = {input_of(link[0]): inputs}, fits
     return Known(known, (), started, found, left)
+
+
+def _is_small(layer: Convolution) -> bool:
+    places = layer.shape[1] * layer.shape[2]
+    return places <= _MOST_PLACES and layer.gradients * places <= _MOST_NUMBERS
 
 
 def _hidden(network: Residual, own: Tensors, link: Link) -> _Hidden:
@@ -53,7 +62,7 @@ def _hidden(network: Residual, own: Tensors, link: Link) -> _Hidden:
     module, (down, across) = layer.module, layer.padding
     values = gradients.new_zeros(len(gradients), *layer.shape)
     slopes, found = torch.zeros_like(layer.outputs(values)), torch.zeros_like(values[:, 0, 0, 0], dtype=torch.bool)
-    for row, gradient in enumerate(gradients):
+    for row, gradient in timely(enumerate(gradients)):
         blind = inputs_up_to_a_factor(layer, gradient)
         if blind is None or not blind.unique:
             continue
@@ -84,7 +93,8 @@ def _before(network: Residual, own: Tensors, link: Link, row: int, hidden: _Hidd
     offset = mean if layer.module.bias is None else mean - layer.module.bias.view(-1, 1, 1)
     by_bias, by_weight = (own[f"{node.target}.{kind}"][row].view(-1, 1, 1) for kind in ("bias", "weight"))
     values, right = hidden[0][row], own[f"{earlier.target}.weight"][row].flatten(2).transpose(1, 2).flatten(0, 1)
-    gates, places = values > 0, values[0].numel()
+    live, places = weight.abs() > _LEAST_WEIGHT * weight.abs().max(), values[0].numel()
+    gates = live & (values > 0)
     known, number = torch.where(gates, (values - bias) / weight, 0), (~gates).sum((1, 2), keepdim=True).clamp_min(1)
     behind = network.convolution(later).back(hidden[1][row : row + 1])[0] * gates
 
@@ -101,33 +111,33 @@ def _before(network: Residual, own: Tensors, link: Link, row: int, hidden: _Hidd
         return torch.where(gates, known, (guess - middle) * scale + center)
 
     z, best = completed(torch.zeros_like(known)), (torch.zeros(layer.shape).to(known), torch.inf)
-    for _ in range(_ROUNDS):
+    for _ in timely(range(_ROUNDS)):
         deltas = weight / deviation * (behind - by_bias / places - z * by_weight / places)
-        inputs = _solved(layer, deltas[None], right, known * deviation + offset, gates)
+        moved = layer.moved(deltas[None])[0]
+        inputs = _solved(layer, moved, right, known * deviation + offset, gates)
         if inputs is None:
             break
-        left = float((layer.moved(deltas[None])[0] @ inputs.flatten(1).T - right).norm() / right.norm())
+        left = float((moved @ inputs.flatten(1).T - right).norm() / right.norm())
         inputs = heard(network, input_of(earlier), inputs[None])[0]
         best = (inputs, left) if left < best[1] else best
         if left < _SOLVED:
             break
         outputs = weight * (layer.outputs(inputs[None])[0] - offset) / deviation + bias
-        z = completed((outputs.clamp(max=0) - bias) / weight)
+        z = completed(torch.where(live, (outputs.clamp(max=0) - bias) / weight, 0))
     return best
 
 
-def _solved(layer: Convolution, deltas: Tensor, right: Tensor, outputs: Tensor, gates: Tensor) -> Tensor | None:
-    """Solve ``deltas * x = right`` for inputs x (C, H, W) of one image; ``None`` if too much is left open.
+def _solved(layer: Convolution, left: Tensor, right: Tensor, outputs: Tensor, gates: Tensor) -> Tensor | None:
+    """Solve ``left x = right`` for inputs x (C, H, W) of one image; ``None`` if too much is left open.
 
     Known ``outputs`` (O, P, Q), where ``gates`` holds, determine x along directions that the gradient does not show.
     """
-    left = layer.moved(deltas)[0]
     values, vectors = torch.linalg.eigh(left.T @ left)
     shown = values > _KEPT * values[-1]
     seen, free = vectors[:, shown], vectors[:, ~shown]
     found: Tensor = (seen / values[shown] @ (seen.T @ (left.T @ right))).T
     count, channels = free.shape[1], layer.shape[0]
-    if count * channels > _MOST_HIDDEN:
+    if count * channels > _MOST_HIDDEN or count * channels * max(found.numel(), outputs.numel()) > _MOST_NUMBERS:
         return None
     if count:
         each = torch.einsum("pk,cd->kcdp", free, torch.eye(channels).to(free)).reshape(-1, *layer.shape)

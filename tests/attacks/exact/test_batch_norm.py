@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy import Observation, reconstruct
+from fl_privacy.attacks.attack import within
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.batch_norm import known_by_statistics
 from fl_privacy.attacks.exact.residual import Known, Residual, find_residual
@@ -89,6 +90,43 @@ def test_an_image_that_is_solved_less_deep_leaves_the_others_as_they_are() -> No
     ((node, values),) = known.values.items()
     true = network.graph.run({network.graph.image: torch.cat([picture(4), picture(2)]).double()}, node)
     assert (values - true)[1].norm() < 1e-3 * true[1].norm()
+
+
+def test_a_weight_of_zero_hides_only_its_own_channel() -> None:
+    model = preactivated()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.weight.data[5], module.bias.data[5] = 0, 0.3
+    network, known = solved([step(model, picture(2))])
+    ((node, values),) = known.values.items()
+    assert known.left.max() < 1e-4 and values.shape == (1, 40, 12, 12)
+    true = network.graph.run({network.graph.image: picture(2).double()}, node)
+    assert (values - true).norm() < 1e-3 * true.norm()
+
+
+def test_a_first_convolution_with_too_many_pixels_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, own = list[int](), torch.linalg.eigh
+
+    def recorded(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(len(matrix))
+        return own(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", recorded)
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 32, 8, 8), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, 1, 1), nn.BatchNorm2d(32)
+    model = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5)).train()
+    _, known = solved([step(model, torch.rand(1, 3, 40, 40))])
+    ((_, values),) = known.values.items()
+    assert known.found.all() and values.shape == (1, 32, 5, 5)
+    assert max(sizes, default=0) <= 1200
+
+
+def test_a_time_limit_stops_equations() -> None:
+    seen = [step(preactivated(), picture(seed)) for seed in (1, 2)]
+    with within(0.0) as limit:
+        _, known = solved(seen)
+    assert limit.cut and known.started.tolist() == [True, False]
+    assert known.left[0] > 1e-3, "one round"
 
 
 @pytest.mark.long
