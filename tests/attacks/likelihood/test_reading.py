@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AutoAttack, BlindDeconvolution, MaximumAPosteriori
-from fl_privacy.attacks.attack import no_progress
+from fl_privacy.attacks.attack import no_progress, timely, within
 from fl_privacy.attacks.gradient_inversion.grouping import Groups
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
@@ -115,6 +115,17 @@ def test_a_private_layer_is_solved_once_for_all_who_know_as_much_but_for_the_def
     assert attack([replace(o, upload=replace(o.upload)) for o in seen], seed=1) == 5
     assert attack([seen[0], replace(seen[1], upload=replace(seen[1].upload))], seed=1) == 6
     assert attack(seen[:1], seed=1) == 7
+
+
+def test_results_that_a_time_limit_cut_are_not_kept(monkeypatch):
+    monkeypatch.setattr(BlindDeconvolution, "_solve", lambda *_: dict.fromkeys(timely(range(9))))
+    seen, _ = uploads("defense=split_fed", public=60)
+    (group,) = Groups(seen, progress=no_progress, rounds="last")
+    for _ in range(2):
+        with within(0.0) as limit:
+            assert len(BlindDeconvolution().solve(group, 0, lambda share: None)) == 1
+        assert limit.cut
+    assert len(BlindDeconvolution().solve(group, 0, lambda share: None)) == 9
 
 
 def test_several_images_behind_a_private_layer_are_refused_in_a_line():
