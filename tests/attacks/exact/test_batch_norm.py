@@ -106,7 +106,12 @@ def test_a_weight_of_zero_hides_only_its_own_channel() -> None:
 
 def test_a_first_convolution_with_too_many_pixels_is_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, own = list[int](), torch.linalg.eigh
-    monkeypatch.setattr(torch.linalg, "eigh", lambda matrix: (sizes.append(len(matrix)), own(matrix))[1])
+
+    def recorded(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        sizes.append(len(matrix))
+        return own(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", recorded)
     torch.manual_seed(0)
     layers = nn.Conv2d(3, 32, 8, 8), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, 1, 1), nn.BatchNorm2d(32)
     model = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5)).train()
