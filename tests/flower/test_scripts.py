@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import signal
 import sys
 import typing
@@ -134,6 +135,74 @@ def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given
     assert found is not None and found.client_arguments == given
 
 
+def test_values_of_options_are_those_of_the_project_s_own_commands(tmp_path: Path) -> None:
+    asked = 'parser.add_argument("--mode", required=True)\nparser.add_argument("--out", required=True)'
+    page = "dry-run.py --mode q; docker run --mode r\n`python a/run.py --mode b \\\n --out c` & run.py --mode d"
+    assert given_to(tmp_path, asked, page) == ("--mode", "b", "--out", "c")
+    assert given_to(tmp_path, asked, "python -m a.run --mode b && x.py --out q") == ("--mode", "b", "--out", "0")
+
+
+@pytest.mark.parametrize(
+    ("asked", "page", "given"),
+    [
+        ('"--batch-size", type=int, choices=[16, 64]', "", ("16",)),
+        ('"--batch-size", type=int, choices=range(2, 20)', "", ("2",)),
+        ('"--device", choices=["cuda", "mps"]', "", ("cuda",)),
+        ('"--device", choices={"mps", "cuda"}', "", ("cuda",)),
+        ('"--device", type=click.Choice(["cuda", "mps"])', "", ("cuda",)),
+        ('"--nodes", choices=[3, 4]', "", ("3",)),
+        ('"--port", type=int', "", ("8080",)),
+        ('"--ip", type=int', "", ("1",)),
+        ('"--lr", type=int', "", ("1",)),
+        ('"--dataset", choices=["mnist", "cifar10"]', "--dataset cifar10", ("cifar10",)),
+        ('"--dataset", choices=["mnist", "cifar10"]', "--dataset DATASET", ("mnist",)),
+        ('"--dataset"', "--dataset MNIST", ("MNIST",)),
+        ('"--dataset"', "--dataset DATASET", ("0",)),
+        ('"--dataset"', "--dataset NAME", ("0",)),
+        ('"--dataset"', "--dataset path/to/x", ("0",)),
+        ('"--alpha", type=float', "--alpha ALPHA", ("0.1",)),
+        ('"--alpha", type=float', "--alpha 0.5", ("0.5",)),
+        ('"--examples", type=int', "--examples many", ("1",)),
+    ],
+)
+def test_values_of_options_are_ones_that_its_parser_takes(
+    tmp_path: Path, asked: str, page: str, given: tuple[str, ...]
+) -> None:
+    assert given_to(tmp_path, f"parser.add_argument({asked}, required=True)", f"run.py {page}")[1:] == given
+
+
+def test_pages_and_settings_are_ordinary_files_of_the_project(tmp_path: Path) -> None:
+    folder, asked = tmp_path / "a", 'parser.add_argument("--config", required=True)'
+    for name in ("docs.md", "sub/Makefile", "config.conf", ".github"):
+        (folder / name).mkdir(parents=True)
+    (tmp_path / "page.md").write_text("run.py --config outside")
+    os.mkfifo(folder / "pipe.md")
+    for name, to in {"a.md": "gone", "b.md": tmp_path / "page.md", "c.md": "/dev/zero", "d": tmp_path}.items():
+        (folder / name).symlink_to(to)
+    (folder / "z.md").write_text("run.py --config other")
+    assert given_to(folder, asked, "") == ("--config", "other")
+    (folder / "z.md").unlink()
+    assert given_to(folder, asked, "") == ("--config", "0")
+    names = ["docker-compose.yml", "package.json", ".pre-commit-config.yaml", ".github/config.yml", "tests/config.yml"]
+    for name in [*names, "alpha.json", "config.yaml", "sub/run.yaml"]:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    for name in ("sub/run.yaml", "config.yaml", "alpha.json"):
+        assert given_to(folder, asked, "") == ("--config", name)
+        (folder / name).unlink()
+    assert given_to(folder, asked, "") == ("--config", "0")
+
+
+def given_to(folder: Path, asked: str, page: str) -> tuple[str, ...]:
+    start = "import argparse\nimport flwr as fl\nparser = argparse.ArgumentParser()\n"
+    project(folder, run=f"{start}{asked}\nfl.simulation.start_simulation(client_fn=None, num_clients=2)\n")
+    if page:
+        (folder / "README.md").write_text(page)
+    found = find_scripts(folder)
+    assert found is not None
+    return found.server_arguments
+
+
 @pytest.mark.parametrize(("guard", "given"), [("", ("1",)), ("if len(sys.argv) > 1: ", ())])
 def test_a_server_gets_a_place_in_argv_that_it_reads_whatever_is_given(
     tmp_path: Path, guard: str, given: tuple[str, ...]
@@ -257,6 +326,13 @@ def test_a_function_that_a_command_of_the_package_calls_starts_flower(tmp_path: 
     assert _Runner(folder).run(found.server, ())["simulations"][0]["num_supernodes"] == 3
     project(tmp_path, scripts__run=f"{code}button.on_click(simulate)\n")
     assert find_scripts(folder) is None, "it waits for a button"
+
+
+@pytest.mark.parametrize("head", ["def go(a, /)", "def go(*, a)", "@app.route('/')\ndef go()", "@fixture\ndef go()"])
+def test_a_function_that_takes_arguments_or_is_another_library_s_is_no_start(tmp_path: Path, head: str) -> None:
+    start = f"import flwr as fl\n{head}:\n    fl.simulation.run_simulation(1, 2, num_supernodes=3)\n"
+    assert find_scripts(project(tmp_path, run=start)) is None
+    assert find_scripts(project(tmp_path, run=start.replace(head, "@click.command()\ndef go(*, a=1, b=2)"))) is not None
 
 
 def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

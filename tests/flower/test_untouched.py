@@ -15,7 +15,7 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import MOST_NODES, read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.review import review_app
-from fl_privacy.auditing.app.scripts import MOST_BYTES
+from fl_privacy.auditing.app.stated import MOST_BYTES
 from fl_privacy.errors import UserError
 from fl_privacy.flower.grids import LocalGrid
 from tests.flower.untouched_apps import (

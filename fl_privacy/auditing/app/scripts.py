@@ -5,12 +5,13 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import decode_source
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.auditing.app.stated import LEFT_OUT, MOST_BYTES, MOST_LISTED, MOST_TOGETHER, OptionsStated, allowed
 from fl_privacy.errors import UserError
 from fl_privacy.files import shipped
 
@@ -20,15 +21,13 @@ CLIENTS = {"start_client", "start_numpy_client"}
 STARTS = SIMULATIONS | SERVERS | CLIENTS
 """Names of Flower's functions that start a simulation, a server or a client."""
 
-MOST_FILES, MOST_BYTES, MOST_TOGETHER, MOST_LISTED = 2000, 4 << 20, 1 << 25, 100_000
-"""Largest number of files that are parsed, size of one and of all in bytes, and number of files that are listed."""
+MOST_FILES = 2000
 
 EARLIER: Mapping[str, Any] = shipped(__file__, "earlier_names.yaml")
 
 MOST_PLACES = 6
 """Largest number of folders that are added to a project's search path."""
 
-_LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "tests", "test"}
 _LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
 _OF_CLIENT = re.compile(
     r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
@@ -56,6 +55,7 @@ _FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IG
 _NUM = re.compile(r"num(?!ber)", re.IGNORECASE)
 _EXAMPLE = re.compile(r"""(?:e\.g\.|such as|example|like)[,:]?\s+['"`]?([\w./-]+\w)""", re.IGNORECASE)
 _PATH = re.compile(r"(^|[-_])(dir|directory|folder|root)$")
+_COMMAND = re.compile(r"(\w+\.)?(command|option)\b")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
 
@@ -131,9 +131,12 @@ class SourceFile:
         """Return the first function without required arguments that starts Flower, unless the file uses it."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         for node in self.tree.body:
-            if isinstance(node, ast.FunctionDef) and len(node.args.args) == len(node.args.defaults):
-                calls = (each for each in ast.walk(node) if isinstance(each, ast.Call))
-                if node.name not in used and any(map(self.begins, calls)):
+            if isinstance(node, ast.FunctionDef) and all(
+                _COMMAND.match(ast.unparse(each)) for each in node.decorator_list
+            ):
+                args, calls = node.args, (each for each in ast.walk(node) if isinstance(each, ast.Call))
+                free = len(args.posonlyargs + args.args) == len(args.defaults) and None not in args.kw_defaults
+                if free and node.name not in used and any(map(self.begins, calls)):
                     return node.name
         return ""
 
@@ -196,8 +199,7 @@ def find_scripts(
         if given is not None:
             return tuple(given)
         near = [files[path], *(files[each] for each in files[path].imports)] if path in files else []
-        stated = partial(_stated, folder, path)
-        return tuple(_guessed([each.tree for each in near], stated, of_client=of_client))
+        return tuple(_guessed([each.tree for each in near], OptionsStated(folder, path).values, of_client=of_client))
 
     return Scripts(
         server=chosen,
@@ -234,7 +236,7 @@ def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFi
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))
     for path in sorted(islice(sources, MOST_LISTED)):
         inner = path.relative_to(folder)
-        left_out = unread is None and _LEFT_OUT & set(inner.parts)
+        left_out = unread is None and LEFT_OUT & set(inner.parts)
         if left_out or any(part.startswith(".") for part in inner.parts) or path.is_symlink() or not path.is_file():
             continue
         if len(found) >= MOST_FILES:
@@ -277,7 +279,7 @@ def holders(folder: Path, module: str, near: Path) -> list[str]:
     if not top.isidentifier():
         return []
     found = (path.parent for path in chain(folder.rglob(f"{top}.py"), folder.rglob(f"{top}/")))
-    own = {path for path in islice(found, MOST_FILES) if not _LEFT_OUT & set(path.relative_to(folder).parts)}
+    own = {path for path in islice(found, MOST_FILES) if not LEFT_OUT & set(path.relative_to(folder).parts)}
 
     def away(path: Path) -> tuple[int, str]:
         return -sum(path.is_relative_to(each) for each in (near, *near.parents)), str(path)
@@ -335,28 +337,6 @@ def _unnumbered(path: Path, folder: Path) -> str:
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
-def _stated(folder: Path, script: Path, flags: Sequence[str]) -> list[str]:
-    """Return values of an option: of the project's own commands, else the settings file of the nearest name."""
-    pages = chain.from_iterable(folder.glob(f"{place}{each}") for place in ("", "*/") for each in _PAGES)
-    texts = (path.read_text(encoding="utf-8", errors="replace") for path in pages if path.stat().st_size < MOST_BYTES)
-    lines = chain.from_iterable(text.replace("\\\n", " ").splitlines() for text in texts)
-    own = re.compile(rf"\b{re.escape(script.stem)}(\.py)? (.*)")
-    given = (found for line in lines if (command := own.search(line)) for found in _GIVEN.findall(command[2]))
-    values = [value for flag, _, value in given if flag in flags]
-    if not values and _SETTINGS.search(flags[-1]):
-        words = {*re.split(r"[-_]", f"{script.stem}_{flags[-1].lstrip('-')}_fed_default"), "fl"} - {"config"}
-        files = [path for path in chain(folder.glob("*.*"), folder.glob("*/*.*")) if path.suffix in _OF_SETTINGS]
-        files.sort(key=lambda path: (-sum(word in path.stem.lower() for word in words), len(path.parts), str(path)))
-        values = [named(path, folder) for path in files[:1]]
-    return [*dict.fromkeys(values)]
-
-
-_PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
-_GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)((?:\./)?\w[\w./:-]*)\2(?![^\s`"')])""")
-_SETTINGS = re.compile(r"(^|[-_])(config|cfg|conf|settings|params)([-_](file|path))?$")
-_OF_SETTINGS = {".yaml", ".yml", ".json", ".cfg", ".ini", ".conf"}
-
-
 def _guessed(
     trees: Sequence[ast.Module], stated: Callable[[Sequence[str]], list[str]], *, of_client: bool
 ) -> Iterator[str]:
@@ -367,11 +347,17 @@ def _guessed(
         own = [flag for flag in own if "iid" not in ast.unparse(asked[flag])]  # a way to divide data
         for flag in filter(None, asked):
             name, taken = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
-            choices = given if isinstance(given := constant(taken.get("choices")), list | tuple) else ()
+            among = taken.get("choices", taken.get("type"))
+            among = among.args[0] if isinstance(among, ast.Call) and called(among) == "Choice" and among.args else among
+            given = sorted(each, key=str) if isinstance(each := constant(among), set) else each
+            choices = given if isinstance(given, list | tuple) else ()
+            kind = dotted(taken.get("type", tree))
             empty = constant(taken.get("default")) == 0 and bool(_ENDS.match(name))
             needed = not flag.startswith("-") or constant(taken.get("required")) is True or empty
             unset = not taken.keys() & {"default", "nargs"}  # None, unless it is given
             first = 1 if _FROM_ONE.search(str(constant(taken.get("help")))) else _first_of_range(taken.get("choices"))
+            usual = str(first) if (text := usual_for(name)) and first is not None and "choices" in taken else text
+            usual = next(iter(allowed([usual], name, kind, choices)), None)
             value: str | None = None
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
@@ -379,16 +365,16 @@ def _guessed(
                 one = f"{{partition+{first}}}" if first else "{partition}"
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if choices else one
             elif needed:
-                kind, example = dotted(taken.get("type", tree)), _EXAMPLE.search(str(constant(taken.get("help"))))
+                example = _EXAMPLE.search(str(constant(taken.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
                 told = stated([str(constant(each)) for each in asked[flag].args]) if flag.startswith("-") else []
+                told = allowed(told, name, kind, choices)
                 alike = of_client and len({re.sub(r"\d+|(?<![a-z])[a-d](?![a-z])", "", each) for each in told}) == 1
                 told = [f"{{partition:{'|'.join(told)}}}"] if alike and told[1:] else told[:1]
-                known = usual_for(name), *told, *map(str, choices[:1]), None if first is None else str(first)
+                known = usual, *told, *map(str, choices[:1]), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
-                counts = dotted(taken.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
-                value = usual_for(name) if counts else None
+                value = usual if kind in _OF_TYPE and not _ENDS.match(name) else None
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:

@@ -1,0 +1,88 @@
+"""What a project states of its scripts' options."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+from fl_privacy.files.foreign import open_regular
+
+MOST_BYTES, MOST_TOGETHER, MOST_LISTED, MOST_SETTINGS = 4 << 20, 1 << 25, 100_000, 1000
+"""Largest size of a file and of all, and numbers of files and of settings files."""
+
+LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "tests", "test"}
+
+_PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
+_RUN = r"(?:(?<![\w-]){0}\.py|-m (?:[\w.]+\.)?{0}) ([^;&|\n]*)"
+_GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)((?:\./)?\w[\w./:-]{,200})\2(?![^\s`"')])""")
+_BLANK = "path file dir folder name n num number int float str value"
+_SETTINGS = re.compile(r"(^|[-_])(config|cfg|conf|settings|params)([-_](file|path))?$")
+_OF_SETTINGS = ("*.yaml", "*.yml", "*.json", "*.cfg", "*.ini", "*.conf")
+_OF_TOOLS = re.compile(r"docker|compose$|environment|conda|package|tsconfig|mkdocs|codecov|(setup|tox|pytest|mypy)$")
+
+
+@dataclass(frozen=True)
+class OptionsStated:
+    """Values in a project's pages."""
+
+    folder: Path
+    script: Path
+
+    def values(self, flags: Sequence[str]) -> list[str]:
+        """Return an option's values in commands, else the nearest settings file."""
+        values = [value for flag in flags for value in self._given.get(flag, ())]
+        if values or not _SETTINGS.search(flags[-1]):
+            return [*dict.fromkeys(values)]
+        words = {*re.split(r"[-_]", f"{self.script.stem}_{flags[-1].lstrip('-')}_fed_default"), "fl"} - {"config"}
+
+        def rank(path: Path) -> tuple[int, bool, int]:
+            stem = path.stem.lower()
+            return -sum(word in stem for word in words), not _SETTINGS.search(stem), len(path.parts)
+
+        return [path.relative_to(self.folder).as_posix() for path in sorted(self._settings, key=rank)[:1]]
+
+    @cached_property
+    def _given(self) -> dict[str, list[str]]:
+        own, room = re.compile(_RUN.format(re.escape(self.script.stem))), MOST_TOGETHER
+        found = dict[str, list[str]]()
+        for path in _listed(self.folder, _PAGES):
+            with (
+                suppress(OSError, UserError),
+                os.fdopen(open_regular(path), encoding="utf-8", errors="replace") as page,
+            ):
+                text = page.read(min(room, MOST_BYTES))
+                room -= len(text)
+                for flag, _, value in chain.from_iterable(map(_GIVEN.findall, own.findall(text.replace("\\\n", " ")))):
+                    found.setdefault(flag, []).append(value)
+        return found
+
+    @cached_property
+    def _settings(self) -> list[Path]:
+        found = islice(_listed(self.folder, _OF_SETTINGS), MOST_SETTINGS)
+        return [path for path in found if not _OF_TOOLS.match(path.stem.lower())]
+
+
+def _listed(folder: Path, names: Sequence[str]) -> Iterator[Path]:
+    for name in (f"{place}{each}" for place in ("", "*/") for each in names):
+        for path in sorted(islice(folder.glob(name), MOST_LISTED)):
+            hidden = any(part.startswith(".") or part in LEFT_OUT for part in path.relative_to(folder).parts)
+            with suppress(OSError):
+                if not hidden and path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+                    yield path
+
+
+def allowed(values: Sequence[str | None], name: str, kind: str, choices: Sequence[object]) -> list[str]:
+    """Return the values that an option's choices and type allow, without placeholders."""
+    found, blank = list[str](), {*re.split(r"[-_ ]", f"{name} {_BLANK}")}
+    for each in filter(None, values):
+        with suppress(ValueError):
+            {"int": int, "float": float}.get(kind, str)(each.replace("{nodes}", "1"))
+            left_blank = each.isupper() and not blank.isdisjoint(each.lower().split("_"))
+            left_blank |= each == name or each.lower().startswith(("path/to", "your"))
+            found += [each] * (each in map(str, choices) if choices else not left_blank)
+    return found
