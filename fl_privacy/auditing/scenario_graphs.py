@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor, nn
 
+from fl_privacy.attacks.attack import seconds_left, timely
+from fl_privacy.attacks.exact.certificate import nonnegative_least_squares
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, connections_of
-from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem
+from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, reason_of
 from fl_privacy.auditing.scenario_scores import MOST_SHOWN
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Answer, Shown
@@ -93,6 +94,8 @@ class GraphTrial:
 
     def stopped(self, layer: nn.Module, given: Mapping[int, Tensor]) -> Tensor | None:
         """Return a layer's inputs (R, D) if the program runs with tensors ``given`` by number; ``None`` if it fails."""
+        if not seconds_left():
+            raise NotAttackedError("the time limit ended the search")
         seen = list[Tensor]()
 
         def stop(inputs: Tensor) -> Tensor:
@@ -146,14 +149,14 @@ class UnknownEdges:
     graphs: their outputs add up to the pooled input that the ratio of a weight's and a bias's gradients reveals, and
     each edge is counted at both ends.
 
-    A neighborhood is evaluated as a node to which its edges lead; other nodes go to a graph of their own.
+    A neighborhood is evaluated as a node to which its edges lead; the others, at least two, go to their own graph.
     """
 
     def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:
         self.trial, self.filters, self.pools = trial, defaultdict[int, list[Layer]](list), list[tuple[str, nn.Module]]()
         path = torch.stack([torch.arange(DEEPEST), torch.arange(1, DEEPEST + 1)])
         drawn = torch.rand(DEEPEST + 1, trial.width, generator=torch.Generator().manual_seed(0))
-        self.nodes, self.edges, self.start, self.top, present = drawn[:0], path[:, :0], 0, 0, torch.ones(trial.width)
+        self.nodes, self.edges, self.start, self.top, present = drawn[:1], path[:, :0], 0, 0, torch.ones(trial.width)
         for name, layer in trial.model.named_modules():
             gradient = trial.gradient.get(f"{name}.weight")
             if gradient is None or gradient.dim() != 2 or (last := self._last(layer, drawn, path)) is None:
@@ -200,8 +203,7 @@ class UnknownEdges:
         return seen[0].double()
 
     def _leading(self, balls: Balls) -> Tensor:
-        first = len(self.nodes)
-        ends = [(self.start + one, first + k) for k, slots in enumerate(balls.slots) for one in slots]
+        ends = [(self.start + one, len(self.nodes) + k) for k, slots in enumerate(balls.slots) for one in slots]
         return torch.tensor(ends, dtype=torch.long).reshape(-1, 2).T
 
     def _grown(self, low: Balls, radius: int) -> Balls:
@@ -240,7 +242,7 @@ class UnknownEdges:
             self.edges = torch.cat([self.edges, self._leading(balls)], 1)
             self.start, self.nodes = len(self.nodes), torch.cat([self.nodes, self.kinds[balls.kinds]])
             balls = self._grown(balls, radius)
-        for counts in self._counts(balls):
+        for counts in timely(self._counts(balls)):
             held = balls.chosen([ball for ball, number in enumerate(counts) for _ in range(number)])
             if (pairs := joined(held.cores, held.slots)) is not None:
                 yield self.kinds[held.kinds], torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
@@ -258,31 +260,32 @@ class UnknownEdges:
                 continue
             pooled = bias.double() @ self.trial.gradient[f"{name}.weight"].double() / bias.double().square().sum()
             outputs, size = self._inputs(layer, balls).T, pooled.norm()
-            left = torch.cat([outputs / size, each]).numpy()
-            right = torch.cat([pooled / size, torch.eye(len(each))[0]]).double().numpy()
-            rows = np.arange(len(left)) != len(outputs)  # without the sum of shares: for sums of nodes, not means
+            left = torch.cat([outputs / size, each])
+            right = torch.cat([pooled / size, torch.eye(len(each))[0]]).double()
+            rows = torch.arange(len(left)) != len(outputs)  # without the sum of shares: for sums of nodes, not means
             for used, numbers in ((rows | True, range(1, MOST_NODES + 1)), (rows, (1,))):
-                shares, _ = nnls(left[used], right[used])
-                for counts in (np.round(number * shares) for number in numbers):
+                shares = nonnegative_least_squares(left[used], right[used])
+                for counts in ((number * shares).round() for number in numbers):
                     total = counts.sum() if used.all() else 1
-                    if total and np.abs(left @ counts / total - right)[used].max() < FITS:
-                        yield counts.astype(int).tolist()
+                    if 0 < counts.sum() <= MOST_NODES and (left @ counts / total - right)[used].abs().max() < FITS:
+                        yield counts.int().tolist()
 
 
 def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[int, int]] | None:
     """Return edges in both directions that give each node neighbors of its ``slots`` by their ``cores``.
 
-    A connected graph is preferred; ``None`` if none is found within ``MOST_STEPS`` steps.
+    A connected graph is preferred; ``None`` if none, connected or not, is found within ``MOST_STEPS`` steps.
     """
-    alone = [node for node, each in enumerate(slots) if not each]
-    free, near, steps = [Counter(each) for each in slots], [set[int]() for _ in slots], 0
+    begun = sorted(range(len(slots)), key=lambda v: len(slots[v]) > 0)[: 1 + sum(not each for each in slots)]
+    free, near = [Counter(each) for each in slots], [set[int]() for _ in slots]
 
-    def grow(order: list[int]) -> bool:
-        nonlocal steps
-        steps += 1
+    def grow(order: list[int], steps: Iterator[int], *, apart: bool) -> bool:
+        if next(steps, None) is None:
+            return False
         node = next((v for v in order if free[v].total()), None)
-        if steps > MOST_STEPS or node is None:
-            return steps <= MOST_STEPS and len(order) == len(slots)
+        if node is None:
+            rest = [v for v in range(len(slots)) if v not in order]
+            return not rest or (apart and grow([*order, rest[0]], steps, apart=apart))
         slot, seen = min(+free[node]), set[tuple[Any, ...]]()
         others = [v for v in range(len(slots)) if cores[v] == slot and free[v][cores[node]] and v not in near[node]]
         for other in sorted(others, key=order.__contains__):
@@ -293,35 +296,33 @@ def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[i
             for a, b, change in ((node, other, -1), (other, node, -1)):
                 free[a][cores[b]] += change
                 near[a].add(b)
-            if grow(order if other in order else [*order, other]):
+            if grow(order if other in order else [*order, other], steps, apart=apart):
                 return True
             for a, b, change in ((node, other, 1), (other, node, 1)):
                 free[a][cores[b]] += change
                 near[a].discard(b)
         return False
 
-    first = next((node for node, each in enumerate(slots) if each), None)
-    whole = first is None or grow([first, *alone])
+    whole = any(grow(begun, timely(range(MOST_STEPS)), apart=apart) for apart in (False, True))
     return [(a, b) for a, each in enumerate(near) for b in sorted(each)] if whole else None
 
 
-def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | None:
-    """Reconstruct a graph, whose edges are not given, if its gradient is the observed one; else return ``None``.
+def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | Failure:
+    """Reconstruct a graph, whose edges are not given, if its gradient is the observed one; else return why not.
 
     ``widths``: number of columns of each one-hot feature. The label is given. Graphs whose neighborhoods are equally
     frequent, up to the radius that the network sees, have equal gradients.
     """
 
-    def fitting() -> Graph | None:
+    def fitting() -> Graph:
         trial, noise = GraphTrial(observation), rounding_of(observation)
         for nodes, edges in UnknownEdges(trial, widths, noise).solved():
             given = {trial.variable: nodes, trial.links: edges, trial.graphs: torch.zeros(len(nodes)).long()}
             if trial.error(given) < max(SOLVED, noise**2):
                 return nodes, edges
-        return None
+        raise NotAttackedError("no graph was found in time whose gradient is the observed one")
 
-    found = attempt(fitting)
-    return None if isinstance(found, Failure) else found
+    return attempt(fitting)
 
 
 def rounding_of(observation: Observation) -> float:
@@ -334,30 +335,31 @@ def rounding_of(observation: Observation) -> float:
     return most
 
 
-def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | None]) -> Answer:
-    """Count the nodes that are right with all their neighbors; ``found``: each upload's guess.
+def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failure]) -> Answer:
+    """Count the nodes that are right with all their neighbors; ``found``: each upload's guess, which may be missing.
 
-    ``counts.chance`` and the control are those of guesses by the other uploads' true graphs.
+    The control and ``counts.chance`` are of guesses by other uploads' graphs. Graphs above ``MOST_NODES`` are missed.
     """
-    truths = [graph_in(problem.model) for problem in problems]
-    counts, right, others = Counts(), np.zeros(3, int), np.zeros(3, int)
-    for k, (truth, guess) in enumerate(zip(truths, found, strict=True)):
-        for j, other in enumerate(truths):
-            others += _overlap(other, truth) if j != k else 0
-        if guess is None:
-            counts = replace(counts, failures=counts.failures + len(truth[0]))
-            continue
-        right += (overlap := _overlap(guess, truth))
-        exact, nothing = counts.exact + int(overlap[0]), counts.nothing + len(truth[0]) - int(overlap[0])
-        counts = replace(counts, exact=exact, nothing=nothing, groups=counts.groups + 1, candidates=len(truths) - 1)
+    truths, right, usual = [graph_in(problem.model) for problem in problems], np.zeros(3, int), np.zeros(3)
+    small = [k for k, truth in enumerate(truths) if len(truth[0]) <= MOST_NODES]
+    for k in small:
+        if not isinstance(guess := found[k], Failure):
+            right += _overlap(guess, truths[k])
+            others = [j for j in small if j != k] or [k]  # without others, all may be chance
+            usual += np.mean([_overlap(truths[j], truths[k]) for j in others], 0)
     nodes, edges = sum(len(truth[0]) for truth in truths), sum(truth[1].shape[1] // 2 for truth in truths)
-    usual = others / max(1, len(truths) - 1)
-    chance = binomial_tail(counts.exact, nodes, usual[0] / nodes) if len(truths) > 1 else 1.0
-    control = Counts(exact=round(usual[0]), nothing=nodes - round(usual[0]), groups=len(truths))
-    said = f"{right[1]} of {edges} edges are right (control: {usual[1]:.0f}), and {right[2]} of {len(truths)} graphs"
+    missing, many = Counter(reason_of(each) for each in found if isinstance(each, Failure)), len(truths)
+    why = [f"Of {number} of {many} graphs, edges are not reconstructed: {each}." for each, number in missing.items()]
+    if missing.total() == many:
+        return Answer(kind="graph", counts=Counts(failures=nodes), notes=("", *why))
+    exact, by_chance = int(right[0]), round(usual[0])
+    chance = binomial_tail(exact, nodes, usual[0] / nodes)
+    counts = Counts(exact=exact, nothing=nodes - exact, groups=many, candidates=many - 1, chance=chance)
+    said = f"{right[1]} of {edges} edges are right (control: {usual[1]:.0f}), and {right[2]} of {many} graphs"
     given = "The attacker is given each graph's label, but neither its nodes nor its edges."
-    notes = (given, f"{said} as a whole (control: {usual[2]:.0f}).")
-    return Answer(kind="graph", counts=replace(counts, chance=chance), control=control, notes=notes)
+    notes = (given, f"Without given edges, {said} as a whole (control: {usual[2]:.0f}).", *why)
+    control = Counts(exact=by_chance, nothing=nodes - by_chance, groups=many)
+    return Answer(kind="graph", counts=counts, control=control, notes=notes)
 
 
 def _overlap(guess: Graph, truth: Graph) -> np.ndarray:

@@ -12,13 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fl_privacy.attacks import ReconstructionAttack
+from fl_privacy.attacks.attack import within
 from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS
 from fl_privacy.attacks.exact.first_layer import AnalyticInversion, agreed_ratios, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
 from fl_privacy.auditing.scenario_final import of_final_model
-from fl_privacy.auditing.scenario_graphs import graph_of, nodes_of, score_graphs, score_nodes
+from fl_privacy.auditing.scenario_graphs import Graph, graph_of, nodes_of, score_graphs, score_nodes
 from fl_privacy.auditing.scenario_members import answered, members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
@@ -264,17 +265,29 @@ class Scenarios:
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
         if graphs := all(problem.model.kinds for problem in problems):
-            whole = score_graphs(
-                problems, [graph_of(o, p.model.kinds) for o, p in zip(observations, problems, strict=True)]
-            )
-            if whole.above_chance:
+            edges = [self._graph(observation, len(observations)) for observation in observations]
+            whole = score_graphs(problems, edges)
+            if whole.above_chance and not any(isinstance(each, Failure) for each in edges):
                 return whole
         guesses, hurried = self._reconstructions(observations)
         if all(guess.batch is None for guess in guesses):
+            if graphs and whole.above_chance:
+                return whole
             raise NotAttackedError((guesses[0].failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
         loaded = [tensor for client, _ in found for tensor in client.inputs()]
         answer = score_nodes(problems, guesses, loaded) if graphs else score(problems, guesses, loaded, self.seed)
-        return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *hurried))
+        if graphs and _read(whole) >= max(1, _read(answer)):
+            return whole
+        said = whole.notes[1:] if graphs else ()
+        return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *said, *hurried))
+
+    def _graph(self, observation: Observation, among: int) -> Graph | Failure:
+        assert isinstance(observation.model, ReplayModel)
+        with within(self._seconds_each(among)):
+            return graph_of(observation, observation.model.kinds)
+
+    def _seconds_each(self, among: int) -> float:
+        return max(LEAST_SECONDS, self.seconds / len(SCENARIOS) / among)
 
     def _reconstructions(self, observations: Sequence[Observation]) -> tuple[list[Reconstruction], tuple[str, ...]]:
         attack, said = self._attack_for(observations)
@@ -285,7 +298,7 @@ class Scenarios:
         return [one for group in groups for one in attack(group, seed=self.seed)], said
 
     def _attack_for(self, observations: Sequence[Observation]) -> tuple[ReconstructionAttack, tuple[str, ...]]:
-        limit = max(LEAST_SECONDS, self.seconds / len(SCENARIOS) / len(observations))
+        limit = self._seconds_each(len(observations))
         number = max(LEAST_EVALUATIONS, int(limit / seconds_of_evaluation(observations[0])))
         if self.attack_within is None or number >= EVALUATIONS["quick"]:
             return self.attack, ()
@@ -404,6 +417,10 @@ def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply 
         if isinstance(again, Failure):
             again = ask(only)
     return first if isinstance(again, Failure) else again
+
+
+def _read(answer: Answer) -> int:
+    return answer.counts.read if answer.counts is not None and answer.above_chance else 0
 
 
 def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:

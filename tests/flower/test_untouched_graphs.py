@@ -1,6 +1,7 @@
 """Graphs in PyTorch Geometric's form, and the labels of vertical learning: what audits find."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,27 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.auditing.instrument.program import connections_of, graph_entries, kinds_in, tensors_in
+from fl_privacy.attacks.attack import within
+from fl_privacy.attacks.exact.certificate import nonnegative_least_squares
+from fl_privacy.auditing import scenarios
+from fl_privacy.auditing.instrument.program import ReplayModel, connections_of, graph_entries, kinds_in, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
-from fl_privacy.auditing.scenario_graphs import graph_in, graph_of, joined, nodes_of, score_graphs, score_nodes
-from fl_privacy.auditing.scenario_problem import StepProblem, gradient_plan, read_problem
+from fl_privacy.auditing.scenario_graphs import (
+    Balls,
+    Graph,
+    UnknownEdges,
+    graph_in,
+    graph_of,
+    joined,
+    linked,
+    nodes_of,
+    score_graphs,
+    score_nodes,
+)
+from fl_privacy.auditing.scenario_problem import StepProblem, gradient_plan, read_problem, reason_of
 from fl_privacy.auditing.vertical import SplitTraining, clusters_of, labels_right
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.federation.replies import Failure
+from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
 from tests.flower.untouched_apps import BEGUN, HEAD, audited, rung
 
 LIBRARY = '''
@@ -148,9 +164,12 @@ def main(grid, context):
 """A server that holds the labels of 120 examples, and sends gradients of embeddings to its clients."""
 
 
-def _library() -> dict[str, object]:
+def _library(
+    kinds: str = "randint(0, 5,", third: str = "self.third(mixed(x, data.edge_index)).relu()"
+) -> dict[str, object]:
     made: dict[str, object] = {}
-    exec(HEAD + LIBRARY, made)
+    changed = LIBRARY.replace("randint(0, 5,", kinds).replace("self.third(mixed(x, data.edge_index)).relu()", third)
+    exec(HEAD + changed, made)
     return made
 
 
@@ -201,19 +220,21 @@ def test_nodes_and_edges_are_found_from_one_gradient() -> None:
     assert "24 of 24 edges are right" in answer.notes[1] and "3 of 3 graphs" in answer.notes[1]
     turned = score_graphs(problems, found[1:] + found[:1])
     assert turned.counts is not None and turned.counts.exact < 9 and not turned.above_chance
-    none = score_graphs(problems, [None] * 3)
-    assert none.counts is not None and none.counts.failures == 27 and not none.above_chance
     assert not score_graphs(problems[:1], found[:1]).above_chance, "one graph has no control"
 
 
 @pytest.mark.long
 def test_edges_are_not_guessed_from_noise_or_if_the_network_takes_no_other_graph() -> None:
     made = _library()
-    assert graph_of(_observed(made, 0, 0)[1], (5,)) is None
-    assert graph_of(_observed(made, 0, 0, 2, kind="Whole")[1], (5,)) is None, "two graphs"
+    assert isinstance(graph_of(_observed(made, 0, 0)[1], (5,)), Failure)
+    assert isinstance(graph_of(_observed(made, 0, 0, 2, kind="Whole")[1], (5,)), Failure), "two graphs"
     _, seen = _observed(made, 0, 0, kind="Whole")
     noisy = {name: value + 0.01 * torch.randn(value.shape) for name, value in seen.upload.tensors.items()}
-    assert graph_of(replace(seen, upload=replace(seen.upload, tensors=noisy)), (5,)) is None
+    failed = graph_of(replace(seen, upload=replace(seen.upload, tensors=noisy)), (5,))
+    assert isinstance(failed, Failure) and "gradient" in reason_of(failed)
+    with within(0.0):
+        failed = graph_of(seen, (5,))
+    assert isinstance(failed, Failure) and reason_of(failed) == "the time limit ended the search"
 
 
 @pytest.mark.long
@@ -222,7 +243,7 @@ def test_the_true_graph_is_not_used_but_for_the_gradient() -> None:
     made = _library()
     problem, seen = _observed(made, 1, 0, kind="Whole")
     other, _ = _observed(made, 2, 0, kind="Whole")
-    known = seen.model.program.constants  # type: ignore[union-attr]
+    known: Any = seen.model.program.constants  # type: ignore[union-attr]
     model: Any = problem.model
     program = replace(
         model.program, constants={**known, **dict(zip(_places(problem), graph_in(other.model), strict=True))}
@@ -230,8 +251,8 @@ def test_the_true_graph_is_not_used_but_for_the_gradient() -> None:
     guesses = [graph_of(seen, (5,))]
     model.program = program
     guesses.append(graph_of(seen, (5,)))
-    assert all(guess is not None for guess in guesses)
-    assert all(torch.equal(a, b) for a, b in zip(*guesses, strict=True))  # type: ignore[arg-type]
+    assert not any(isinstance(guess, Failure) for guess in guesses)
+    assert all(torch.equal(a, b) for a, b in zip(*guesses, strict=True))
 
 
 def _places(problem: StepProblem) -> tuple[int, int]:
@@ -242,6 +263,100 @@ def test_edges_join_what_neighborhoods_ask_for() -> None:
     assert joined([0, 1, 0], [[1], [0, 0], [1]]) == [(0, 1), (1, 0), (1, 2), (2, 1)]
     assert joined([0, 0], [[], []]) == []
     assert joined([0, 1], [[1], []]) is None
+    apart = joined([0] * 3 + [1] * 3, [[0, 0]] * 3 + [[1, 1]] * 3)
+    assert apart is not None and len(apart) == 12, "two rings"
+
+
+def _drawn_graphs(number: int, nodes: int = 9) -> list[Graph]:
+    graphs, g = list[Graph](), torch.Generator().manual_seed(0)
+    for _ in range(number):
+        ends = torch.stack(
+            [torch.arange(1, nodes), (torch.rand(nodes - 1, generator=g) * torch.arange(1, nodes)).long()]
+        )
+        kinds = torch.eye(5)[torch.randint(5, (nodes,), generator=g)]
+        graphs.append((kinds, torch.cat([ends, ends.flip(0)], 1)))
+    return graphs
+
+
+def _problems(graphs: list[Graph]) -> list[Any]:
+    """Make problems whose models hold ``graphs``."""
+    calls = [SimpleNamespace(part=0, taken=[0, 1])]
+    programs = [SimpleNamespace(constants=dict(enumerate(graph)), calls=calls) for graph in graphs]
+    models = [SimpleNamespace(variables=(0,), program=program, kinds=(5,), beside=()) for program in programs]
+    return [SimpleNamespace(model=model, truth=model.program.constants[0]) for model in models]
+
+
+LATE = Failure("NotAttackedError: the time limit ended the search")
+
+
+def test_uploads_without_a_guess_count_as_missed() -> None:
+    graphs = _drawn_graphs(8)
+    answer = score_graphs(_problems(graphs), [graphs[0], *[LATE] * 7])
+    assert answer.counts is not None and answer.above_chance
+    assert (answer.counts.exact, answer.counts.judged, answer.counts.groups) == (9, 72, 8)
+    assert answer.notes[2] == "Of 7 of 8 graphs, edges are not reconstructed: the time limit ended the search."
+
+
+def test_large_graphs_and_missing_guesses_are_not_compared() -> None:
+    graphs, begun = [*_drawn_graphs(3), *_drawn_graphs(5, nodes=1000)], time.process_time()
+    none = score_graphs(_problems(graphs), [LATE] * 8)
+    assert none.counts is not None and none.counts.failures == 5027 and not none.above_chance
+    some = score_graphs(_problems(graphs), [graphs[0], LATE, *graphs[2:]])
+    assert some.counts is not None and (some.counts.exact, some.counts.judged) == (18, 5027)
+    assert time.process_time() - begun < 10
+
+
+def test_nodes_of_all_uploads_count_more_than_edges_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = _drawn_graphs(8)
+    edges = iter([graphs[0], *[LATE] * 7] * 2)
+    for name, made in {"words_of": None, "words_of_uploads": None, "_notes": ("A note.",)}.items():
+        monkeypatch.setattr(scenarios, name, lambda *_, made=made, **__: made)
+    monkeypatch.setattr(scenarios, "read_problem", lambda problem, _: problem)
+    monkeypatch.setattr(scenarios, "graph_of", lambda *_: next(edges))
+    attacked, found = scenarios.Scenarios([], lambda *_, **__: []), list[Any]()
+    for problem in _problems(graphs):
+        observed: Any = SimpleNamespace(model=ReplayModel.__new__(ReplayModel))
+        observed.model.__dict__.update(vars(problem.model))
+        problem.observed_reply, problem.whole = lambda *_, observed=observed, **__: observed, True
+        found.append((SimpleNamespace(inputs=lambda: [graphs[0][0]]), SimpleNamespace(watched=problem)))
+    batches = [Batch(nodes, torch.ones(9, 1)) for nodes, _ in graphs]
+    guesses = [Reconstruction(id=VictimId(0, k), batch=batch) for k, batch in enumerate(batches)]
+    monkeypatch.setattr(attacked, "_reconstructions", lambda _: (guesses, ("Hurried.",)))
+    answer = attacked._attacked(found, uploaded=False)
+    assert answer.kind == "node" and answer.counts is not None and answer.counts.exact == 72
+    assert answer.notes[0] == "A note." and answer.notes[-1] == "Hurried."
+    assert answer.notes[1].startswith("Without given edges, 8 of 64 edges are right")
+    guesses[:] = [replace(guess, batch=None, failure="none") for guess in guesses]
+    answer = attacked._attacked(found, uploaded=False)
+    assert answer.kind == "graph" and answer.counts is not None and answer.counts.exact == 9
+
+
+def test_one_message_step_on_one_kind_of_node_is_solved() -> None:
+    made = _library("randint(0, 1,", "self.third(x).relu()")
+    problem, seen = _observed(made, 0, 0, kind="Whole")
+    found = graph_of(seen, (5,))
+    assert not isinstance(found, Failure), "graphs with equal gradients differ"
+    assert sorted(map(len, linked(*found))) == sorted(map(len, linked(*graph_in(problem.model))))
+
+
+def test_sums_of_many_nodes_are_not_joined() -> None:
+    search = UnknownEdges.__new__(UnknownEdges)
+    gradient = {"last.weight": torch.tensor([[66.0, 130.0]]), "last.bias": torch.ones(1)}
+    search.trial, search.pools = SimpleNamespace(gradient=gradient), [("last", torch.nn.Linear(2, 1))]  # type: ignore[assignment]
+    search._inputs = lambda *_: torch.tensor([[1.0, 1.0], [1.0, 2.0]]).double()  # type: ignore[method-assign]
+    balls = Balls([0, 0], [(0,), (0, 0)], [0, 0])
+    assert not list(search._counts(balls)), "2 nodes at the ends of a path and 64 inside"
+    gradient["last.weight"] = torch.tensor([[64.0, 126.0]])
+    assert list(search._counts(balls)) == [[2, 62]]
+
+
+def test_a_search_of_shares_ends_in_time() -> None:
+    known = torch.rand(200, 4000, generator=torch.Generator().manual_seed(0)).double()
+    shares = torch.zeros(4000).double().index_fill(0, torch.tensor([3, 70]), 0.5)
+    assert torch.allclose(nonnegative_least_squares(known, known @ shares), shares, atol=1e-6)
+    with within(0.0) as limit:
+        assert (nonnegative_least_squares(known, known @ shares) > 0).sum() == 1
+    assert limit.cut
 
 
 def test_a_guess_of_the_most_frequent_kind_is_no_evidence() -> None:

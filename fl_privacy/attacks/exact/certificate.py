@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_privacy.attacks.attack import timely
 from fl_privacy.attacks.exact.spear import columns_of
 from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.grouping import without_labels
@@ -26,6 +27,7 @@ ROUNDING = 1e-3
 
 EXACT = 3e-5  # the same share for a single image, for which no sign in front of a ReLU confirms the result
 _HALF = 2  # the same share in half precision, in units of its rounding
+_LEAST_GAIN = 1e-9  # slope, relative to the sums, at which least squares are solved
 _BEYOND = 0.01  # distance by which inputs may leave [0, 1] due to rounding
 _ROUNDED = 1e-6  # share of a label that is rounding of a softmax in single precision, if a network is sure of it
 _MIXED = 0.01  # margin of a label's second probability over the others above which labels are mixed, and not smoothed
@@ -164,6 +166,25 @@ def least_squares(known: Tensor, sums: Tensor) -> Tensor:
     # on a GPU, lstsq fails without full rank, as with two equal examples
     found: Tensor = torch.linalg.lstsq(known.cpu(), sums.cpu(), driver="gelsd").solution
     return found.to(sums.device)
+
+
+def nonnegative_least_squares(known: Tensor, sums: Tensor) -> Tensor:
+    """Solve ``known`` (m, n) x = ``sums`` (m,) for the nearest x (n,) >= 0, as far as the time limit allows."""
+    found, used = known.new_zeros(known.shape[1]), torch.zeros(known.shape[1], dtype=torch.bool)
+    for _ in timely(range(3 * len(found))):  # one more entry at a time (Lawson and Hanson 1974)
+        gain = (known.T @ (sums - known @ found)).masked_fill(used, -torch.inf)
+        if gain.max() < _LEAST_GAIN * sums.norm():
+            break
+        used[gain.argmax()] = True
+        while (best := least_squares(known[:, used], sums[:, None])[:, 0]).min() < 0:
+            now, low = found[used], best < 0
+            found[used] = now + (now / (now - best))[low].min() * (best - now)
+            used &= found > torch.finfo(found.dtype).eps
+            found[~used] = 0
+            if not used.any():
+                return found
+        found[used] = best
+    return found
 
 
 def model_as_sent(observation: Observation) -> nn.Module:
