@@ -93,7 +93,6 @@ class GraphTrial:
         return seen.reshape(number, self.nodes, -1) if seen is not None and len(seen) == number * self.nodes else None
 
     def stopped(self, layer: nn.Module, given: Mapping[int, Tensor]) -> Tensor | None:
-        """Return a layer's inputs (R, D) if the program runs with tensors ``given`` by number; ``None`` if it fails."""
         if not seconds_left():
             raise NotAttackedError("the time limit ended the search")
         seen = list[Tensor]()
@@ -120,7 +119,6 @@ class GraphTrial:
         return total
 
     def error(self, given: Mapping[int, Tensor]) -> float:
-        """Return the squared relative error of the gradient of tensors ``given`` by number."""
         named = [(p, self.gradient[name]) for name, p in self.model.named_parameters() if name in self.gradient]
         loss = self.model.program.run(given, list(self.model.parts), dict(self.model.named_parameters()))
         made = torch.autograd.grad(loss, [p for p, _ in named], allow_unused=True, materialize_grads=True)
@@ -142,14 +140,11 @@ class Balls:
 
 
 class UnknownEdges:
-    """Search for one graph, nodes and edges, behind the gradient of a network that passes messages along edges.
+    """Search for one graph behind the gradient of a network that passes messages along edges.
 
-    Neighborhoods grow by an edge at a time, and are kept if their inputs of layers lie in the gradients' row spaces, as
-    in GRAIN (arXiv 2503.01838, sec. 4). Least squares then count those of the largest radius, instead of a search among
-    graphs: their outputs add up to the pooled input that the ratio of a weight's and a bias's gradients reveals, and
-    each edge is counted at both ends.
-
-    A neighborhood is evaluated as a node to which its edges lead; the others, at least two, go to their own graph.
+    Neighborhoods grow by an edge at a time, and are kept if their layers' inputs lie in gradients' row spaces, as in
+    GRAIN (arXiv 2503.01838, sec. 4). Least squares then count those of the largest radius: their outputs add up to the
+    pooled input, and each edge is counted at both ends.
     """
 
     def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:
@@ -195,7 +190,6 @@ class UnknownEdges:
         return now is None or not torch.allclose(now[0], seen, rtol=1e-4, atol=1e-7)
 
     def _inputs(self, layer: nn.Module, balls: Balls) -> Tensor:
-        """Return the inputs (M, D) of ``layer`` at M neighborhoods."""
         nodes = torch.cat([self.nodes, self.kinds[balls.kinds]])
         seen = self._last(layer, nodes, torch.cat([self.edges, self._leading(balls)], 1), len(balls.kinds))
         if seen is None:
@@ -236,7 +230,6 @@ class UnknownEdges:
         return balls.chosen((far < FITS).nonzero()[:, 0].tolist()) if bool(far.isfinite().any()) else balls
 
     def solved(self) -> Iterator[Graph]:
-        """Yield graphs that fit the pooled inputs."""
         balls = Balls(range(len(self.kinds)), [()] * len(self.kinds), range(len(self.kinds)))
         for radius in range(1, self.top + 1):
             self.edges = torch.cat([self.edges, self._leading(balls)], 1)
@@ -248,7 +241,6 @@ class UnknownEdges:
                 yield self.kinds[held.kinds], torch.tensor(pairs, dtype=torch.long).reshape(-1, 2).T
 
     def _counts(self, balls: Balls) -> Iterator[list[int]]:
-        """Yield how many nodes have each neighborhood."""
         ends = defaultdict[tuple[int, int], Tensor](lambda: torch.zeros(len(balls.cores)).double())
         for ball, (core, slots) in enumerate(zip(balls.cores, balls.slots, strict=True)):
             for slot, number in Counter(slots).items():
@@ -363,10 +355,7 @@ def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failur
 
 
 def _overlap(guess: Graph, truth: Graph) -> np.ndarray:
-    """Return how many nodes, edges and graphs of a truth are right in a guess.
-
-    Nodes are assigned by color refinement, those of the largest equal surroundings first.
-    """
+    """Return how many nodes, edges and graphs of a truth are right in a guess."""
     first, near = len(guess[0]), [*linked(*guess), *([v + len(guess[0]) for v in each] for each in linked(*truth))]
     features = [hash(tuple(row)) for row in torch.cat([guess[0], truth[0]]).tolist()]
     places, begun = [-1] * len(truth[0]), list(features)
@@ -412,7 +401,6 @@ def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction 
 
 
 def _nearest(trial: GraphTrial, widths: Sequence[int]) -> tuple[float, Tensor] | None:
-    """Return (error, nodes (N, F)) of the guess whose gradient is nearest to the observed one; ``None`` without any."""
     columns = torch.arange(trial.width).split(list(widths))
     choices = [[c for c in each.tolist() if trial.present[c] > SMALLEST] for each in columns]
     most = MOST_ROWS // trial.nodes

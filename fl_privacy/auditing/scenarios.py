@@ -265,7 +265,10 @@ class Scenarios:
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
         if graphs := all(problem.model.kinds for problem in problems):
-            edges = [self._graph(observation, len(observations)) for observation in observations]
+            edges = list[Graph | Failure]()
+            for observation, problem in zip(observations, problems, strict=True):
+                with within(self._seconds_each(len(observations))):
+                    edges.append(graph_of(observation, problem.model.kinds))
             whole = score_graphs(problems, edges)
             if whole.above_chance and not any(isinstance(each, Failure) for each in edges):
                 return whole
@@ -280,11 +283,6 @@ class Scenarios:
             return whole
         said = whole.notes[1:] if graphs else ()
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), *said, *hurried))
-
-    def _graph(self, observation: Observation, among: int) -> Graph | Failure:
-        assert isinstance(observation.model, ReplayModel)
-        with within(self._seconds_each(among)):
-            return graph_of(observation, observation.model.kinds)
 
     def _seconds_each(self, among: int) -> float:
         return max(LEAST_SECONDS, self.seconds / len(SCENARIOS) / among)

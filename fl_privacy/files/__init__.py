@@ -77,10 +77,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
 
 
 def remove_untrusted(folder: Path) -> None:
-    """Remove a folder whose content is untrusted and may change meanwhile; log errors and leave the rest.
-
-    Folders inside are moved to the top first, so that none is too deep. No symbolic link is followed.
-    """
+    """Remove a folder whose content is untrusted and may change meanwhile; log errors and leave the rest."""
     prefix, taken = folder / f"taken-{secrets.token_hex(8)}", 0
     try:
         pending = [folder]

@@ -38,25 +38,20 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
     _, link, hidden = max(tried, key=lambda each: each[0])
     values, _, started = hidden
     known, found, left = {link[2]: values}, started, torch.where(started, 0.0, 1.0).to(values)
-    if link[0] is not None and started.any() and _is_small(layer := network.convolution(link[0])):
+    first = link[0] if started.any() else None
+    layer = network.convolution(link[2] if first is None else first)
+    places = layer.shape[1] * layer.shape[2]
+    if first is not None and places <= _MOST_PLACES and layer.gradients * places <= _MOST_NUMBERS:
         inputs, left = values.new_zeros(len(values), *layer.shape), torch.full_like(left, torch.inf)
         for row in timely(started.nonzero().flatten().tolist()):
             inputs[row], left[row] = _before(network, own, link, row, hidden)
         if bool((fits := left < FITS).any()):  # deeper values would only slow a descent
-            known, found = {input_of(link[0]): inputs}, fits
+            known, found = {input_of(first): inputs}, fits
     return Known(known, (), started, found, left)
 
 
-def _is_small(layer: Convolution) -> bool:
-    places = layer.shape[1] * layer.shape[2]
-    return places <= _MOST_PLACES and layer.gradients * places <= _MOST_NUMBERS
-
-
 def _hidden(network: Residual, own: Tensors, link: Link) -> _Hidden:
-    """Solve for the inputs of the link's last convolution, and the slopes of its outputs.
-
-    The gradient of the norm's bias, which is the sum of slopes behind the norm, gives the scale of both.
-    """
+    """Solve for the inputs of the link's last convolution, and the slopes of its outputs."""
     _, norm, _, later = link
     layer, gradients = network.convolution(later), own[f"{later.target}.weight"]
     module, (down, across) = layer.module, layer.padding
