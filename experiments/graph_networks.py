@@ -25,6 +25,7 @@ from torch import nn
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
 from fl_privacy.auditing.scenario_graphs import graph_of, score_graphs
 from fl_privacy.auditing.scenario_problem import StepProblem, gradient_plan, read_problem
+from fl_privacy.federation.replies import Failure
 from fl_privacy.types import Observation
 
 HERE = Path(__file__).resolve().parent
@@ -79,7 +80,11 @@ def figures_of(name: str, graphs: list[Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     answer = score_graphs([problem for problem, _ in seen], found)
     assert answer.counts is not None and answer.control is not None
-    figures = {"number": len(graphs), "solved": sum(each is not None for each in found), "seconds": seconds}
+    figures = {
+        "number": len(graphs),
+        "solved": sum(not isinstance(each, Failure) for each in found),
+        "seconds": seconds,
+    }
     nodes = sum(len(graph.x) for graph in graphs)
     figures |= {"nodes": answer.counts.exact, "of nodes": nodes, "control nodes": answer.control.exact}
     edges, whole = re.findall(r"(\d+) (?:of \d+ )?(?:edges|graphs)", answer.notes[1])

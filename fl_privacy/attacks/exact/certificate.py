@@ -27,7 +27,7 @@ ROUNDING = 1e-3
 
 EXACT = 3e-5  # the same share for a single image, for which no sign in front of a ReLU confirms the result
 _HALF = 2  # the same share in half precision, in units of its rounding
-_LEAST_GAIN = 1e-9  # slope, relative to the sums, at which least squares are solved
+_LEAST_GAIN = 1e-13  # slope, relative to the sums, at which least squares are solved
 _BEYOND = 0.01  # distance by which inputs may leave [0, 1] due to rounding
 _ROUNDED = 1e-6  # share of a label that is rounding of a softmax in single precision, if a network is sure of it
 _MIXED = 0.01  # margin of a label's second probability over the others above which labels are mixed, and not smoothed

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
+from scipy.optimize import linear_sum_assignment, nnls
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact import ExactInversion
+from fl_privacy.attacks.exact.certificate import nonnegative_least_squares
 from fl_privacy.attacks.exact.spear import column_space
 from fl_privacy.errors import UserError
 from fl_privacy.models import MLP, LeNet
@@ -266,3 +267,13 @@ def test_losses_with_weights_of_classes_are_computed_in_double_precision_as_well
     (found,) = ExactInversion()([seen], seed=0)
     assert found.failure is None and found.certainty is Certainty.PROVEN
     assert worst(found, truth) < 1e-3
+
+
+def test_nonnegative_least_squares_are_those_of_scipy_where_columns_are_alike() -> None:
+    """Columns that differ little have slopes that are small long before the solution is reached."""
+    rng = torch.Generator().manual_seed(0)
+    base = torch.rand(20, 12, generator=rng).double()
+    known = torch.cat([base, base[:, :6] + 1e-4 * torch.rand(20, 6, generator=rng).double()], 1)
+    sums = known @ torch.rand(18, generator=rng).double()
+    left = (known @ nonnegative_least_squares(known, sums) - sums).norm()
+    assert left <= nnls(known.numpy(), sums.numpy())[1] + 1e-8 * sums.norm()
