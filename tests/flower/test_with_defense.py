@@ -77,7 +77,7 @@ def test_a_defense_acts_on_the_change_of_trained_parameters_alone(shares: str) -
     kept = torch.tensor([9.0, *[0.0] * 9])
     assert reply.array("0").dtype == np.float16 and reply.array("1").tolist() == [1, 1, 1]
     assert np.allclose(reply.array("0"), (before + kept if shares == "weights" else kept).numpy())
-    with pytest.raises(UserError, match="expects parameters, but uploads are coded"):
+    with pytest.raises(UserError, match="expects parameters, but they are coded"):
         ReplyDefense(pruning(), seed=0)(reply, seen, replace(found, parameters={}), context)  # type: ignore[arg-type]
 
 
