@@ -24,7 +24,7 @@ from torch import nn
 
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
 from fl_privacy.auditing.scenario_graphs import graph_of, score_graphs
-from fl_privacy.auditing.scenario_problem import StepProblem, gradient_plan, read_problem
+from fl_privacy.auditing.scenario_problem import StepProblem, gradient_plan, read_problem, reason_of
 from fl_privacy.federation.replies import Failure
 from fl_privacy.types import Observation
 
@@ -78,13 +78,12 @@ def figures_of(name: str, graphs: list[Any]) -> dict[str, Any]:
     started = time.perf_counter()
     found = [graph_of(observation, problem.model.kinds) for problem, observation in seen]
     seconds = time.perf_counter() - started
+    failed = [reason_of(each) for each in found if isinstance(each, Failure)]
+    figures = {"number": len(graphs), "solved": len(found) - len(failed), "seconds": seconds}
+    if len(failed) == len(found):
+        return {**figures, "reason": failed[0]}
     answer = score_graphs([problem for problem, _ in seen], found)
     assert answer.counts is not None and answer.control is not None
-    figures = {
-        "number": len(graphs),
-        "solved": sum(not isinstance(each, Failure) for each in found),
-        "seconds": seconds,
-    }
     nodes = sum(len(graph.x) for graph in graphs)
     figures |= {"nodes": answer.counts.exact, "of nodes": nodes, "control nodes": answer.control.exact}
     edges, whole = re.findall(r"(\d+) (?:of \d+ )?(?:edges|graphs)", answer.notes[1])
