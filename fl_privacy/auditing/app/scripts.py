@@ -367,11 +367,11 @@ def _guessed(
             elif needed:
                 example = _EXAMPLE.search(str(constant(taken.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
-                told = stated([str(constant(each)) for each in asked[flag].args]) if flag.startswith("-") else []
-                told = allowed(told, name, kind, choices)
-                alike = of_client and len({re.sub(r"\d+|(?<![a-z])[a-d](?![a-z])", "", each) for each in told}) == 1
-                told = [f"{{partition:{'|'.join(told)}}}"] if alike and told[1:] else told[:1]
-                known = usual, *told, *map(str, choices[:1]), None if first is None else str(first)
+                fitting = stated([str(constant(each)) for each in asked[flag].args]) if flag.startswith("-") else []
+                fitting = allowed(fitting, name, kind, choices)
+                alike = of_client and len({re.sub(r"\d+|(?<![a-z])[a-d](?![a-z])", "", each) for each in fitting}) == 1
+                fitting = [f"{{partition:{'|'.join(fitting)}}}"] if alike and fitting[1:] else fitting[:1]
+                known = usual, *fitting, *map(str, choices[:1]), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
                 value = usual if kind in _OF_TYPE and not _ENDS.match(name) else None
