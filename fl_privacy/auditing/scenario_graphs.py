@@ -312,7 +312,7 @@ def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | Failure
             given = {trial.variable: nodes, trial.links: edges, trial.graphs: torch.zeros(len(nodes)).long()}
             if trial.error(given) < max(SOLVED, noise**2):
                 return nodes, edges
-        raise NotAttackedError("no graph was found in time whose gradient is the observed one")
+        raise NotAttackedError("no graph with the observed gradient was found")
 
     return attempt(fitting)
 

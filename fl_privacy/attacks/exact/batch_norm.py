@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.attack import timely
+from fl_privacy.attacks.exact import residual
 from fl_privacy.attacks.exact.certificate import least_squares
 from fl_privacy.attacks.exact.convolution import Convolution, above_noise, inputs_up_to_a_factor
 from fl_privacy.attacks.exact.residual import FITS, Known, Link, OwnStatistics, Residual, heard, input_of, links
@@ -17,11 +18,9 @@ from fl_privacy.types import Tensors
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
 _SOLVED = 1e-6  # relative residual at which they stop
 _KEPT = 1e-4  # eigenvalues below this share of the largest are directions that the gradient does not show
-_MOST_PLACES, _MOST_NUMBERS = 1200, 1 << 26  # pixels that enter a convolution, and numbers of its equations
 _MOST_HIDDEN = 512  # largest number of unknowns along such directions
 _LEAST_WEIGHT = 1e-4  # weights of a norm below this share of the largest show no values in front of it
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
-
 
 _Hidden = tuple[Tensor, Tensor, Tensor]
 """Inputs (V, C, H, W) of a link's last convolution, slopes (V, O, P, Q) of its outputs, and which V were found."""
@@ -41,7 +40,7 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
     first = link[0] if started.any() else None
     layer = network.convolution(link[2] if first is None else first)
     places = layer.shape[1] * layer.shape[2]
-    if first is not None and places <= _MOST_PLACES and layer.gradients * places <= _MOST_NUMBERS:
+    if first is not None and places <= residual.MOST_PLACES and layer.gradients * places <= residual.MOST_NUMBERS:
         inputs, left = values.new_zeros(len(values), *layer.shape), torch.full_like(left, torch.inf)
         for row in timely(started.nonzero().flatten().tolist()):
             inputs[row], left[row] = _before(network, own, link, row, hidden)
@@ -132,7 +131,8 @@ def _solved(layer: Convolution, left: Tensor, right: Tensor, outputs: Tensor, ga
     seen, free = vectors[:, shown], vectors[:, ~shown]
     found: Tensor = (seen / values[shown] @ (seen.T @ (left.T @ right))).T
     count, channels = free.shape[1], layer.shape[0]
-    if count * channels > _MOST_HIDDEN or count * channels * max(found.numel(), outputs.numel()) > _MOST_NUMBERS:
+    most = min(_MOST_HIDDEN, residual.MOST_NUMBERS // max(found.numel(), outputs.numel()))
+    if count * channels > most:
         return None
     if count:
         each = torch.einsum("pk,cd->kcdp", free, torch.eye(channels).to(free)).reshape(-1, *layer.shape)

@@ -143,8 +143,8 @@ def complete_head(observation: Observation, head: str) -> Observation:
 FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
 _TRIES = 3  # convolutions, the last first, that are tried without knowing any slope
 _FACTORS = 2001
-_MOST_NUMBERS = 1 << 26  # numbers of the equations of a shortcut, for all victims: half a gigabyte
-_MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solved
+MOST_NUMBERS = 1 << 26  # numbers of equations that are solved together: half a gigabyte
+MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -439,7 +439,7 @@ class _Step:
         if not _enough(self.equations):
             return None
         channels, height, width = self.equations[0].layer.shape
-        small = len(self.outputs) * channels * (height * width) ** 2 <= _MOST_NUMBERS
+        small = len(self.outputs) * channels * (height * width) ** 2 <= MOST_NUMBERS
         found, _ = gated_inputs(self.equations, self._shown() if small else None)
         return heard(self.network, self.before, found)
 
@@ -476,4 +476,4 @@ class _Step:
 def _enough(equations: Sequence[Equations]) -> bool:
     layer = equations[0].layer
     places = layer.shape[1] * layer.shape[2]
-    return places <= _MOST_PLACES and sum(each.layer.gradients for each in equations) >= places
+    return places <= MOST_PLACES and sum(each.layer.gradients for each in equations) >= places
