@@ -45,9 +45,9 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        Return ``None`` if nobody else took part, no tensor is in all of ``own``, or, without ``own``, no value changed.
-        If the server's optimizer is SGD or momentum, values below the model's last digit become zero, so that the rows
-        of absent words stay recognizable.
+        ``None`` if nobody else took part or no tensor is in all of ``own``; if ``own`` is empty, also if no value
+        changed. If the server's optimizer is SGD or momentum, values below the model's last digit become zero, so that
+        the rows of absent words stay recognizable.
 
         Args:
             before, after: global model before and after the round.

@@ -110,7 +110,7 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return by what a client's files are named: ("partition", number) if it has one, or ("node", id)."""
+    """Return the parts of a client's file names: ("partition", number) if it has a partition, else ("node", id)."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id

@@ -382,7 +382,7 @@ _TOOK = "fl-privacy.took"  # record of a form with the seconds of work behind th
 
 
 def form_of(answer: RecordDict, seconds: float) -> RecordDict:
-    """Return ``answer`` with empty arrays, and the ``seconds`` it took; :func:`like_form` fills it."""
+    """Return the form of ``answer`` for :func:`like_form`: its records with empty arrays, and its ``seconds``."""
     form = RecordDict({**answer, _TOOK: ConfigRecord({"seconds": seconds})})
     for name, record in answer.array_records.items():
         form[name] = ArrayRecord({k: Array.from_numpy_ndarray(np.empty(0, a.dtype)) for k, a in record.items()})

@@ -128,7 +128,7 @@ class SourceFile:
 
     @cached_property
     def entry(self) -> str:
-        """Return the first function without required arguments that starts Flower, unless the file uses it."""
+        """Return the name of the first unused function that starts Flower and needs no arguments; empty if none."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef) and all(

@@ -277,7 +277,10 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of strings, and how many ``x = rows[:, 3:-2]`` leaves out, without a last one of labels."""
+        """Find columns of strings, and the number of columns that slices such as ``x = rows[:, 3:-2]`` leave out.
+
+        One last column, of labels, does not count.
+        """
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
@@ -377,7 +380,7 @@ class Drawing:
         return self._with_flags(hf, drawn, kinds, rng) if pictured else (drawn, hf.Features(kinds))
 
     def _with_flags(self, hf: Any, drawn: dict[str, Any], kinds: dict[str, Any], rng: np.random.Generator) -> Any:
-        """Add columns of 0 or 1 for what else the code reads of each picture."""
+        """Add columns of 0 or 1 for other keys that the code looks up in each example."""
         known = (IMAGE, LABEL, TEXT)
         for name in sorted(self._of_example - self._made - drawn.keys()):
             if not any(each.search(name) for each in known):

@@ -66,7 +66,7 @@ _STARTS = {
 
 @dataclass(frozen=True)
 class Started:
-    """Server and client app that scripts would have started, with the number of clients, if known, and what failed."""
+    """Server and client app that scripts would have started, the number of clients if known, and what failed."""
 
     server: ServerApp
     client: ClientApp
@@ -85,8 +85,8 @@ _Calls = defaultdict[str, list[dict[str, Any]]]
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
     """Run the server's script until it would start Flower, and return apps that Flower can run.
 
-    A client's script runs when that client is first asked, in modules of its own. ``UserError`` if a script raises an
-    error, or ends without a start.
+    A client's script runs when that client is first asked, with its own copies of modules. ``UserError`` if a script
+    raises an error, or ends without a start.
     """
     runner, settings = _Runner(folder), usual_settings(code_of(folder))
     plain = LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)

@@ -111,7 +111,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds that messages name or, if they name none, of messages to one node."""
+        """Return the number of training rounds named in messages; if none is, of training messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -238,7 +238,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it, or an error reply, and what its arrays meant before (``None`` if not defended)."""
+        """Defend a reply; return it or an error reply, and which parameters its arrays held before (or ``None``)."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

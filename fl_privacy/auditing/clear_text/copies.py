@@ -76,11 +76,10 @@ def _copies(rows: int, of: int, how: str) -> str:
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Return the numbers of columns of ``array`` (N,) or (N, f) and of the table that has all these columns.
+    """Return the numbers of columns of ``array``, (N,) or (N, f), and of the table that contains all of them.
 
-    A column's values may be in any order. Columns with too few different values are not compared, but at least half
-    have to be. ``None`` if no table of ``tables`` (N, F) fits; its rows may be repeated. ``counts``: possible numbers
-    of examples.
+    Values of a column may be repeated and in any order. Columns with too few different values are skipped, but at least
+    half must be compared. ``None`` if no table of ``tables`` (N, F) fits. ``counts``: possible numbers of examples.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None

@@ -90,7 +90,8 @@ class OnlyExamples:
     """Restriction of a training to one batch: ``number`` examples of its loaders, from the example ``first`` on.
 
     ``at_call``: ``True`` for a training without loaders: tensors are cut when they enter modules before the first step,
-    and tensors of the same length, such as targets, when they meet the outputs; later steps change nothing.
+    and tensors of the same length, such as targets, when a function combines them with outputs; later steps have no
+    effect.
     """
 
     first: int = 0

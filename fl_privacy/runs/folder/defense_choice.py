@@ -181,7 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least excess of the best attacker over guesses without the update, over all rounds and attacks."""
+    """Return the smallest lead of the best attacker over guesses without the update, among all rounds and attacks."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
