@@ -128,10 +128,10 @@ class GraphTrial:
 
 @dataclass(frozen=True, eq=False)
 class Balls:
-    """Neighborhoods of radius r, each around one central node.
+    """Neighborhoods of radius r, one for each entry.
 
-    ``cores``: number of its neighborhood of radius r - 1. ``slots``: numbers of its neighbors' ones. ``kinds``: number
-    of its features.
+    ``cores``: index of the central node's neighborhood of radius r - 1. ``slots``: such indices of its neighbors.
+    ``kinds``: index of its features.
     """
 
     cores: Sequence[int]
@@ -273,7 +273,8 @@ class UnknownEdges:
 def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[int, int]] | None:
     """Return edges, in both directions, for which the ``cores`` of each node's neighbors are the node's ``slots``.
 
-    A connected graph is preferred; ``None`` if none, connected or not, is found within ``MOST_STEPS`` steps.
+    ``cores`` and ``slots`` of each node: see :class:`Balls`. A connected graph is preferred; ``None`` if none,
+    connected or not, is found within ``MOST_STEPS`` steps.
     """
     begun = sorted(range(len(slots)), key=lambda v: len(slots[v]) > 0)[: 1 + sum(not each for each in slots)]
     free, near = [Counter(each) for each in slots], [set[int]() for _ in slots]
@@ -363,7 +364,7 @@ def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failur
 
 
 def _overlap(guess: Graph, truth: Graph) -> np.ndarray:
-    """Return how many nodes, edges and graphs of a truth are right in a guess."""
+    """Return the numbers (3,) of nodes, edges and graphs of ``truth`` that are right in ``guess``."""
     first, near = len(guess[0]), [*linked(*guess), *([v + len(guess[0]) for v in each] for each in linked(*truth))]
     features = [hash(tuple(row)) for row in torch.cat([guess[0], truth[0]]).tolist()]
     places, begun = [-1] * len(truth[0]), list(features)

@@ -59,14 +59,14 @@ class _Losses:
 
 
 def answered(ask: Callable[[], Answer], **about: Any) -> Answer:
-    """Return the answer of ``ask``, or one with the reason for its failure; add its time and the fields ``about``."""
+    """Return the answer of ``ask``, or the reason for its failure, with the time taken and the fields ``about``."""
     started, made = time.perf_counter(), attempt(ask)
     answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
     return replace(answer, seconds=time.perf_counter() - started, **about)
 
 
 def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: float) -> Answer:
-    """Infer which client trained on which examples; ``NotAttackedError`` if that is not possible.
+    """Infer which client trained on which examples; ``NotAttackedError`` if no inference is possible.
 
     ``seen``: observed training step on one example, from which the app's loss is rebuilt. ``seconds``: time limit.
     """

@@ -339,7 +339,7 @@ STYPE = "fl_privacy.encoded"  # serialization type of arrays that ``defenses.enc
 
 
 def shortest(array: np.ndarray) -> Array:
-    """Encode ``array`` without loss if that is shorter (many zeros, few distinct values), else as Flower does."""
+    """Encode ``array`` without loss if this saves bytes (many zeros, few distinct values), else as Flower does."""
     plain = plain_array(array)
     if not np.issubdtype(array.dtype, np.floating) or plainly_shortest(array):
         return plain

@@ -147,7 +147,7 @@ class Answers:
         memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
-        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process did so, or writing fails."""
+        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process has, or writing fails."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()

@@ -96,7 +96,7 @@ def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: 
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Return which uploads of a run are intercepted; ``UserError`` if rounds, clients or examples do not exist."""
+    """Return the plan of which uploads are intercepted; ``UserError`` if rounds, clients or examples do not exist."""
     inferences = build_inferences(config.inference)
     reads_images = "_target_" in config.attack or config.intercept.save
     if not reads_images and not inferences:

@@ -148,7 +148,10 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Return the summed probes if sites (``own``) attack or SecAgg+ is on; ``UserError`` for sums of one client."""
+        """Return the probes' sums if the sites ``own`` attack or SecAgg+ is on, else ``None``.
+
+        ``UserError`` if a sum has a single client.
+        """
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:

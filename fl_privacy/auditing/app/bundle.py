@@ -276,7 +276,7 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
 
     A bundle is unpacked. In a folder without Flower's app format, the app consists of the scripts that start Flower, or
     else of the only folder inside that has the format. ``chosen``: options of ``find_scripts``; with a script, the
-    folder's app format is not looked at. ``UserError`` if it is no Flower app.
+    folder's app format is ignored. ``UserError`` if ``path`` is no Flower app.
     """
     place = expanded(path).absolute()
     if not place.is_file() or place.suffix != ".fab":

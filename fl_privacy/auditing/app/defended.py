@@ -26,7 +26,7 @@ from fl_privacy.runs.config import compose_run, options
 def defense_called(given: Sequence[str]) -> Defense:
     """Build the defense of ``--with-defense`` from its name and settings such as ``defense.scale=0.1``.
 
-    ``UserError`` if it is unknown, or does not act on uploads alone.
+    ``UserError`` if the defense is unknown, or does not act on uploads alone.
     """
     words = [word for text in given for word in text.split()]
     name = next((word for word in words if re.fullmatch(r"(defense=)?\w+", word)), "").removeprefix("defense=")

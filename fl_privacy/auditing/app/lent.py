@@ -88,7 +88,10 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``find(name)`` provide attributes that ``module`` lacks, until ``stack`` closes; ``None`` if it has none."""
+    """Let ``find(name)`` provide attributes that ``module`` lacks, until ``stack`` closes.
+
+    ``find`` returns ``None`` for names that it can't provide.
+    """
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:

@@ -211,7 +211,7 @@ def find_scripts(
 
 
 def cells_of(path: Path) -> list[str]:
-    """Return the Python code of a script, or of each code cell of a notebook; ``UserError`` if that is unreadable."""
+    """Return the Python code of a script, or of each code cell of a notebook; ``UserError`` for an unreadable file."""
     try:
         if path.suffix != ".ipynb":
             return [decode_source(b"\n".join(path.read_bytes().splitlines()))]  # as Python: it reads lines first
@@ -392,7 +392,7 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
-    """Yield values for ``sys.argv[1]`` and so on, guessed from the names to which a script assigns them."""
+    """Yield values for ``sys.argv[1]`` and so on, guessed from the names of variables that get them."""
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     lists = {dotted(each) for node in assigned if dotted(node.value).endswith("argv") for each in node.targets}
     names: dict[int, str] = {}
@@ -473,5 +473,5 @@ def constant(node: ast.AST | None) -> object:
 
 
 def named(path: Path, folder: Path) -> str:
-    """Return ``path`` relative to ``folder`` or, if it is outside, as it is."""
+    """Return ``path`` relative to ``folder`` if it is inside, else unchanged."""
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

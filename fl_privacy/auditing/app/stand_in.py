@@ -1,4 +1,4 @@
-"""Drawn examples where an app's data are missing, in the form that its code asks for."""
+"""Random examples in place of an app's missing data, in the form that its code expects."""
 
 import ast
 import importlib
@@ -98,7 +98,7 @@ def labels(number: int, classes: int) -> np.ndarray:
 
 
 def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """Draw smooth pictures (N, H, W, C) of bytes: each is a coarse pattern of its class plus one of its own."""
+    """Draw smooth pictures (N, H, W, C) of uint8, each a coarse pattern of its class plus a coarse random one."""
 
     def smooth(many: int) -> np.ndarray:
         coarse = rng.normal(size=(many, 6, 6, shape.channels))
@@ -323,7 +323,7 @@ class Drawing:
     def hub(self, path: str, name: object, split: object) -> Any:
         """Make up data in place of the Hugging Face data set, or saved folder, ``path``.
 
-        The columns are those of the known data set of that name, or else those that the app's code names. ``name``: the
+        Columns are taken from the known data set of that name, or else from the app's code. ``name``: the
         data set's configuration. ``split``: name or list of names of parts; ``None`` returns a dictionary of all.
         """
         hf = importlib.import_module("datasets")

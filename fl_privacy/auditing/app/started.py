@@ -150,7 +150,7 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
-    """Evaluate by a strategy; if that fails, return ``None`` and add the reason to ``failed``."""
+    """Call ``evaluate``, a strategy's method; if it fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -408,9 +408,10 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Return an answer to a script's question: from the standard input or, if that is closed, a likely one.
+    """Answer a script's question from the standard input or, if it is closed, by a likely answer.
 
-    A usual value comes first, then offered choices, another one each time; ``UserError`` if there are no more.
+    A usual value comes first, then each choice that the question offers, one per call; ``UserError`` if there are no
+    more.
     """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)

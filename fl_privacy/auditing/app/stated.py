@@ -34,7 +34,10 @@ class OptionsStated:
     script: Path
 
     def values(self, flags: Sequence[str]) -> list[str]:
-        """Return an option's values in commands; without any, the likeliest settings file if the option names one."""
+        """Return the values of the option ``flags`` in commands on the project's pages.
+
+        Without any, return the likeliest settings file if the option names a settings file.
+        """
         values = [value for flag in flags for value in self._given.get(flag, ())]
         if values or not _SETTINGS.search(flags[-1]):
             return [*dict.fromkeys(values)]

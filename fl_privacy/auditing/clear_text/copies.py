@@ -166,7 +166,7 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that are among the rows of ``known``; 0 if that may be chance.
+    """Count the rows that equal some row of ``known``; 0 if chance may explain these.
 
     ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the rows are the array's own, not
     reshaped; many rows are then evidence even if each has few digits.
@@ -212,7 +212,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
     """Return the bits of evidence in a row's values and, if ``ordered``, their order; 0 for evenly spaced values.
 
-    ``ramps=True`` counts evenly spaced values, too.
+    ``ramps=True`` also counts evenly spaced values.
     """
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
@@ -229,7 +229,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count, among the first rows, those equal to rows of ``known`` up to scale and offset; 0 if that may be chance."""
+    """Count those of the first rows that equal a row of ``known`` up to scale and offset; 0 if it may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     telling = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not telling:

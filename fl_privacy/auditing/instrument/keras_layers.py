@@ -133,7 +133,7 @@ def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
 
 
 def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-    """Yield PyTorch layers that together equal a Keras layer, with their weights by name; ``UserError`` without any."""
+    """Yield PyTorch layers that together equal a Keras layer, with their weights by name; ``UserError`` if none do."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     if len(shape) == 4 and None in shape[1:]:
         raise UserError("one image size is expected, but the app's Keras network takes images of any size; set it")

@@ -116,7 +116,7 @@ class _Mode(TorchFunctionMode):
 class TrainingWatch:
     """Observes training inside a ``with`` block of ``looking``.
 
-    ``program``: ``True`` to record the computation of the first loss, too. ``only``: examples to which training is
+    ``program``: ``True`` also records the computation of the first loss. ``only``: examples to which training is
     limited.
     """
 

@@ -201,7 +201,10 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most; ``None`` without one, if one leaks, or if modalities differ."""
+    """Return the undefended candidate that leaks most, or ``None``.
+
+    ``None`` if there is none, an attack reconstructed something from one of them, or modalities differ.
+    """
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None
