@@ -182,9 +182,9 @@ class UnknownEdges:
         self.kinds = torch.stack(kinds)
 
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
-        """Return the inputs (M, D) of ``layer`` for the last M nodes, and whether it comes after pooling.
+        """Return the inputs of ``layer`` at the last M = ``number`` nodes, and whether it comes after pooling.
 
-        M is ``number``; each of these nodes is pooled alone. ``None`` if the layer has no input for each node or graph.
+        Each of these nodes is pooled alone. ``None`` if the layer has no input for each node or graph.
         """
         ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
         given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
@@ -273,7 +273,7 @@ class UnknownEdges:
 def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[int, int]] | None:
     """Return edges, in both directions, for which the ``cores`` of each node's neighbors are the node's ``slots``.
 
-    ``cores`` and ``slots`` of each node: see :class:`Balls`. A connected graph is preferred; ``None`` if none,
+    ``cores``, ``slots``: see :class:`Balls`. A connected graph is preferred; ``None`` if none,
     connected or not, is found within ``MOST_STEPS`` steps.
     """
     begun = sorted(range(len(slots)), key=lambda v: len(slots[v]) > 0)[: 1 + sum(not each for each in slots)]
@@ -338,7 +338,7 @@ def rounding_of(observation: Observation) -> float:
 def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failure]) -> Answer:
     """Count the nodes that are right with all their neighbors; ``found``: each upload's guess, or failure.
 
-    For the control and ``counts.chance``, other uploads' true graphs are guesses. Graphs of over ``MOST_NODES`` nodes
+    For the control and ``counts.chance``, other uploads' true graphs are guesses. Graphs above ``MOST_NODES`` nodes
     count as missed.
     """
     truths, right, usual = [graph_in(problem.model) for problem in problems], np.zeros(3, int), np.zeros(3)

@@ -135,8 +135,7 @@ def _alike(
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
     """Return examples of client ``place`` paired with examples of the same classes from the other clients.
 
-    ``pools``: each client's examples, as lists of tensors. ``classes``: each client's classes; if one is ``None``,
-    classes are ignored.
+    ``pools``: examples of each client, as lists of tensors. ``classes``: their classes; ignored if one is ``None``.
     """
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]

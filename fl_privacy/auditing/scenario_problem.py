@@ -19,8 +19,8 @@ from fl_privacy.auditing.instrument.program import (
     Own,
     Program,
     ReplayModel,
-    fixed_inputs,
     connections_of,
+    fixed_inputs,
     kinds_in,
     tensors_in,
 )

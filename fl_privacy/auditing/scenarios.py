@@ -407,10 +407,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask a client to reply on example ``number`` alone; if that fails, on its repeats, then on few examples.
-
-    If all fail, return the first failure.
-    """
+    """Return a client's reply on example ``number`` alone, else on its repeats or few examples, or the first error."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)

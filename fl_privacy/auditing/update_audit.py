@@ -240,10 +240,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
-        """Return (number of exact guesses, share of all examples that have a duplicate).
-
-        ``None`` if one of the exactly guessed examples is unique.
-        """
+        """Return (exact guesses, share of examples with a duplicate); ``None`` if an exactly guessed one is unique."""
         every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
         pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
         equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])

@@ -123,10 +123,7 @@ def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
 
 
 def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return an example's shape: as given, as in the data, or the only one that the network accepts.
-
-    ``UserError`` if the shape can't be inferred.
-    """
+    """Return an example's shape: as given, in the data, or the only one the network accepts; ``UserError`` for none."""
     if (known := asked or of_data) is not None:
         return known
     kind, size, path = entrance_of(network)

@@ -107,7 +107,7 @@ class AnotherSite:
 def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
     """Estimate the share p in (0, 1) of ``own`` in ``mean`` = p own + (1 - p) rest; return p and how it was found.
 
-    Three ways are tried. ``None`` if none of them works.
+    Three ways are tried; ``None`` if none works.
 
     1. After a single step of Adam all values have one size. The ratio mean / own is smallest where the signs of all
     other updates differ from the own sign, and is 2p - 1 there.

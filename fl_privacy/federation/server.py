@@ -196,10 +196,7 @@ _NOT_ASKED = -100
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy in [0, 1], mean cross entropy, and number of examples.
-
-    Means are over examples, or over the next tokens of all texts.
-    """
+    """Accuracy in [0, 1] and cross entropy, as means over examples or texts' next tokens; and number of examples."""
 
     accuracy: float
     loss: float

@@ -202,10 +202,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in Flower's ``context.state``, which is lost when the node restarts.
-
-    With ``once``, ``expect_new`` refuses a round that was already answered.
-    """
+    """Client state in Flower's ``context.state``, lost at a restart; with ``once``, answered rounds are refused."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records

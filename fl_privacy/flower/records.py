@@ -352,8 +352,7 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Return the tensor that ``shortest`` encoded.
 
-    ``UserError`` for an unknown ``name``, wrong bytes, or more values than ``like`` has: few bytes may claim many
-    zeros.
+    ``UserError`` for an unknown ``name``, wrong bytes, or more values than ``like`` has (few bytes can claim many).
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}; take it out.")

@@ -330,10 +330,7 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod`` so that its errors become replies of one line.
-
-    Unexpected errors, and lines that name a path, are only logged.
-    """
+    """Wrap ``mod``: its errors become replies of one line; unexpected ones, and lines with a path, are only logged."""
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:

@@ -164,10 +164,7 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    """Draw bars of each defense's CAP under the strongest attacker, with a line at that under the plain attacker.
-
-    See :class:`Cap` and SPN, Figure 25.
-    """
+    """Draw each defense's CAP under the strongest attacker, with a line at the plain attacker's (SPN, Figure 25)."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []

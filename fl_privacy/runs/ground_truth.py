@@ -209,7 +209,7 @@ class SummedProbes:
         """Return the global model after rounds in which the attacking sites move it towards ``aim``.
 
         Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm at which the
-        server excludes an update, estimated from a site's honest update. The other clients train meanwhile.
+        server excludes an update, estimated from a site's honest update.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

@@ -390,10 +390,7 @@ def is_importable(name: str) -> bool:
 
 
 def _asked_for(folder: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a project's requirements from its pyproject.toml, else from its requirements.txt.
-
-    ``content``: parsed pyproject.toml; empty to parse it here.
-    """
+    """Return the requirements in pyproject.toml (``content``; empty to parse it here), or else in requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         content = content or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(content, "project").get("dependencies"), list):

@@ -88,10 +88,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``find(name)`` provide attributes that ``module`` lacks, until ``stack`` closes.
-
-    ``find`` returns ``None`` for names that it can't provide.
-    """
+    """Let ``find(name)`` provide what ``module`` lacks until ``stack`` closes; it returns ``None`` for other names."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:

@@ -71,7 +71,7 @@ class Few(np.ndarray):
 
 
 class Saved(list[dict[str, Any]]):
-    """Made-up data set: a list of examples, each a mapping from column to value."""
+    """Made-up data set: examples as mappings from column to value."""
 
 
 class Score:

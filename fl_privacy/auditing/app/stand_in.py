@@ -277,10 +277,7 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of strings, and the number of columns that slices such as ``x = rows[:, 3:-2]`` leave out.
-
-        One last column, of labels, does not count.
-        """
+        """Find columns of strings, and how many columns besides the labels ``x = rows[:, 3:-2]`` leaves out."""
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
@@ -323,7 +320,7 @@ class Drawing:
     def hub(self, path: str, name: object, split: object) -> Any:
         """Make up data in place of the Hugging Face data set, or saved folder, ``path``.
 
-        Columns are taken from the known data set of that name, or else from the app's code. ``name``: the
+        Columns are those of the known data set of that name, or of the app's code. ``name``: the
         data set's configuration. ``split``: name or list of names of parts; ``None`` returns a dictionary of all.
         """
         hf = importlib.import_module("datasets")

@@ -36,7 +36,7 @@ class OptionsStated:
     def values(self, flags: Sequence[str]) -> list[str]:
         """Return the values of the option ``flags`` in commands on the project's pages.
 
-        Without any, return the likeliest settings file if the option names a settings file.
+        If there are none and the option names settings, return the likeliest settings file.
         """
         values = [value for flag in flags for value in self._given.get(flag, ())]
         if values or not _SETTINGS.search(flags[-1]):

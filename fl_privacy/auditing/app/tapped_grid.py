@@ -56,10 +56,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's reply to a training message, and all that is needed to ask the client for it again.
-
-    ``sent``: arrays of the message, by record/name.
-    """
+    """A reply to a training message with the arrays ``sent`` (by record/name), and what is needed to ask again."""
 
     message: Message
     context: Context
@@ -340,7 +337,7 @@ class TappedGrid(LocalGrid):
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
         """Ask the client again with the same message and state; ``only`` limits the examples of its loaders.
 
-        The client's state stays unchanged, and all random streams are restored. A failure is returned with its reason.
+        The client's state stays unchanged, and all random streams are restored.
         """
         only = only and replace(only, at_call=not answer.watched.loaded)
         watch = TrainingWatch(program=True, only=only)

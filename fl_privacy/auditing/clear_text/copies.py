@@ -1,7 +1,6 @@
 """Copies of a client's examples in its replies: unchanged, reshaped, reordered, scaled, among bytes, or as text.
 
-Equal numbers count as evidence by their improbability: a few zeros and ones prove nothing, one row of measurements
-does.
+Equal numbers count as evidence by their improbability: zeros and ones prove little, a row of measurements does.
 """
 
 import io
@@ -210,10 +209,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the bits of evidence in a row's values and, if ``ordered``, their order; 0 for evenly spaced values.
-
-    ``ramps=True`` also counts evenly spaced values.
-    """
+    """Return the bits of evidence in a row's values, and order if ``ordered``; 0 for even spacing unless ``ramps``."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):

@@ -297,8 +297,7 @@ class ReplayModel(nn.Module):
     Args:
         variables: numbers of the reconstructed tensors, whose first axis is the batch.
         shapes: shape of one example of each variable.
-        ranges: ``low`` and ``scale`` of each variable, which broadcast over an example: an input is ``low + scale *
-            value``.
+        ranges: ``low`` and ``scale`` of each variable, broadcast over an example for ``input = low + scale * value``.
         output: number of the tensor (B, K) before the loss; ``None`` includes the loss.
         draws: ``True`` if the program draws at random; it then draws the same at every call.
     """

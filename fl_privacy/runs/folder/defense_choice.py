@@ -201,7 +201,7 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most, or ``None``.
+    """Return the undefended candidate that leaks most.
 
     ``None`` if there is none, an attack reconstructed something from one of them, or modalities differ.
     """
