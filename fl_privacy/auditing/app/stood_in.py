@@ -446,7 +446,7 @@ def _is_of_packages(path: Path) -> bool:
 def _ends_without() -> bool | None:
     """Return ``True`` if the app ends when the file that it asks for is missing, ``False`` if it goes on.
 
-    It is read off the ``if``, ``assert`` or ``try`` around the call; ``None`` if there is none.
+    The code around the call decides: an ``if``, ``assert`` or ``try``; ``None`` if there is none.
     """
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
