@@ -28,6 +28,9 @@ NodeConfig = Annotated[
     list[str] | None, typer.Option(help="Node config, as for `flower-supernode`; {partition} is a node's number.")
 ]
 StandIn = Annotated[bool, typer.Option("--stand-in", help="Replace missing data by random examples, and say so.")]
+NetworkAlone = Annotated[
+    str, typer.Option(metavar="FILE:NAME", help="Audit a network of the project alone, with --stand-in.")
+]
 Script = Annotated[Path | None, typer.Option(help="Script that starts the simulation, if there is no app format.")]
 Clients = Annotated[
     list[Path] | None, typer.Option(help="A script that starts one client; may be given several times.")
@@ -63,6 +66,7 @@ def audit(  # noqa: PLR0917
     node_config: NodeConfig = None,
     mirror: Mirror = None,
     stand_in: StandIn = False,
+    network: NetworkAlone = "",
     with_defense: WithDefense = None,
     script: Script = None,
     server: Annotated[Path | None, typer.Option(help="The script that starts the server.")] = None,
@@ -95,8 +99,11 @@ def audit(  # noqa: PLR0917
         "device": device,
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
+        "network": network,
         "chosen": _chosen(script, server, client or (), server_args, client_args),
     }
+    if network and not stand_in:
+        raise UserError("--network is expected with --stand-in, which draws its inputs, but it is not there; add it.")
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
 
@@ -104,7 +111,7 @@ def audit(  # noqa: PLR0917
     if check:
         say(found.in_words())
         raise typer.Exit(1 if found.stops else 0)
-    if why := found.stops_with(stand_in=stand_in):
+    if not stand_in and (why := found.stops):
         raise UserError(why)
     run: Audited = partial(_audited, app, asked, out)
     if sandbox:
