@@ -15,6 +15,7 @@ from fl_privacy.auditing.app.bundle import App, read_app
 from fl_privacy.auditing.app.network_alone import NetworkAlone
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, within_seconds
 from fl_privacy.auditing.app.network_inputs import CodeSizes, task_for
+from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
@@ -201,9 +202,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=0.2)
 def train(net, batch_size=4): ...
 """
-    files = DefinedNetworks(
-        App(folder=written(tmp_path, a=text), name="", server="", client="", config={}), None, 1
-    ).files  # type: ignore[arg-type]
+    files = parsed(written(tmp_path, a=text))
     drawing = Drawing(list(files.values()), tmp_path)
     assert (CodeSizes.of(files.values(), drawing, {}).rate, CodeSizes.of(files.values(), drawing, {}).batch) == (0.2, 4)
     assert CodeSizes.of([], drawing, {"learning-rate": 0.5}).rate == 0.5

@@ -2,8 +2,9 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,10 @@ class NetworkAlone(App):
         limit = max(LEAST_SECONDS, self.seconds / 10)
         defined = DefinedNetworks(self, drawing, limit)
         drawing = defined.drawing = Drawing(list(defined.files.values()), self.folder, self.seed, self.config)
-        sizes = CodeSizes.of(defined.files.values(), drawing, self.config)
+        sizes = CodeSizes.of(defined.files.values(), drawing, {**defined.settings, **self.config})
         losses = Counter[str]() if self.built is None else self.built.of_losses
-        for number, network in enumerate(self._networks(defined)):
-            if number >= MOST_TRIED:
-                break
+        built = [] if self.built is None else self.built.networks(defined.of_clients, self.folder)
+        for network in islice(chain(built, defined.networks(self.chosen)), MOST_TRIED):
             made = attempt(lambda: self._trained(network, sizes, losses, limit))  # noqa: B023
             if isinstance(made, Failure):
                 reason = made.reason.removeprefix("UserError: ").rstrip(".")
@@ -77,11 +77,6 @@ class NetworkAlone(App):
             f"{self.name} is expected to have a network that can be trained alone, but has none ({said}): name another"
             " by --network FILE:NAME."
         )
-
-    def _networks(self, defined: DefinedNetworks) -> Iterator[Network]:
-        if self.built is not None and not self.chosen:
-            yield from self.built.networks(defined.of_clients, self.folder)
-        yield from defined.networks(self.chosen)
 
     def _trained(self, network: Network, sizes: CodeSizes, losses: Counter[str], limit: float) -> "TrainedAlone":
         with within_seconds(limit), torch.random.fork_rng(devices=[]):

@@ -10,13 +10,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+import yaml
 from torch import nn
 
 from fl_privacy.auditing.app.bundle import App
@@ -26,12 +28,17 @@ from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files.foreign import read_text
+from fl_privacy.site.gate.plain_yaml import PlainLoader
 
-MOST_KEPT, MOST_PARAMETERS, MOST_CALLS = 2000, 100_000_000, 4
-"""Largest numbers of modules that are kept, of a network's parameters, and of calls by which a class is built."""
+MOST_KEPT, MOST_PARAMETERS, MOST_CALLS, MOST_SETTINGS, LARGEST_SETTINGS = 2000, 100_000_000, 4, 100, 1 << 16
+"""Largest numbers of modules that are kept, of a network's parameters, of calls by which a class is built, and of
+settings files and the bytes of each."""
 
 _BASES = {"Module", "LightningModule", "Model", "Sequential", "PreTrainedModel", "Functional"}
 _MAKES = re.compile(r"(?i)(net|model|cnn|mlp|lstm|classifier|encoder)")
+_PARTS = re.compile(r"(?i)(head|loss|block|layer|attention|pool|pooling|norm|embedding|activation)$")
+_SETTINGS = re.compile(r"(?i)(^|_)(config|cfg|conf|args|opts?|options|params|hparams|settings)$")
 _OTHERWISE = re.compile(
     r"(?i)(train|test|eval|save|load|param|weight|aggreg|fit|set_|updat|plot|predict|compile|print)"
 )
@@ -106,14 +113,10 @@ class BuiltNetworks:
                 name=kind.__name__,
                 place=f"{named(Path(file), folder)}:{line}",
                 code="as the project's code built it while it ran",
-                make=partial(_itself, self._kept[kind, file, line]),
+                make=partial(self._kept.__getitem__, (kind, file, line)),
             )
             for kind, file, line in sorted(whole, key=rank)
         ]
-
-
-def _itself(made: nn.Module) -> nn.Module:
-    return made
 
 
 def _size(module: nn.Module) -> int:
@@ -141,6 +144,22 @@ class DefinedNetworks:
         return parsed(self.app.folder)
 
     @cached_property
+    def settings(self) -> dict[str, object]:
+        """Return the values in the project's settings files by their last key; those of the first file count."""
+        found = dict[str, object]()
+        paths = (path for kind in ("yaml", "yml", "json") for path in sorted(self.app.folder.rglob(f"*.{kind}")))
+        for path in islice(paths, MOST_SETTINGS):
+            left = [attempt(lambda: yaml.load(read_text(path, LARGEST_SETTINGS), PlainLoader))]  # noqa: B023
+            while left:
+                each = left.pop(0)
+                for key, value in each.items() if isinstance(each, dict) else ():
+                    if isinstance(value, dict):
+                        left.append(value)
+                    else:
+                        found.setdefault(str(key).replace("-", "_"), value)
+        return found
+
+    @cached_property
     def of_clients(self) -> set[Path]:
         """Return the files that start or define clients of Flower, and the files that they import."""
         words = re.compile(r"\b(client_fn|NumPyClient|ClientApp)\b")
@@ -155,9 +174,9 @@ class DefinedNetworks:
                 if isinstance(node, ast.FunctionDef | ast.ClassDef) and self._may_make(node):
                     found[path, node.name] = []
         names = {name: key for key in found for name in [key[1]]}
-        for path, node in self._calls({name for _, name in found}):
-            key = (path, called(node)) if (path, called(node)) in found else names[called(node)]
-            found[key].append((path, node))
+        for path, call in self._calls({name for _, name in found}):
+            key = (path, called(call)) if (path, called(call)) in found else names[called(call)]
+            found[key].append((path, call))
         if chosen:
             found = {key: found[key] for key in [self._key_of(found, chosen)]}
 
@@ -168,13 +187,16 @@ class DefinedNetworks:
         for path, name in sorted(found, key=rank):
             calls = [*found[path, name][:MOST_CALLS], None]
             place = named(path, self.app.folder)
-            for call in calls:
-                code = name if call is None else ast.unparse(call[1])[:200]
-                make = partial(self._made, path, name, call)
+            for each in calls:
+                code = name if each is None else ast.unparse(each[1])[:200]
+                make = partial(self._made, path, name, each)
                 yield Network(name=name, place=place, code=f"as `{code}`", make=make)
-        for path, node in self._calls_of_libraries() if not chosen else ():
-            place, code = f"{named(path, self.app.folder)}:{node.lineno}", f"as `{ast.unparse(node)[:200]}`"
-            yield Network(name=called(node), place=place, code=code, make=partial(self._evaluated, node, path))
+        for path in [] if chosen else sorted(self.files, key=lambda path: (path not in self.of_clients, str(path))):
+            for node in ast.walk(self.files[path].tree):
+                call = node.value if isinstance(node, ast.Assign | ast.Return) else None
+                if isinstance(call, ast.Call) and _BUILT.search(dotted(call.func)):  # of a library
+                    place, code = f"{named(path, self.app.folder)}:{call.lineno}", f"as `{ast.unparse(call)[:200]}`"
+                    yield Network(name=called(call), place=place, code=code, make=partial(self._made_by, call, path))
 
     def _key_of(self, found: Mapping[tuple[Path, str], Any], chosen: str) -> tuple[Path, str]:
         file, _, name = chosen.rpartition(":")
@@ -193,7 +215,7 @@ class DefinedNetworks:
         bases = {
             node.name: {dotted(each).rpartition(".")[2] for each in node.bases}
             for file in self.files.values()
-            for node in file.tree.body
+            for node in ast.walk(file.tree)
             if isinstance(node, ast.ClassDef)
         }
         found, before = set[str](), -1
@@ -204,7 +226,7 @@ class DefinedNetworks:
 
     def _may_make(self, node: ast.FunctionDef | ast.ClassDef) -> bool:
         if isinstance(node, ast.ClassDef):
-            return node.name in self._classes
+            return node.name in self._classes and not _PARTS.search(node.name)
         calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
         returns = any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
         makes = any(_BUILT.search(dotted(each.func)) or called(each) in self._classes for each in calls)
@@ -219,13 +241,6 @@ class DefinedNetworks:
                 if isinstance(node, ast.Call) and called(node) in names and id(node) not in within:
                     yield path, node
 
-    def _calls_of_libraries(self) -> Iterator[tuple[Path, ast.Call]]:
-        for path in sorted(self.files, key=lambda path: (path not in self.of_clients, str(path))):
-            for node in ast.walk(self.files[path].tree):
-                value = node.value if isinstance(node, ast.Assign | ast.Return) else None
-                if isinstance(value, ast.Call) and _BUILT.search(dotted(value.func)):
-                    yield path, value
-
     def _made(self, path: Path, name: str, call: tuple[Path, ast.Call] | None) -> nn.Module:
         module = self.module(path)
         if (kind := getattr(module, name, None)) is None:
@@ -237,6 +252,11 @@ class DefinedNetworks:
                 raise UserError(f"{name} has {many // 1_000_000} million parameters")
         return build()
 
+    def _made_by(self, call: ast.Call, path: Path) -> nn.Module:
+        kind = self._evaluated(call.func, path)
+        args, kwargs = self._arguments(kind, path, call)
+        return kind(*args, **kwargs)
+
     def _arguments(self, kind: Any, path: Path, call: ast.Call | None) -> tuple[list[Any], dict[str, Any]]:
         signature = inspect.signature(kind)
         args = [] if call is None else [each for each in call.args if not isinstance(each, ast.Starred)]
@@ -247,33 +267,42 @@ class DefinedNetworks:
             if several:
                 held = given.arguments.pop(name, () if one.kind == one.VAR_POSITIONAL else {})
                 if one.kind == one.VAR_POSITIONAL and held:
-                    given.arguments[name] = tuple(self._evaluated(each, path) for each in held)
+                    given.arguments[name] = tuple(self._value(each, path) for each in held)
                 elif held:
-                    given.arguments[name] = {key: self._evaluated(each, path) for key, each in held.items()}
+                    given.arguments[name] = {key: self._value(each, path) for key, each in held.items()}
                 continue
             value = UNKNOWN
             if name in given.arguments:
-                value = attempt(partial(self._evaluated, given.arguments[name], path))
-                value = self.defaults.value(given.arguments[name]) if isinstance(value, Failure) else value
-                del given.arguments[name]
+                value = self._value(given.arguments.pop(name), path)
             if value is UNKNOWN and one.default is one.empty:
-                value = self._usual(name)
+                held = vars(self.module(path)).get(one.annotation, one.annotation)
+                value = held() if is_dataclass(held) and isinstance(held, type) else self.usual(name)
             if value is not UNKNOWN:
                 given.arguments[name] = value
         given.arguments = {name: given.arguments[name] for name in signature.parameters if name in given.arguments}
         return list(given.args), given.kwargs
 
+    def _value(self, node: ast.expr, path: Path) -> Any:
+        value = attempt(partial(self._evaluated, node, path))
+        return self.defaults.value(node) if isinstance(value, Failure) else value
+
     def _evaluated(self, node: ast.expr, path: Path) -> Any:
         return eval(compile(ast.Expression(node), str(path), "eval"), vars(self.module(path)))
 
-    def _usual(self, name: str) -> Any:
-        """Return the usual value of a network's argument by its name; ``UserError`` for other names."""
+    def usual(self, name: str) -> Any:
+        """Return an argument's value by its name: that of the settings, or a usual one; ``UserError`` for others."""
+        if name in self.settings:
+            return self.settings[name]
+        if (known := self.defaults.value(ast.Name(name))) is not UNKNOWN:
+            return known
         usual = {
             r"^(num|n|number_of)?_?(class|label|output|target|categor)(es|s|ies)?$|^out(put)?_?(dim|size|features)?$": (
                 self.drawing.classes or 10
             ),
             r"^(in(put)?|num|n|img|image)?_?(channels?|planes|ch)$": self.drawing.colors or 3,
-            r"^(in(put)?|num|n)_?(dim|size|features|shape)$|^features$": self.drawing.features or 10,
+            r"^(in(put)?|num|n)_?(dim|size|features|shape)$|^features?(_?(count|num|dim|size))?$": (
+                self.drawing.features or 10
+            ),
             r"vocab|num_embeddings": 1000,
             r"heads": 4,
             r"layers|depth|blocks": 2,
@@ -287,6 +316,8 @@ class DefinedNetworks:
         for pattern, value in usual.items():
             if re.search(pattern, name.lower()):
                 return value
+        if _SETTINGS.search(name):
+            return Settings(self)
         raise UserError(f"its constructor needs {name}, for which nothing states a value")
 
     def module(self, path: Path) -> ModuleType:
@@ -295,7 +326,8 @@ class DefinedNetworks:
             return self._modules[path]
         module = self._modules[path] = ModuleType(f"{path.stem}_alone")
         vars(module).update(__file__=str(path), __builtins__=__builtins__)
-        sys.modules[module.__name__] = module  # where dataclasses look
+        sys.modules[module.__name__], words = module, sys.argv  # where dataclasses look, and parsers of options
+        sys.argv = [str(path)]
         for node in self.files[path].tree.body:
             if not self._is_plain(node) or (isinstance(node, ast.Import | ast.ImportFrom) and self._bound(node, path)):
                 continue
@@ -304,6 +336,7 @@ class DefinedNetworks:
                 ended = attempt(lambda: exec(compile(code, str(path), "exec"), vars(module)))  # noqa: B023
             if isinstance(ended, Failure) and isinstance(node, ast.FunctionDef | ast.ClassDef):
                 self._failed[path, node.name] = ended.reason
+        sys.argv = words
         return module
 
     def _is_plain(self, node: ast.stmt) -> bool:
@@ -345,6 +378,26 @@ class DefinedNetworks:
         roots = [near.parents[level - 1]] if level else [near.parent, folder, folder / "src", *near.parent.parents[:2]]
         places = [place for root in roots for place in (root / f"{inner}.py", root / inner / "__init__.py")]
         return next((place for place in places if place in self.files), None)
+
+
+class Settings:
+    """Settings of which only the names are known, as attributes or keys; a value is the usual one of its name."""
+
+    def __init__(self, defined: DefinedNetworks) -> None:
+        self._defined = defined
+
+    def get(self, name: str, default: Any = None) -> Any:
+        try:
+            return self._defined.usual(name.replace("-", "_"))
+        except UserError:
+            return Settings(self._defined) if default is None else default
+
+    __getitem__ = get
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.get(name)
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from fl_privacy.auditing.instrument.keras_layers import is_keras
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 
-SIDES, LENGTHS, LONGEST = (28, 32, 64, 96, 128, 224, 16, 48, 150, 256, 299), (16, 32, 64, 100, 128, 256), 16
+SIDES = (28, 32, 64, 96, 128, 224, 16, 48, 50, 100, 112, 150, 160, 180, 200, 256, 299, 300)
+LENGTHS, LONGEST = (16, 32, 64, 100, 128, 187, 256, 512, 1000, 1024, 2048), 16
 """Sides of images and lengths of sequences in the order in which they are tried, and tokens of a text."""
 
 EXAMPLES, MOST_DRAWN_CLASSES, MOST_LAYERS, MOST_SIZES = 104, 20, 4, 8
@@ -42,6 +43,9 @@ _OF_NAME = {
 }
 _RESIZES = {"Resize", "CenterCrop", "RandomCrop", "RandomResizedCrop", "resize"}
 _SIDE = re.compile(r"(?i)^(img|image|input|target|resize|crop)_?(size|dim|side|height|width|res|resolution|shape)$")
+_LENGTH = re.compile(
+    r"(?i)^(max_?)?(seq\w*|window|signal|sample|time|segment)_?(len|length|size|steps|points)$|^input_?len(gth)?$"
+)
 _RATE, _BATCH = re.compile(r"(?i)^(lr|learning_?rate|eta)$"), re.compile(r"(?i)^(train_?)?batch_?size$|^bs$")
 
 Kind = Literal["images", "rows", "windows", "texts"]
@@ -54,6 +58,7 @@ class CodeSizes:
     """Sizes and settings that a project's code names: sides of images (H, W), losses, learning rate, batch size."""
 
     sides: Sequence[tuple[int, int]] = ()
+    lengths: Sequence[int] = ()  # numbers of steps of a sequence
     losses: Counter[str] = field(default_factory=Counter)
     rate: float = 0.01
     batch: int = 8
@@ -61,7 +66,7 @@ class CodeSizes:
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
         """Collect them from the parsed ``files``, the input shape that ``drawing`` found, and the run config."""
-        sides, losses, rates, batches = list[Any](), Counter[str](), list[Any](), list[Any]()
+        sides, losses, rates, batches, lengths = list[Any](), Counter[str](), list[Any](), list[Any](), list[Any]()
         pairs = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()
         for node in (node for file in files for node in ast.walk(file.tree)):
@@ -87,24 +92,24 @@ class CodeSizes:
                 texts.append(node.value)
         for key, value in pairs:
             sides += [value] if _SIDE.match(key) else []
+            lengths += [value] if _LENGTH.match(key) and type(value) is int and 1 < value <= LENGTHS[-1] else []
             rates += [value] if _RATE.match(key) and isinstance(value, float) and 0 < value <= 10 else []
             batches += [value] if _BATCH.match(key) and type(value) is int and 0 < value <= 32 else []
         del losses[""]
         entry = [drawing.entry[:2]] if len(drawing.entry) == 3 and drawing.entry[-1] <= 4 else []
         known = next((s for pattern, s, *_ in stand_in.PICTURES if any(pattern.search(t.lower()) for t in texts)), None)
-        found = [*entry, *sides, *([] if known is None else [known.side])]
+        pairs_of = dict[tuple[int, int], None]()
+        for value in (*entry, *sides, *([] if known is None else [known.side])):
+            plain = [value, value] if type(value) is int else list(value) if isinstance(value, list | tuple) else []
+            if len(plain) >= 2 and all(type(each) is int for each in plain) and all(4 <= n <= 512 for n in plain[:2]):
+                pairs_of[plain[0], plain[1]] = None
         return cls(
-            sides=list(dict.fromkeys(filter(None, map(_pair, found))))[:MOST_SIZES],
+            sides=list(pairs_of)[:MOST_SIZES],
+            lengths=list(dict.fromkeys(lengths))[:MOST_SIZES],
             losses=losses,
             rate=rates[0] if rates else 0.01,
             batch=batches[0] if batches else 8,
         )
-
-
-def _pair(value: object) -> tuple[int, int] | None:
-    plain = [value, value] if type(value) is int else list(value) if isinstance(value, list | tuple) else []
-    usual = len(plain) >= 2 and all(type(each) is int for each in plain) and all(4 <= each <= 512 for each in plain[:2])
-    return (plain[0], plain[1]) if usual else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +193,11 @@ def task_for(network: nn.Module, sizes: CodeSizes, built_losses: Counter[str]) -
     """Find inputs that ``network`` takes, and a loss for its outputs; ``UserError`` with the reason if none fit."""
     if not any(parameter.requires_grad for parameter in network.parameters()) and not is_keras(network):
         raise UserError("it has no parameters that train")
-    if not is_keras(network) and (needed := _needed(network)) > 1:
+    given = attempt(partial(inspect.signature, network.forward))
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    those = [] if isinstance(given, Failure) else given.parameters.values()
+    needed = sum(each.kind in kinds and each.default is each.empty for each in those)
+    if not is_keras(network) and needed > 1:
         raise UserError(f"its forward takes {needed} inputs")
     losses = [_OF_NAME[name] for name, _ in built_losses.most_common() if name in _OF_NAME]
     losses += [name for name, _ in sizes.losses.most_common()]
@@ -201,13 +210,6 @@ def task_for(network: nn.Module, sizes: CodeSizes, built_losses: Counter[str]) -
         elif made.dim() and len(made) == 2 and made.is_floating_point() and made[0].numel():
             return _task(network, tried, inputs, made, losses)
     raise UserError(said)
-
-
-def _needed(network: nn.Module) -> int:
-    given = attempt(partial(inspect.signature, network.forward))
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    those = [] if isinstance(given, Failure) else given.parameters.values()
-    return sum(each.kind in kinds and each.default is each.empty for each in those)
 
 
 def _outputs(network: nn.Module, inputs: Tensor) -> Tensor:
@@ -252,6 +254,7 @@ def _task(network: nn.Module, tried: Tried, inputs: Tensor, outputs: Tensor, los
 def _tried(network: nn.Module, sizes: CodeSizes) -> Iterator[Tried]:
     """Yield inputs that the first layers of ``network`` suggest."""
     sides = [*sizes.sides, *((side, side) for side in SIDES)]
+    lengths = [*sizes.lengths, *LENGTHS]
     if is_keras(network):
         yield from _tried_of_keras(network, sides)
         return
@@ -263,29 +266,26 @@ def _tried(network: nn.Module, sizes: CodeSizes) -> Iterator[Tried]:
                 yield from (("images", (channels, *pair), 0) for pair in sides)
         elif isinstance(layer, nn.Conv1d):
             alone = layer.in_channels == 1
-            yield from (("windows", (layer.in_channels, length), 0) for length in LENGTHS)
-            yield from (("rows", (length,), 0) for length in LENGTHS if alone)
-            yield from (("windows", (length, layer.in_channels), 0) for length in LENGTHS)
+            yield from (("windows", (layer.in_channels, length), 0) for length in lengths)
+            yield from (("rows", (length,), 0) for length in lengths if alone)
+            yield from (("windows", (length, layer.in_channels), 0) for length in lengths)
         elif isinstance(layer, nn.Conv3d):
             yield from (("windows", (layer.in_channels, side, side, side), 0) for side in (16, 32, 64))
         elif isinstance(layer, nn.Embedding):
-            yield from (("texts", (length,), layer.num_embeddings) for length in (LONGEST, *LENGTHS))
+            yield from (("texts", (length,), layer.num_embeddings) for length in (*sizes.lengths, LONGEST, *LENGTHS))
         elif isinstance(layer, nn.RNNBase):
-            yield from (("windows", (length, layer.input_size), 0) for length in LENGTHS)
+            yield from (("windows", (length, layer.input_size), 0) for length in lengths)
             yield ("rows", (layer.input_size,), 0)
-        elif (width := _width(layer)) and not isinstance(layer, nn.BatchNorm2d):
+        elif not isinstance(layer, nn.BatchNorm2d):
+            normal = (getattr(layer, "normalized_shape", None) or (0,))[-1]
+            sizes_of = (getattr(layer, name, None) for name in ("in_features", "num_features", "embed_dim"))
+            width = next((size for size in sizes_of if isinstance(size, int) and size), normal)
             for channels in (1, 3):
                 side = math.isqrt(width // channels)
                 if channels * side * side == width and side >= 16:
                     yield ("images", (channels, side, side), 0)
-            yield ("rows", (width,), 0)
-            yield from (("windows", (length, width), 0) for length in LENGTHS)
-
-
-def _width(layer: nn.Module) -> int:
-    given = getattr(layer, "in_features", 0) or getattr(layer, "num_features", 0) or getattr(layer, "embed_dim", 0)
-    normal = getattr(layer, "normalized_shape", ())
-    return given if isinstance(given, int) and given else normal[-1] if normal else 0
+            yield from [("rows", (width,), 0)] * bool(width)
+            yield from (("windows", (length, width), 0) for length in lengths if width)
 
 
 def _tried_of_keras(network: Any, sides: Sequence[tuple[int, int]]) -> Iterator[Tried]:
