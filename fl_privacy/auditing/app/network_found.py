@@ -196,7 +196,9 @@ class DefinedNetworks:
                 call = node.value if isinstance(node, ast.Assign | ast.Return) else None
                 if isinstance(call, ast.Call) and _BUILT.search(dotted(call.func)):  # of a library
                     place, code = f"{named(path, self.app.folder)}:{call.lineno}", f"as `{ast.unparse(call)[:200]}`"
-                    yield Network(name=called(call), place=place, code=code, make=partial(self._made_by, call, path))
+                    yield Network(
+                        name=called(call), place=place, code=code, make=partial(self._made, path, "", (path, call))
+                    )
 
     def _key_of(self, found: Mapping[tuple[Path, str], Any], chosen: str) -> tuple[Path, str]:
         file, _, name = chosen.rpartition(":")
@@ -242,8 +244,8 @@ class DefinedNetworks:
                     yield path, node
 
     def _made(self, path: Path, name: str, call: tuple[Path, ast.Call] | None) -> nn.Module:
-        module = self.module(path)
-        if (kind := getattr(module, name, None)) is None:
+        kind = self._evaluated(call[1].func, path) if call and not name else getattr(self.module(path), name, None)
+        if kind is None:
             raise UserError(f"{name} can't be defined alone: {self._failed.get((path, name), 'its module lacks it')}")
         args, kwargs = self._arguments(kind, *((path, None) if call is None else call))
         build = partial(kind, *args, **kwargs)
@@ -251,11 +253,6 @@ class DefinedNetworks:
             if (many := _size(build())) > MOST_PARAMETERS:
                 raise UserError(f"{name} has {many // 1_000_000} million parameters")
         return build()
-
-    def _made_by(self, call: ast.Call, path: Path) -> nn.Module:
-        kind = self._evaluated(call.func, path)
-        args, kwargs = self._arguments(kind, path, call)
-        return kind(*args, **kwargs)
 
     def _arguments(self, kind: Any, path: Path, call: ast.Call | None) -> tuple[list[Any], dict[str, Any]]:
         signature = inspect.signature(kind)
@@ -317,7 +314,7 @@ class DefinedNetworks:
             if re.search(pattern, name.lower()):
                 return value
         if _SETTINGS.search(name):
-            return Settings(self)
+            return GuessedSettings(self)
         raise UserError(f"its constructor needs {name}, for which nothing states a value")
 
     def module(self, path: Path) -> ModuleType:
@@ -380,7 +377,7 @@ class DefinedNetworks:
         return next((place for place in places if place in self.files), None)
 
 
-class Settings:
+class GuessedSettings:
     """Settings of which only the names are known, as attributes or keys; a value is the usual one of its name."""
 
     def __init__(self, defined: DefinedNetworks) -> None:
@@ -390,7 +387,7 @@ class Settings:
         try:
             return self._defined.usual(name.replace("-", "_"))
         except UserError:
-            return Settings(self._defined) if default is None else default
+            return GuessedSettings(self._defined) if default is None else default
 
     __getitem__ = get
 
