@@ -97,6 +97,28 @@ def test_nothing_changes_without_drawn_data_or_if_a_client_trains(tmp_path: Path
     assert "weights are missing" in session.silence
 
 
+def test_in_a_sandbox_the_reason_has_its_remedy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    client = NEVER_STARTS.replace("weights are missing", "Network is unreachable")
+    folder, out = written(tmp_path / "app", server=SERVER, client=client, model=NET), tmp_path / "out"
+    command = [
+        "audit",
+        str(folder),
+        "--sandbox",
+        "--stand-in",
+        "--victims",
+        "1",
+        "--seconds",
+        "0.001",
+        "--out",
+        str(out),
+    ]
+    assert run_command_line(command) == 0
+    record = json.loads((out / "audit-app" / "audit.json").read_text())
+    assert record["network_alone"].startswith("Net (model.py) alone")
+    assert "Network is unreachable" in record["problems"][0] and "sandbox" in record["problems"][0]
+    assert "The project's own training was not audited: no client answered" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     "model",
     [
@@ -237,7 +259,7 @@ HOSTILE = {
     "endless forward": "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
     "        self.a = nn.Linear(2, 2)\n    def forward(self, x):\n        while True:\n            pass\n",
     "huge": "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    "        self.a = nn.Linear(10**6, 10**6)\n    def forward(self, x):\n        return self.a(x)\n",
+    "        self.a = nn.Linear(2 * 10**4, 10**4)\n    def forward(self, x):\n        return self.a(x)\n",
     "two inputs": "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
     "        self.a = nn.Linear(2, 2)\n    def forward(self, x, y):\n        return self.a(x)\n",
     "unknown argument": "class Net(nn.Module):\n    def __init__(self, secret):\n        super().__init__()\n"
@@ -259,6 +281,7 @@ def test_a_network_that_can_not_be_built_is_skipped_and_named(
     folder = written(tmp_path, model=head + HOSTILE[kind], other=head + fine, c=uses)
     made = first_of(folder)
     assert made.network.name == "Other" and made.skipped[0].startswith("Net (model.py): ")
+    assert kind != "huge" or "200 million parameters" in made.skipped[0]
 
 
 def test_a_module_with_imports_that_fail_still_defines_its_network(tmp_path: Path) -> None:
@@ -316,6 +339,15 @@ def network_alone_scenario() -> Any:
     from fl_privacy.auditing.scenarios import scenario_of  # noqa: PLC0415
 
     return scenario_of("one")
+
+
+@pytest.mark.usefixtures("few_evaluations")
+def test_a_network_alone_is_compared_with_a_defense(tmp_path: Path) -> None:
+    folder = written(tmp_path / "app", server=SERVER, client=NEVER_STARTS, model=NET)
+    _, record = audited(folder, tmp_path / "out", network="model.py:Net", defense=("dp_noise", "defense.scale=0.1"))
+    said = "The project's own training was not audited. Its network Net (model.py) alone, trained by plain SGD on drawn"
+    assert record["headline"].startswith(said) and ": with dp_noise" in record["headline"]
+    assert record["problems"] == [] and record["before"]["network_alone"] == record["network_alone"]
 
 
 def test_time_limits_are_nested() -> None:

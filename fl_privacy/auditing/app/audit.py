@@ -146,8 +146,9 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
     if asked.stand_in:
         why = " ".join([str(failed[0]) if 0 in failed else first.last.silence, *others])
         own = NetworkAlone.of(begun, reason=why, built=built, seconds=asked.seconds, seed=asked.seed or 0)
-        with contextlib.suppress(UserError):
-            return _of_network(first, own), own
+        alone = attempt(lambda: _of_network(first, own))
+        if not isinstance(alone, Failure):
+            return alone, own
     if 0 in failed:
         raise UserError(" ".join([str(failed[0]), *others])) from failed[0].__cause__
     first.put(replace(first.last, problems=[*first.last.problems, *others]))

@@ -1,6 +1,7 @@
 """Audit the network of a project alone, trained by plain SGD on drawn inputs, if the project's own training fails."""
 
 import copy
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -24,6 +25,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
 from fl_privacy.report.audit_page import NOT_TESTED, AuditRecord
+from fl_privacy.rng import streams_put_back
 
 NODES, MOST_TRIED, MOST_SKIPPED = 2, 24, 3
 """Numbers of clients, of networks that are tried, and of skipped ones that the page names."""
@@ -57,12 +59,14 @@ class NetworkAlone(App):
         """Find and build a network and its inputs; ``UserError`` if none of the project's can be trained."""
         drawing = Drawing([], self.folder, self.seed, self.config)
         limit = max(LEAST_SECONDS, self.seconds / 10)
-        defined = DefinedNetworks(self, drawing, limit)
+        defined, until = DefinedNetworks(self, drawing, limit), time.monotonic() + max(3 * limit, self.seconds)
         drawing = defined.drawing = Drawing(list(defined.files.values()), self.folder, self.seed, self.config)
         sizes = CodeSizes.of(defined.files.values(), drawing, {**defined.settings, **self.config})
         losses = Counter[str]() if self.built is None else self.built.of_losses
         built = [] if self.built is None else self.built.networks(defined.of_clients, self.folder)
         for network in islice(chain(built, defined.networks(self.chosen)), MOST_TRIED):
+            if time.monotonic() > until:
+                break
             made = attempt(lambda: self._trained(network, sizes, losses, limit))  # noqa: B023
             if isinstance(made, Failure):
                 reason = made.reason.removeprefix("UserError: ").rstrip(".")
@@ -79,8 +83,7 @@ class NetworkAlone(App):
         )
 
     def _trained(self, network: Network, sizes: CodeSizes, losses: Counter[str], limit: float) -> "TrainedAlone":
-        with within_seconds(limit), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+        with within_seconds(limit), streams_put_back(self.seed):
             module = network.make()
             if not isinstance(module, nn.Module):
                 raise UserError(f"it is no network of PyTorch, or of Keras on PyTorch, but {type(module).__name__}")
@@ -94,7 +97,7 @@ class NetworkAlone(App):
 
     def on_page(self, record: AuditRecord) -> AuditRecord:
         """Return ``record`` as that of the network alone; ``UserError`` if it was not trained."""
-        (made,) = self.found
+        made = self.found[-1]
         if not record.models:
             raise UserError(f"{made.network.name} could not be trained alone.")
         why = [f"Not taken: {each}." for each in made.skipped]

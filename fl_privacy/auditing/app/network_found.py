@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -103,6 +103,7 @@ class BuiltNetworks:
         }
         parts = {id(part) for key in sizes for part in self._kept[key].modules() if part is not self._kept[key]}
         whole = [key for key, size in sizes.items() if size and id(self._kept[key]) not in parts]
+        whole = [key for key in whole if not _PARTS.search(key[0].__name__)]
 
         def rank(key: tuple[Any, ...]) -> tuple[bool, bool, int]:
             alone = next(self._kept[key].children(), None) is None  # a layer of a network that was not finished
@@ -249,9 +250,10 @@ class DefinedNetworks:
             raise UserError(f"{name} can't be defined alone: {self._failed.get((path, name), 'its module lacks it')}")
         args, kwargs = self._arguments(kind, *((path, None) if call is None else call))
         build = partial(kind, *args, **kwargs)
-        with suppress(Exception), torch.device("meta"):
-            if (many := _size(build())) > MOST_PARAMETERS:
-                raise UserError(f"{name} has {many // 1_000_000} million parameters")
+        with torch.device("meta"):
+            many = attempt(lambda: _size(build()))
+        if isinstance(many, int) and many > MOST_PARAMETERS:
+            raise UserError(f"it has {many // 1_000_000} million parameters, more than are built here")
         return build()
 
     def _arguments(self, kind: Any, path: Path, call: ast.Call | None) -> tuple[list[Any], dict[str, Any]]:
@@ -260,13 +262,15 @@ class DefinedNetworks:
         kwargs = {} if call is None else {each.arg: each.value for each in call.keywords if each.arg}
         given = signature.bind_partial(*args, **kwargs)
         for name, one in signature.parameters.items():
-            several = one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-            if several:
-                held = given.arguments.pop(name, () if one.kind == one.VAR_POSITIONAL else {})
-                if one.kind == one.VAR_POSITIONAL and held:
-                    given.arguments[name] = tuple(self._value(each, path) for each in held)
-                elif held:
-                    given.arguments[name] = {key: self._value(each, path) for key, each in held.items()}
+            held = given.arguments.get(name)
+            if isinstance(held, tuple | dict):  # of *args or **kwargs
+                values = held.values() if isinstance(held, dict) else held
+                found = [self._value(each, path) for each in values]
+                if any(value is UNKNOWN for value in found):
+                    raise UserError(f"{name} is called with arguments that nothing states")
+                given.arguments[name] = dict(zip(held, found, strict=True)) if isinstance(held, dict) else tuple(found)
+                continue
+            if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
                 continue
             value = UNKNOWN
             if name in given.arguments:
