@@ -208,7 +208,7 @@ class AuditRecord:
         if not self.network_alone:
             return said
         why = re.split(r"\. (?=[A-Z])|; --debug", self.not_audited, maxsplit=1)[0].rstrip(".")
-        why = f": {why}" if why else ""
+        why = f": {why.replace('The ', 'the ', 1) if why.startswith('The ') else why}" if why else ""
         return (
             f"The project's own training was not audited{why}. Its network {self.network_alone}:"
             f" {said[0].lower()}{said[1:]}"

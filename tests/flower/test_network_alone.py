@@ -123,7 +123,8 @@ def test_in_a_sandbox_the_reason_has_its_remedy(tmp_path: Path, capfd: pytest.Ca
     "model",
     [
         "x = 1\n",
-        "from torch import nn\nclass Net(nn.Module):\n    def forward(self, x, y):\n        return x\n",
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a = nn.Sequential(nn.Linear(2, 2))\n    def forward(self, x, y):\n        return x\n",
         "from torch import nn\nclass Net(nn.Module):\n    def __init__(self, secret):\n        super().__init__()\n",
     ],
 )
@@ -238,7 +239,7 @@ def test_networks_of_clients_come_first_and_parts_of_networks_last(tmp_path: Pat
     folder = written(tmp_path, model=NET, client=client, teacher=other)
     app = App(folder=folder, name="", server="", client="", config={})
     names = [each.code for each in DefinedNetworks(app, Drawing([], folder), 1.0).networks()]
-    assert names[0] == "as `Net(5, width=2)`" and names.index("as `Teacher()`") > 1
+    assert names[0] == "as Net(5, width=2)" and names.index("as Teacher()") > 1
 
 
 def test_built_networks_are_kept_whole_with_their_arguments(tmp_path: Path) -> None:
@@ -293,6 +294,33 @@ def test_a_module_with_imports_that_fail_still_defines_its_network(tmp_path: Pat
     folder = written(tmp_path / "package", model=model, parts="SIZE = 6\n")
     made = first_of(folder.parent)
     assert made.task.classes == 6 and made.network.place == "package/model.py"
+
+
+def test_arguments_come_from_calls_settings_options_and_names(tmp_path: Path) -> None:
+    model = """
+from dataclasses import dataclass
+from torch import nn
+@dataclass
+class Sizes:
+    hidden: int = 3
+def create_net(rows, config, sizes: Sizes, num_classes):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(rows + config["width"] + config.get("more", 1) + sizes.hidden, num_classes)
+        def forward(self, x):
+            return self.last(x)
+    return Net()
+"""
+    parses = (
+        "import argparse\nfrom model import create_net\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--rows', default=4)\nargs = p.parse_args()\n"
+        "def client_fn(cid):\n    data = load()\n    return create_net(args.rows, data.cfg, num_classes=data.k)\n"
+    )
+    folder = written(tmp_path, model=model, main=parses)
+    (folder / "config.yaml").write_text("model:\n  width: 20\n  num-classes: 6\nimage_size: [9, 9]\n")
+    made = first_of(folder)
+    assert (made.task.shape, made.task.classes) == ((28,), 6)
 
 
 def test_keras_networks_are_trained_too(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -175,9 +175,10 @@ class DefinedNetworks:
                 if isinstance(node, ast.FunctionDef | ast.ClassDef) and self._may_make(node):
                     found[path, node.name] = []
         names = {name: key for key in found for name in [key[1]]}
-        for path, call in self._calls({name for _, name in found}):
-            key = (path, called(call)) if (path, called(call)) in found else names[called(call)]
-            found[key].append((path, call))
+        for path, node in self._nodes():
+            if isinstance(node, ast.Call) and called(node) in names:
+                key = (path, called(node)) if (path, called(node)) in found else names[called(node)]
+                found[key].append((path, node))
         if chosen:
             found = {key: found[key] for key in [self._key_of(found, chosen)]}
 
@@ -191,15 +192,13 @@ class DefinedNetworks:
             for each in calls:
                 code = name if each is None else ast.unparse(each[1])[:200]
                 make = partial(self._made, path, name, each)
-                yield Network(name=name, place=place, code=f"as `{code}`", make=make)
-        for path in [] if chosen else sorted(self.files, key=lambda path: (path not in self.of_clients, str(path))):
-            for node in ast.walk(self.files[path].tree):
-                call = node.value if isinstance(node, ast.Assign | ast.Return) else None
-                if isinstance(call, ast.Call) and _BUILT.search(dotted(call.func)):  # of a library
-                    place, code = f"{named(path, self.app.folder)}:{call.lineno}", f"as `{ast.unparse(call)[:200]}`"
-                    yield Network(
-                        name=called(call), place=place, code=code, make=partial(self._made, path, "", (path, call))
-                    )
+                yield Network(name=name, place=place, code=f"as {code}", make=make)
+        for path, node in () if chosen else self._nodes():
+            call = node.value if isinstance(node, ast.Assign | ast.Return) else None
+            if isinstance(call, ast.Call) and _BUILT.search(dotted(call.func)):  # of a library
+                place, code = f"{named(path, self.app.folder)}:{call.lineno}", f"as {ast.unparse(call)[:200]}"
+                make = partial(self._made, path, "", (path, call))
+                yield Network(name=called(call), place=place, code=code, make=make)
 
     def _key_of(self, found: Mapping[tuple[Path, str], Any], chosen: str) -> tuple[Path, str]:
         file, _, name = chosen.rpartition(":")
@@ -235,14 +234,15 @@ class DefinedNetworks:
         makes = any(_BUILT.search(dotted(each.func)) or called(each) in self._classes for each in calls)
         return returns and makes and bool(_MAKES.search(node.name)) and not _OTHERWISE.search(node.name)
 
-    def _calls(self, names: set[str]) -> Iterator[tuple[Path, ast.Call]]:
-        """Yield the calls of ``names`` outside of networks, whose calls build parts of them."""
-        for path, file in self.files.items():
-            inner = [node for node in file.tree.body if isinstance(node, ast.ClassDef) and node.name in self._classes]
-            within = {id(each) for node in inner for each in ast.walk(node)}
-            for node in ast.walk(file.tree):
-                if isinstance(node, ast.Call) and called(node) in names and id(node) not in within:
-                    yield path, node
+    def _nodes(self) -> Iterator[tuple[Path, ast.AST]]:
+        """Yield the nodes of all files, those of clients first, outside of networks, which build parts of them."""
+        for path in sorted(self.files, key=lambda path: (path not in self.of_clients, str(path))):
+            left: list[ast.AST] = [self.files[path].tree]
+            while left:
+                node = left.pop(0)
+                yield path, node
+                if not (isinstance(node, ast.ClassDef) and node.name in self._classes):
+                    left += ast.iter_child_nodes(node)
 
     def _made(self, path: Path, name: str, call: tuple[Path, ast.Call] | None) -> nn.Module:
         kind = self._evaluated(call[1].func, path) if call and not name else getattr(self.module(path), name, None)
@@ -258,7 +258,7 @@ class DefinedNetworks:
 
     def _arguments(self, kind: Any, path: Path, call: ast.Call | None) -> tuple[list[Any], dict[str, Any]]:
         signature = inspect.signature(kind)
-        args = [] if call is None else [each for each in call.args if not isinstance(each, ast.Starred)]
+        args = [] if call is None else list(takewhile(lambda each: not isinstance(each, ast.Starred), call.args))
         kwargs = {} if call is None else {each.arg: each.value for each in call.keywords if each.arg}
         given = signature.bind_partial(*args, **kwargs)
         for name, one in signature.parameters.items():
@@ -305,6 +305,8 @@ class DefinedNetworks:
                 self.drawing.features or 10
             ),
             r"vocab|num_embeddings": 1000,
+            r"kernel": 3,
+            r"stride|groups": 1,
             r"heads": 4,
             r"layers|depth|blocks": 2,
             r"hidden|embed|d_model|dim|width|units|size": 64,
@@ -325,7 +327,7 @@ class DefinedNetworks:
         """Return a module with the imports, definitions and assignments of the file at ``path`` that do not fail."""
         if path in self._modules:
             return self._modules[path]
-        module = self._modules[path] = ModuleType(f"{path.stem}_alone")
+        module = self._modules[path] = ModuleType(f"{path.stem}_alone_{len(self._modules)}")
         vars(module).update(__file__=str(path), __builtins__=__builtins__)
         sys.modules[module.__name__], words = module, sys.argv  # where dataclasses look, and parsers of options
         sys.argv = [str(path)]
