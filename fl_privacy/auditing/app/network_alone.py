@@ -24,6 +24,7 @@ from fl_privacy.auditing.app.started import Started
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
+from fl_privacy.measure.answer import Answer
 from fl_privacy.report.audit_page import NOT_TESTED, AuditRecord
 from fl_privacy.rng import streams_put_back
 
@@ -101,7 +102,10 @@ class NetworkAlone(App):
         if not record.models:
             raise UserError(f"{made.network.name} could not be trained alone.")
         why = [f"Not taken: {each}." for each in made.skipped]
-        answers = [one for one in record.answers if one.scenario.name != "site"]
+        answers = list[Answer]()
+        for one in (one for one in record.answers if one.scenario.name != "site"):
+            title = one.scenario.title.replace("The app's own", "A")
+            answers.append(replace(one, scenario=replace(one.scenario, title=title)))
         plain = f"trained by plain SGD on {made.task.in_words}"
         return replace(
             record,

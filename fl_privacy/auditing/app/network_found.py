@@ -113,7 +113,7 @@ class BuiltNetworks:
             Network(
                 name=kind.__name__,
                 place=f"{named(Path(file), folder)}:{line}",
-                code="as the project's code built it while it ran",
+                code="by the project's own code while it ran",
                 make=partial(self._kept.__getitem__, (kind, file, line)),
             )
             for kind, file, line in sorted(whole, key=rank)
@@ -175,10 +175,10 @@ class DefinedNetworks:
                 if isinstance(node, ast.FunctionDef | ast.ClassDef) and self._may_make(node):
                     found[path, node.name] = []
         names = {name: key for key in found for name in [key[1]]}
-        for path, node in self._nodes():
-            if isinstance(node, ast.Call) and called(node) in names:
-                key = (path, called(node)) if (path, called(node)) in found else names[called(node)]
-                found[key].append((path, node))
+        for path, each in self._nodes():
+            if isinstance(each, ast.Call) and called(each) in names:
+                key = (path, called(each)) if (path, called(each)) in found else names[called(each)]
+                found[key].append((path, each))
         if chosen:
             found = {key: found[key] for key in [self._key_of(found, chosen)]}
 
@@ -189,16 +189,16 @@ class DefinedNetworks:
         for path, name in sorted(found, key=rank):
             calls = [*found[path, name][:MOST_CALLS], None]
             place = named(path, self.app.folder)
-            for each in calls:
-                code = name if each is None else ast.unparse(each[1])[:200]
-                make = partial(self._made, path, name, each)
+            for call in calls:
+                code = name if call is None else ast.unparse(call[1])[:200]
+                make = partial(self._made, path, name, call)
                 yield Network(name=name, place=place, code=f"as {code}", make=make)
-        for path, node in () if chosen else self._nodes():
-            call = node.value if isinstance(node, ast.Assign | ast.Return) else None
-            if isinstance(call, ast.Call) and _BUILT.search(dotted(call.func)):  # of a library
-                place, code = f"{named(path, self.app.folder)}:{call.lineno}", f"as {ast.unparse(call)[:200]}"
-                make = partial(self._made, path, "", (path, call))
-                yield Network(name=called(call), place=place, code=code, make=make)
+        for path, each in () if chosen else self._nodes():
+            value = each.value if isinstance(each, ast.Assign | ast.Return) else None
+            if isinstance(value, ast.Call) and _BUILT.search(dotted(value.func)):  # of a library
+                place, code = f"{named(path, self.app.folder)}:{value.lineno}", f"as {ast.unparse(value)[:200]}"
+                make = partial(self._made, path, "", (path, value))
+                yield Network(name=called(value), place=place, code=code, make=make)
 
     def _key_of(self, found: Mapping[tuple[Path, str], Any], chosen: str) -> tuple[Path, str]:
         file, _, name = chosen.rpartition(":")

@@ -205,6 +205,8 @@ def task_for(network: nn.Module, sizes: CodeSizes, built_losses: Counter[str]) -
     for tried in _tried(network, sizes):
         inputs = torch.randint(0, tried[2], (2, *tried[1])) if tried[2] else torch.rand(2, *tried[1])
         made = attempt(partial(_outputs, network, inputs))
+        if isinstance(made, Failure) and made.reason.startswith("TimeoutError"):
+            raise UserError(f"its forward does not end: {made.reason}")
         if isinstance(made, Failure):
             said = f"no usual input fits it ({made.reason[:160]})"
         elif made.dim() and len(made) == 2 and made.is_floating_point() and made[0].numel():
@@ -299,7 +301,7 @@ def _tried_of_keras(network: Any, sides: Sequence[tuple[int, int]]) -> Iterator[
     if layers:
         yield ("texts", tuple(each or LONGEST for each in shape), int(layers[0].input_dim))
     elif len(shape) == 3:
-        yield from (("images", (shape[0] or h, shape[1] or w, shape[2] or 3), 0) for h, w in sides)
+        yield from (("images", tuple(a or b for a, b in zip(shape, (*pair, 3), strict=True)), 0) for pair in sides)
     else:
         kind: Kind = "rows" if len(shape) == 1 else "windows"
         yield from ((kind, tuple(each or length for each in shape), 0) for length in LENGTHS)
