@@ -100,19 +100,25 @@ def audit(  # noqa: PLR0917
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
         "network": network,
-        "chosen": _chosen(script, server, client or (), server_args, client_args),
+        "chosen": {"network": True} if network else _chosen(script, server, client or (), server_args, client_args),
     }
     if network and not stand_in:
         raise UserError("--network is expected with --stand-in, which draws its inputs, but it is not there; add it.")
-    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.bundle import NoScriptError, read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
 
-    found = check_app(read_app(app, asked["chosen"]))
-    if check:
-        say(found.in_words())
-        raise typer.Exit(1 if found.stops else 0)
-    if not stand_in and (why := found.stops):
-        raise UserError(why)
+    try:
+        found = check_app(read_app(app, asked["chosen"]))
+    except NoScriptError as error:
+        if check or not stand_in:
+            raise
+        asked |= {"chosen": {"network": True}, "not_run": str(error)}
+    else:
+        if check:
+            say(found.in_words())
+            raise typer.Exit(1 if found.stops else 0)
+        if not stand_in and (why := found.stops):
+            raise UserError(why)
     run: Audited = partial(_audited, app, asked, out)
     if sandbox:
         allowed = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))

@@ -323,9 +323,9 @@ def create_net(rows, config, sizes: Sizes, num_classes):
     assert (made.task.shape, made.task.classes) == ((28,), 6)
 
 
-def test_keras_networks_are_trained_too(tmp_path: Path) -> None:
-    keras = pytest.importorskip("keras")
-    if keras.config.backend() != "torch":
+def test_keras_networks_are_trained_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    if pytest.importorskip("keras").config.backend() != "torch":
         pytest.skip("Keras runs on another backend")
     text = """
 import keras
@@ -348,6 +348,28 @@ def test_a_network_is_chosen_by_its_name(tmp_path: Path, capsys: pytest.CaptureF
         first_of(folder, chosen="model.py:Nett")
     assert run_command_line(["audit", str(folder), "--network", "model.py:Net"]) == 2
     assert "--network is expected with --stand-in" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("few_evaluations")
+def test_a_project_whose_scripts_wait_for_a_button_or_is_none_of_flower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = "import flwr as fl\nfrom model import Net\nclass App:\n    def on_button(self):\n"
+    app += "        fl.client.start_numpy_client(server_address='x', client=Net(5, width=2))\n"
+    folder, out = written(tmp_path / "app", app=app, model=NET), str(tmp_path / "out")
+    command = ["audit", str(folder), "--victims", "1", "--seconds", "0.001", "--out", out]
+    with written_once(), attacked_only({"gradient"}):
+        assert run_command_line(command) == 2
+        assert "it may wait for a button" in capsys.readouterr().err
+        assert run_command_line([*command, "--stand-in"]) == 0
+        said = capsys.readouterr().out
+        assert (
+            "was not audited: " in said and "it may wait for a button" in said and "Its network Net (model.py)" in said
+        )
+        folder = written(tmp_path / "plain", model=NET.replace("num_classes, width", "num_classes=3, width=2"))
+        command[1] = str(folder)
+        assert run_command_line([*command, "--stand-in", "--network", "model.py:Net"]) == 0
+        assert "was not audited. Its network Net (model.py) alone" in capsys.readouterr().out
 
 
 def test_the_record_of_a_network_alone_is_sent_and_never_approves() -> None:

@@ -64,6 +64,7 @@ class AppAuditRequest:
     mirror: Path | None = None  # folder of data sets by hub name; ``None`` lets the app load anything
     stand_in: bool = False  # ``True`` makes up random examples if the app's data are missing
     network: str = ""  # network that is trained alone, as ``FILE:NAME``, in place of the app
+    not_run: str = ""  # reason why no script can be run; a network is then trained alone
     defense: tuple[str, ...] = ()  # name and settings of a defense for a second run, see ``defense_called``
     out: Path = Path("audit")
     clients: int = 4
@@ -88,9 +89,13 @@ def audit_app(
     defense = defense_called(asked.defense) if asked.defense else None
     folder, tell = expanded(asked.out).absolute() / folder_name(app.name), tell or (lambda text: None)
     session = AppAudit(app, asked, folder, tell, show)
-    if asked.network:
-        app = NetworkAlone.of(app, reason="", chosen=asked.network, seconds=asked.seconds, seed=asked.seed or 0)
-        session = _of_network(session, app)
+    if asked.network or asked.not_run:
+        given = {"chosen": asked.network, "seconds": asked.seconds, "seed": asked.seed or 0}
+        app = NetworkAlone.of(app, reason=asked.not_run, **given)
+        try:
+            session = _of_network(session, app)
+        except UserError as error:
+            raise UserError(asked.not_run or str(error)) from error
     else:
         session, app = _trained(session, app, config, node_config)
     if defense is None or not session.understood:

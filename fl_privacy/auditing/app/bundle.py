@@ -270,14 +270,22 @@ def modules_in(folder: Path) -> list[str]:
     ]
 
 
+class NoScriptError(UserError):
+    """A project's code starts Flower, but none of its scripts does so when it is run."""
+
+
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
     A bundle is unpacked. In a folder without Flower's app format, the app consists of the scripts that start Flower, or
     else of the only folder inside that has the format. ``chosen``: options of ``find_scripts``; with a script, the
-    folder's app format is not looked at. ``UserError`` if it is no Flower app.
+    folder's app format is not looked at. With ``network=True`` in it, nothing of the folder is to be run but a network.
+    ``UserError`` if it is no Flower app.
     """
     place = expanded(path).absolute()
+    if (chosen or {}).get("network") and place.is_dir():
+        wanted = _asked_for(place, {})
+        return App(folder=place, name=place.name, server="none:app", client="none:app", config={}, dependencies=wanted)
     if not place.is_file() or place.suffix != ".fab":
         options = dict(chosen or {})
         if place.is_dir() and (options.get("server") is not None or not _names_app(place / "pyproject.toml")):
@@ -294,7 +302,7 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
                 names = ", ".join(named(each, place) for each in inner[:4])
                 raise UserError(f"{path} is expected to hold one app, but holds {len(inner)}: name one of {names}.")
             if not inner and any(each.starts for each in parsed(place).values()):
-                raise UserError(
+                raise NoScriptError(
                     f"{path} has code that starts Flower, but no script that does so when it is run; it may wait for a"
                     " button: write a script that calls it, and name it by --script."
                 )
