@@ -104,8 +104,9 @@ def audit(  # noqa: PLR0917
     }
     if network and not stand_in:
         raise UserError("--network is expected with --stand-in, which draws its inputs, but it is not there; add it.")
-    from fl_privacy.auditing.app.bundle import NoScriptError, read_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.scripts import NoScriptError  # noqa: PLC0415
 
     try:
         found = check_app(read_app(app, asked["chosen"]))

@@ -355,7 +355,7 @@ def test_a_project_whose_scripts_wait_for_a_button_or_is_none_of_flower(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     app = "import flwr as fl\nfrom model import Net\nclass App:\n    def on_button(self):\n"
-    app += "        fl.client.start_numpy_client(server_address='x', client=Net(5, width=2))\n"
+    app += "        fl.simulation.start_simulation(client_fn=Net(5, width=2))\n"
     folder, out = written(tmp_path / "app", app=app, model=NET), str(tmp_path / "out")
     command = ["audit", str(folder), "--victims", "1", "--seconds", "0.001", "--out", out]
     with written_once(), attacked_only({"gradient"}):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.auditing.app.scripts import (
     EARLIER,
     MOST_PLACES,
+    NoScriptError,
     Scripts,
     SourceFile,
     find_scripts,
@@ -268,10 +269,6 @@ def modules_in(folder: Path) -> list[str]:
     return [
         name for name, each in places.items() if each.startswith(inside) and "site-packages" not in each[len(inside) :]
     ]
-
-
-class NoScriptError(UserError):
-    """A project's code starts Flower, but none of its scripts does so when it is run."""
 
 
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:

@@ -301,7 +301,8 @@ def _tried_of_keras(network: Any, sides: Sequence[tuple[int, int]]) -> Iterator[
     if layers:
         yield ("texts", tuple(each or LONGEST for each in shape), int(layers[0].input_dim))
     elif len(shape) == 3:
-        yield from (("images", tuple(a or b for a, b in zip(shape, (*pair, 3), strict=True)), 0) for pair in sides)
+        for pair in sides:
+            yield "images", tuple(a or b for a, b in zip(shape, (*pair, 3), strict=True)), 0
     else:
         kind: Kind = "rows" if len(shape) == 1 else "windows"
         yield from ((kind, tuple(each or length for each in shape), 0) for length in LENGTHS)
