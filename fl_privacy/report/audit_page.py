@@ -276,7 +276,8 @@ class AuditRecord:
             )
         asked = "no client sent" if self.lines else "the server asked no client for"
         nothing = f"Nothing to audit: {self.silence or f'{asked} anything'}"
-        return nothing if self.silent else f"Not attacked: {self._why}; everything that is sent is listed below"
+        listed = "" if self.network_alone else "; everything that is sent is listed below"
+        return nothing if self.silent else f"Not attacked: {self._why}{listed}"
 
     @property
     def _why(self) -> str:
