@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fl_privacy.checks import number, one_of, whole
-from fl_privacy.cli.completion import AppPlace, Mirror, OpenPage, RunConfig
+from fl_privacy.cli.completion import AppPlace, Mirror, NodeConfig, OpenPage, RunConfig
 from fl_privacy.cli.jobs import open_in_browser
 from fl_privacy.cli.sandbox import Allowed, Sandbox, bounds_of
 from fl_privacy.errors import UserError, say, visible
@@ -24,9 +24,6 @@ ALL_RIGHTS = (
     " runs nothing of it."
 )
 
-NodeConfig = Annotated[
-    list[str] | None, typer.Option(help="Node config, as for `flower-supernode`; {partition} is a node's number.")
-]
 StandIn = Annotated[bool, typer.Option("--stand-in", help="Replace missing data by random examples, and say so.")]
 NetworkAlone = Annotated[
     str, typer.Option(metavar="FILE:NAME", help="Audit a network of the project alone, with --stand-in.")

@@ -297,10 +297,7 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Add notes on how this run differs from the app's usual one.
-
-        ``there``: changes to the app's environment. ``rounds``: number of rounds trained, noted if above ``--rounds``.
-        """
+        """Add notes on the defense, changes to the environment (``there``), and ``rounds`` above ``--rounds``."""
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (

@@ -150,8 +150,8 @@ def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
 def copied_files(app: Path, into: Path) -> str:
     """Copy the non-code files of the folder ``app`` to ``into``, without overwriting.
 
-    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Returns a sentence on files left out
-    for their size, or "".
+    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on files left out for
+    their size.
     """
 
     def is_own(folder: Path) -> bool:

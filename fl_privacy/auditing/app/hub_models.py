@@ -1,4 +1,4 @@
-"""Small networks and drawn tokenizers in place of those of Hugging Face's hub that are not here."""
+"""Small networks and drawn tokenizers in place of missing ones of Hugging Face's hub."""
 
 import importlib
 import re

@@ -71,7 +71,7 @@ class Few(np.ndarray):
 
 
 class Saved(list[dict[str, Any]]):
-    """Examples by column."""
+    """Made-up data set: examples as mappings from column to value."""
 
 
 class Score:
@@ -237,7 +237,10 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 
 
 def records(drawing: Drawing, path: Path) -> Path | None:
-    """Write made-up records for a missing JSON ``path``, with the keys of a list near it; ``None`` without one."""
+    """Write made-up records in place of the missing JSON file ``path``, and return their path.
+
+    Their keys are those of a list in another JSON file of the folder; ``None`` if there is none.
+    """
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)

@@ -1,4 +1,4 @@
-"""Drawn examples where an app's data are missing, in the form that its code asks for."""
+"""Random examples in place of an app's missing data, in the form that its code expects."""
 
 import ast
 import importlib
@@ -98,7 +98,7 @@ def labels(number: int, classes: int) -> np.ndarray:
 
 
 def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """Draw smooth pictures (N, H, W, C) of bytes: each is a coarse pattern of its class plus one of its own."""
+    """Draw smooth pictures (N, H, W, C) of uint8, each a coarse pattern of its class plus a coarse random one."""
 
     def smooth(many: int) -> np.ndarray:
         coarse = rng.normal(size=(many, 6, 6, shape.channels))
@@ -277,7 +277,7 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of strings, and how many ``x = rows[:, 3:-2]`` leaves out, without a last one of labels."""
+        """Find columns of strings, and how many columns besides the labels ``x = rows[:, 3:-2]`` leaves out."""
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
@@ -320,7 +320,7 @@ class Drawing:
     def hub(self, path: str, name: object, split: object) -> Any:
         """Make up data in place of the Hugging Face data set, or saved folder, ``path``.
 
-        The columns are those of the known data set of that name, or else those that the app's code names. ``name``: the
+        Columns are those of the known data set of that name, or of the app's code. ``name``: the
         data set's configuration. ``split``: name or list of names of parts; ``None`` returns a dictionary of all.
         """
         hf = importlib.import_module("datasets")
@@ -377,7 +377,7 @@ class Drawing:
         return self._with_flags(hf, drawn, kinds, rng) if pictured else (drawn, hf.Features(kinds))
 
     def _with_flags(self, hf: Any, drawn: dict[str, Any], kinds: dict[str, Any], rng: np.random.Generator) -> Any:
-        """Add columns of 0 or 1 for what else the code reads of each picture."""
+        """Add columns of 0 or 1 for other keys that the code looks up in each example."""
         known = (IMAGE, LABEL, TEXT)
         for name in sorted(self._of_example - self._made - drawn.keys()):
             if not any(each.search(name) for each in known):

@@ -66,7 +66,7 @@ _STARTS = {
 
 @dataclass(frozen=True)
 class Started:
-    """Server and client app that scripts would have started, with the number of clients, if known, and what failed."""
+    """Server and client app that scripts would have started, the number of clients if known, and what failed."""
 
     server: ServerApp
     client: ClientApp
@@ -85,8 +85,8 @@ _Calls = defaultdict[str, list[dict[str, Any]]]
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
     """Run the server's script until it would start Flower, and return apps that Flower can run.
 
-    A client's script runs when that client is first asked, in modules of its own. ``UserError`` if a script raises an
-    error, or ends without a start.
+    A client's script runs when that client is first asked, with its own copies of modules. ``UserError`` if a script
+    raises an error, or ends without a start.
     """
     runner, settings = _Runner(folder), usual_settings(code_of(folder))
     plain = LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
@@ -150,7 +150,7 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
-    """Evaluate by a strategy; if that fails, return ``None`` and add the reason to ``failed``."""
+    """Call ``evaluate``, a strategy's method; if it fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -408,9 +408,10 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Return an answer to a script's question: from the standard input or, if that is closed, a likely one.
+    """Answer a script's question from the standard input or, if it is closed, by a likely answer.
 
-    A usual value comes first, then offered choices, another one each time; ``UserError`` if there are no more.
+    A usual value comes first, then each choice that the question offers, one per call; ``UserError`` if there are no
+    more.
     """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
@@ -438,8 +439,8 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
     """Record the arguments of Flower's starting functions in ``calls``, and end the script there.
 
-    Processes that the script begins run in this process. ``heard`` replaces ``print`` and the handlers of loggers. All
-    is restored when the block ends.
+    Processes that the script begins run in this process. ``heard`` replaces ``print`` and loggers' handlers until the
+    block ends.
     """
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **options: Any) -> None:

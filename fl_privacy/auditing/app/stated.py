@@ -1,4 +1,4 @@
-"""What a project states of its scripts' options."""
+"""Find values of scripts' options in a project's pages and settings files."""
 
 import os
 import re
@@ -28,13 +28,16 @@ _OF_TOOLS = re.compile(r"docker|compose$|environment|conda|package|tsconfig|mkdo
 
 @dataclass(frozen=True)
 class OptionsStated:
-    """Values in a project's pages."""
+    """Finds values of the options of ``script`` in the project's pages, such as a README."""
 
     folder: Path
     script: Path
 
     def values(self, flags: Sequence[str]) -> list[str]:
-        """Return an option's values in commands, else the nearest settings file."""
+        """Return the values of the option ``flags`` in commands on the project's pages.
+
+        If there are none and the option names settings, return the likeliest settings file.
+        """
         values = [value for flag in flags for value in self._given.get(flag, ())]
         if values or not _SETTINGS.search(flags[-1]):
             return [*dict.fromkeys(values)]
@@ -77,7 +80,7 @@ def _listed(folder: Path, names: Sequence[str]) -> Iterator[Path]:
 
 
 def allowed(values: Sequence[str | None], name: str, kind: str, choices: Sequence[object]) -> list[str]:
-    """Return the values that an option's choices and type allow, without placeholders."""
+    """Return the values that an option's choices and type allow, without placeholders such as ``PATH``."""
     found, blank = list[str](), {*re.split(r"[-_ ]", f"{name} {_BLANK}")}
     for each in filter(None, values):
         with suppress(ValueError):

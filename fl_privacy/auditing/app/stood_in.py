@@ -220,11 +220,11 @@ class Hooks:
     def selected(self, original: Any, dataset: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
-    def _few(self, indices: Any, held: int) -> Any:
-        """Return ``indices`` below ``held``, the number of made-up examples; if none are, map some below ``held``."""
+    def _few(self, indices: Any, size: int) -> Any:
+        """Return ``indices`` below ``size``, the number of made-up examples; if none are, wrap some around."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
-        if self.drawing.asked and held and listed and max(indices) >= held:
-            return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
+        if self.drawing.asked and size and listed and max(indices) >= size:
+            return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
         return indices
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,7 +242,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files; if missing tables are sought in vain, yield the name of one to make up."""
+        """Search files by a pattern; if it finds no table, yield the name of one that can be made up."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -430,9 +430,9 @@ def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: 
     made.__class__ = type(kind.__name__, (kind,), {**inner, "__module__": kind.__module__})
 
 
-def _in_proportion(sizes: Iterable[int], held: int) -> list[int]:
+def _in_proportion(sizes: Iterable[int], total: int) -> list[int]:
     ends = np.cumsum([0, *sizes])
-    return np.diff(ends * held // ends[-1]).tolist()
+    return np.diff(ends * total // ends[-1]).tolist()
 
 
 def _is_missing(path: object) -> bool:
@@ -446,7 +446,7 @@ def _is_of_packages(path: Path) -> bool:
 def _ends_without() -> bool | None:
     """Return ``True`` if the app ends when the file that it asks for is missing, ``False`` if it goes on.
 
-    The calling source decides: the ``if``, ``assert`` or ``try`` around the call; ``None`` without one.
+    The code around the call decides: an ``if``, ``assert`` or ``try``; ``None`` if there is none.
     """
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):

@@ -56,10 +56,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's reply to a training message, and all that is needed to ask the client for it again.
-
-    ``sent``: arrays of the message, by record/name.
-    """
+    """A reply to a training message with the arrays ``sent`` (by record/name), and what is needed to ask again."""
 
     message: Message
     context: Context
@@ -111,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds that messages name or, if they name none, of messages to one node."""
+        """Return the number of training rounds named in messages; if none is, of training messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -267,7 +264,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it, or an error reply, and what its arrays meant before (``None`` if not defended)."""
+        """Defend a reply; return it or an error reply, and which parameters its arrays held before (or ``None``)."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):
@@ -369,7 +366,7 @@ class TappedGrid(LocalGrid):
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
         """Ask the client again with the same message and state; ``only`` limits the examples of its loaders.
 
-        The client's state stays unchanged, and all random streams are restored. A failure is returned with its reason.
+        The client's state stays unchanged, and all random streams are restored.
         """
         only = only and replace(only, at_call=not answer.watched.loaded)
         watch = TrainingWatch(program=True, only=only)

@@ -47,7 +47,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = shipped(__file__, "kinds.yaml")
 
 
 def leak_of(kind: str, where: str, *found: object) -> Leak:
-    """Build a leak of a ``kind`` in ``kinds.yaml``, in the reply's entry ``where``; ``found`` fills the kind's text."""
+    """Build a leak of ``kind``, a key of ``kinds.yaml``, in the reply's entry ``where``; ``found`` fills its text."""
     known = _KINDS[kind]
     what = known["found"].format(*found)
     return Leak(severity=known["severity"], what=what, where=where, why=known["consequence"])
