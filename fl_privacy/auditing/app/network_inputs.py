@@ -286,8 +286,9 @@ def _tried(network: nn.Module, sizes: CodeSizes) -> Iterator[Tried]:
                 side = math.isqrt(width // channels)
                 if channels * side * side == width and side >= 16:
                     yield ("images", (channels, side, side), 0)
-            yield from [("rows", (width,), 0)] * bool(width)
-            yield from (("windows", (length, width), 0) for length in lengths if width)
+            if width:
+                yield ("rows", (width,), 0)
+                yield from (("windows", (length, width), 0) for length in lengths)
 
 
 def _tried_of_keras(network: Any, sides: Sequence[tuple[int, int]]) -> Iterator[Tried]:
