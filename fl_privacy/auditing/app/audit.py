@@ -149,7 +149,8 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         session = AppAudit(app, asked, first.folder, first.tell, first.show)
     others = [f"Other scripts were run, too. {'. '.join(vain[1:])}."] if vain[1:] else []
     if asked.stand_in:
-        why = " ".join([str(failed[0]) if 0 in failed else first.last.silence, *others])
+        why = str(failed[0]) if 0 in failed else first.last.silence
+        why = " ".join([f"{why.rstrip('.')}.", *others]) if others else why
         own = NetworkAlone.of(begun, reason=why, built=built, seconds=asked.seconds, seed=asked.seed or 0)
         alone = attempt(lambda: _of_network(first, own))
         if not isinstance(alone, Failure):

@@ -21,6 +21,7 @@ from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.started import Started
+from fl_privacy.auditing.instrument.keras_layers import is_keras
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
@@ -161,8 +162,8 @@ class TrainedAlone:
 class _Client(NumPyClient):
     def __init__(self, trained: TrainedAlone, partition: int) -> None:
         self._trained, self._partition = trained, partition
-        own = attempt(lambda: copy.deepcopy(trained.module))
-        self._module = trained.module if isinstance(own, Failure) else own
+        own = None if is_keras(trained.module) else attempt(lambda: copy.deepcopy(trained.module))  # Keras calls a copy
+        self._module = own if isinstance(own, nn.Module) else trained.module
 
     def get_parameters(self, config: dict[str, Any]) -> list[np.ndarray]:
         return [value.detach().cpu().numpy().copy() for value in self._module.state_dict().values()]
