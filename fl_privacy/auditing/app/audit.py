@@ -429,7 +429,7 @@ class AppAudit(AuditSession):
             *([] if self.defense is None else [("Defense", settings_in_words(self.defense.parts))]),
             *([("Data from the mirror", ", ".join(sorted(self.data)))] if self.data else []),
         ]
-        found = AuditRecord(
+        return AuditRecord(
             app=self.name,
             lede=lede,
             findings=grid.findings(),
@@ -454,7 +454,9 @@ class AppAudit(AuditSession):
             before=self.before,
             seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
         )
-        return found if self.alone is None else self.alone.on_page(found)
+
+    def put(self, record: AuditRecord) -> AuditRecord:
+        return super().put(record if self.alone is None else self.alone.on_page(record))
 
 
 def remedies(problems: Iterable[str]) -> list[str]:
