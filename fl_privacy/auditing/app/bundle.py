@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.auditing.app.scripts import (
     EARLIER,
     MOST_PLACES,
+    NoScriptError,
     Scripts,
     SourceFile,
     find_scripts,
@@ -276,9 +277,13 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
 
     A bundle is unpacked. In a folder without Flower's app format, the app consists of the scripts that start Flower, or
     else of the only folder inside that has the format. ``chosen``: options of ``find_scripts``; with a script, the
-    folder's app format is ignored. ``UserError`` if ``path`` is no Flower app.
+    folder's app format is ignored. With ``network=True``, no script is sought, since only a network is trained.
+    ``UserError`` if ``path`` is no Flower app.
     """
     place = expanded(path).absolute()
+    if (chosen or {}).get("network") and place.is_dir():
+        wanted = _asked_for(place, {})
+        return App(folder=place, name=place.name, server="none:app", client="none:app", config={}, dependencies=wanted)
     if not place.is_file() or place.suffix != ".fab":
         options = dict(chosen or {})
         if place.is_dir() and (options.get("server") is not None or not _names_app(place / "pyproject.toml")):
@@ -295,7 +300,7 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
                 names = ", ".join(named(each, place) for each in inner[:4])
                 raise UserError(f"{path} is expected to hold one app, but holds {len(inner)}: name one of {names}.")
             if not inner and any(each.starts for each in parsed(place).values()):
-                raise UserError(
+                raise NoScriptError(
                     f"{path} has code that starts Flower, but no script that does so when it is run; it may wait for a"
                     " button: write a script that calls it, and name it by --script."
                 )

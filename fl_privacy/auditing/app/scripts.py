@@ -59,6 +59,10 @@ _COMMAND = re.compile(r"(\w+\.)?(command|option)\b")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
 
+class NoScriptError(UserError):
+    """A project's code starts Flower, but none of its scripts does so when it is run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
     """The scripts of a project to run, with their command lines.
@@ -188,7 +192,7 @@ def find_scripts(
             here = "server" if starts_of_all <= SERVERS else "client"
             if but or not starts_of_all or not (starts_of_all <= SERVERS or starts_of_all <= CLIENTS):
                 return None
-            raise UserError(
+            raise NoScriptError(
                 f"{folder} has code that starts a {here} of Flower, but no script that starts a client when it is run:"
                 " name a folder that holds one, or name it by --client."
             )

@@ -122,6 +122,35 @@ class TappedGrid(LocalGrid):
         every = [CountedLeak(**vars(leak), kind=k[0], times=counted[k], of=of[k[0]]) for k, leak in first.items()]
         return sorted(every, key=lambda one: (order[one.severity], one.where))
 
+    def facts(self) -> list[tuple[str, str]]:
+        if not self.answers:
+            return []
+        answer = next(iter(self.answers.values()))
+        seen, found = answer.watched, answer.matched
+        none = f"none of PyTorch's; {seen.backwards} losses were differentiated in a round"
+        stepped = "; ".join(_steps(seen.optimizers)) or none
+        frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
+        entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
+        known = {
+            "value": "arrays have the parameters' values",
+            "scale": "arrays are the parameters' values multiplied, negated, or in whole numbers that code them",
+            "place": "arrays have names or places of arrays sent, whose values are the parameters'; values are changed",
+        }
+        uploaded = f"{found.shares} of {len(found.parameters)} parameters and buffers"
+        nothing = "none of the network's parameters, by values, names and positions"
+        withheld = f"{len(found.withheld)} parameters, {frozen} of them not trained"
+        facts = {
+            "Network": ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules)),
+            "What enters it": entered,
+            "Optimizer": stepped,
+            "Examples of a client": str(sum(seen.passes.values()) or seen.loaded or "not seen"),
+            "What is uploaded": uploaded if found.parameters else nothing,
+            "How that is known": known[found.by] if found.parameters else None,
+            "What does not leave": withheld if found.withheld else None,
+            "Arrays that are no parameters": ", ".join(found.unknown[:10]) or None,
+        }
+        return [(name, value) for name, value in facts.items() if value is not None]
+
     def covers(self) -> str:
         if not self._covered[False]:
             return ""
@@ -400,3 +429,15 @@ def _unpacked(sent: Sent) -> Arrays:
 
 def _flat(sent: Sent) -> Arrays:
     return {f"{record}/{key}": array for (record, key), array in sent.arrays.items()}
+
+
+def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:
+    for name in dict.fromkeys(name for name, _ in optimizers):
+        same_kind = [(dict(settings), steps) for (one, settings), steps in optimizers.items() if one == name]
+        (first, _), (last, _), said = same_kind[0], same_kind[-1], list[str]()
+        for key, value in first.items():
+            after = last.get(key)
+            if value not in (None, False, 0, 0.0) or after not in (None, False, 0, 0.0):
+                said.append(f"{key} {value}" if after == value else f"{key} {value} to {after}")
+        steps = sum(steps for _, steps in same_kind)
+        yield f"{name} ({', '.join(said)}), {steps} step{'s' * (steps != 1)} in a round"
