@@ -24,7 +24,7 @@ KNOWN: dict[str, type["Effect"]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """Effect of one part of a defense on the uploads; files name it by its class.
+    """Effect of one part of a defense on the uploads; files store the name of its class.
 
     Subclasses are frozen dataclasses of numbers, text, booleans, tuples of these and other effects. ``None`` in a field
     means "not published", unless the class says otherwise.
@@ -179,8 +179,8 @@ class Quantized(PostProcessing):
 class Transformed(PerExample):
     """Transformation of each training image by one of the ``policies``, chosen at random (ATS).
 
-    A policy such as ``3-43-15`` lists numbers of operations, as in the paper's ``table`` or in the one of the authors'
-    code. With ``by_probability``, an operation may be skipped at random.
+    A policy such as ``3-43-15`` lists operations by number, as numbered in the ``table`` of the paper or of the
+    authors' code. With ``by_probability``, an operation may be skipped at random.
     """
 
     policies: tuple[str, ...] | None

@@ -56,7 +56,9 @@ def counted(what: str, items: Sequence[T]) -> Iterator[T]:
 
 
 def share_done(stages: Sequence[Stage]) -> float:
-    """Return the share in [0, 1] of the outermost stage that is done; inner stages count as part of a step."""
+    """Return the share in [0, 1] of the outermost stage that is done; inner stages count as a fraction of its current
+    step.
+    """
     share = 0.0
     for stage in reversed(stages):
         share = min((stage.done + share) / max(stage.total, 1), 1.0)
@@ -74,7 +76,7 @@ def at_work(stages: tuple[Stage, ...]) -> str:
 
 
 SHOWN_FROM = 0.05
-"""Least finished share from which the time left is estimated; before, startup time would be extrapolated."""
+"""Smallest share done from which the time left is estimated; earlier estimates would extrapolate startup time."""
 
 
 class Remaining:

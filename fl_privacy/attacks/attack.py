@@ -31,8 +31,8 @@ def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
 class ReconstructionAttack(Protocol):
     """An attack that guesses the batch behind each observed update; it returns reconstructions in the same order.
 
-    Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a victim changes no
-    other result. If a victim can't be attacked, its reconstruction states the reason in ``failure``.
+    A victim's random numbers come from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a
+    victim changes no other result. If a victim can't be attacked, its reconstruction states the reason in ``failure``.
     """
 
     def __call__(
@@ -94,7 +94,7 @@ def in_parts(
     report: Report,
     attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
 ) -> dict[int, Reconstruction]:
-    """Attack ``size`` victims at a time, each part in an even share of the time left.
+    """Attack ``size`` victims at a time, and divide the time left evenly among these parts.
 
     Return the results under the keys of ``victims``. ``name``: label of this work on progress bars.
     """

@@ -32,7 +32,7 @@ def samples(data: object) -> Iterator[Sample]:
     """Yield the examples of ``data`` in order, each as an image and its class.
 
     ``data``: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable. Its examples are pairs (image, label) or
-    mappings with keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``. Of a tuple such as (train, test) the first counts.
+    mappings with keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``. From a tuple such as (train, test), the first is taken.
     ``UserError`` if ``data`` or an example is of another kind.
     """
     yield from map(as_sample, _examples(data))

@@ -49,10 +49,11 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, what earlier calls left out is added to ``tensors`` first.
+    """Return ``compress(tensors)``; with ``feedback``, the parts that earlier calls left out are added to ``tensors``
+    first.
 
-    It is kept in ``state``, under names that begin with ``owner``. ``compress`` must not add privacy noise: feedback
-    would undo it.
+    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must not add privacy noise:
+    feedback would undo it.
     """
     if not feedback:
         return compress(tensors)

@@ -217,7 +217,8 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
     """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum.
 
-    ``number``: how many calls after calls with, and without, the unit are compared, projected onto ``known`` (d,).
+    ``number``: number of compared calls after calls with the unit, and after calls without it. ``known``: direction
+    (d,) onto which releases are projected.
     """
     if isinstance(mechanism, ManyAtOnce):
         return False

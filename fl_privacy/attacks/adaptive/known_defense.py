@@ -33,7 +33,7 @@ class AttackSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Countermeasure:
-    """One change that an attack makes against a known defense; ``sentence`` describes it to users.
+    """One change of an attack to counter a known defense; ``sentence`` describes the change to users.
 
     ``hidden``: gradient of a private loss, which the attack guesses, too. ``transforms``: image transforms that the
     client may have used; all are tried.
@@ -50,13 +50,15 @@ class Countermeasure:
 
 
 FINE, HIDDEN, BLURRED = 1e-2, 1e-1, 2.5e-1
-"""Smoothness if little of the update is hidden, if much is and the rest exact, and if all of it is noised."""
+"""Weights of smoothness: if little of the update is hidden; if much is hidden and the rest exact; if all is noised."""
 
 _MANY_BITS = 6  # bits of a quantized value above which its levels hide little
 _REACH = 3.0  # standard deviations of the noise within which nearly all of it is
 
 UNSCALED, UNSTATED = 1.0, 1.0
-"""Assumptions on SPN: the cross entropy is unscaled, and slopes by features are as large as the head's weights."""
+"""Assumptions if SPN's settings are unknown: factor of the cross entropy, and size of a feature's gradient relative to
+the head's weights.
+"""
 
 
 def looks_noisy(effect: effects.Effect) -> bool:
@@ -289,7 +291,9 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient, if any. It alone is guessed, as those at the same features add up."""
+        """Return the strongest hidden gradient, if any; only this one is guessed, since gradients at the same features
+        add up.
+        """
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property

@@ -30,15 +30,17 @@ from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.film import Snapshot, joined, shortened
 
 ROUGHNESS = 3.0
-"""An image has to fit the update exp(3) times better for each further unit of total variation; noise has about 0.7,
-photographs about 0.1. If the update is exact, misfits differ by many orders and this decides nothing; if noise was
-added, all attempts fit alike and the smoothest is taken, which is then the likeliest."""
+"""Weight of total variation in a score: an image has to fit the update exp(3) times better for each further unit.
+Images of pure noise have a total variation of about 0.7, photographs of about 0.1. For exact updates, misfits differ by
+many orders of magnitude and decide alone; for noisy ones, all attempts fit alike, and the smoothest is the likeliest.
+"""
 
 EXACT = 1e-12  # mismatch of an update that is reproduced up to rounding in single precision
 
 UNDERDETERMINED = 1e-6
-"""Like ``EXACT``, if fewer values of the update are known than pixels, so that the smoothest fitting image is
-likeliest."""
+"""Replaces ``EXACT`` if fewer values of the update are known than pixels: the smoothest fitting image is then
+likeliest.
+"""
 
 _LEAST_VARIATION = 0.01  # least total variation of an image
 
@@ -99,7 +101,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return by how much overfitting of the pixels alone lowers the log mismatch of the largest tensor.
+    """Return the fall of the largest tensor's log mismatch that overfitting explains.
 
     This is twice the number of pixels over the tensor's number of elements (Akaike 1974).
     """
@@ -157,7 +159,8 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; images that another attack found stay ahead of all that do not fit clearly better."""
+    """Sort attempts, best first; images found by another attack rank behind an attempt only if it fits clearly better.
+    """
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -186,7 +189,7 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 
 @torch.no_grad()
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
-    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged, or no bias shows them.
+    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if unchanged, or without a bias gradient.
 
     The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
     classes. Images keep their labels as far as the counts allow.
@@ -216,8 +219,8 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 class Race:
     """Successive halving of descents for each victim of a group.
 
-    ``entered``: the descents. ``features``: exact inputs of a hidden layer, by position of the victim, which one more
-    descent has to match, too. Raise ``NotAttackableError`` if no sub-attack can attack the group.
+    ``entered``: the descents. ``features``: exact inputs of a hidden layer, by the victim's position; one more descent
+    has to match these, too. Raise ``NotAttackableError`` if no sub-attack can attack the group.
     """
 
     def __init__(

@@ -33,7 +33,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 Budget = Literal["quick", "standard", "thorough"]
 
 EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24_000}
-"""Evaluations of loss and gradient for each victim, over all attempts; one "Inverting Gradients" takes ``standard``."""
+"""Evaluations of loss and gradient for each victim, over all attempts; a single ``inverting_gradients`` takes
+``standard``.
+"""
 
 _KEPT = 3  # number of attempts of which one goes on to the next rung
 _LAST = 0.75  # share of the evaluations that the best attempt gets in the last rung
@@ -65,7 +67,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the largest budget whose :func:`rungs`, with ``beside`` extra attempts, cost at most ``evaluations``."""
+    """Return the largest budget whose :func:`rungs`, with ``extra`` more attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)
@@ -104,7 +106,7 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence on the value of ``attack.evaluations`` that repeats a run limited by seconds.
+    """Return a sentence that names the ``attack.evaluations`` with which to repeat a run limited by seconds.
 
     ``cut``: ``True`` if the time limit ended the search for exact solutions.
     """
@@ -129,7 +131,7 @@ _ROUGH = (
 )
 
 _THIN, _HELD = 0.25, 0.1
-"""Known values per pixel below which smoothness matters more than the fit, and its fixed weight."""
+"""Known values per pixel below which smoothness matters more than the fit, and the weight of total variation then."""
 
 _BEHIND_ADAM = 0.005
 """Fixed weight of total variation if only a step of Adam is known."""
@@ -159,7 +161,8 @@ class SubAttack:
 
 
 Entry = tuple[SubAttack, int, float]
-"""A sub-attack, the number of its start, and its first weight of total variation, relative to the zero loss."""
+"""A sub-attack, the number of its start, and its first weight of total variation, as a share of a zero gradient's loss.
+"""
 
 
 def entries(
@@ -238,7 +241,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return how many update values a sparsifying defense left for each pixel; infinite if it left all."""
+    """Return the number of update values per pixel that a sparsifying defense kept; infinite if all are known."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf

@@ -44,7 +44,8 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do."""
+    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no other images do.
+    """
 
     images: Tensor
     unique: bool
@@ -62,7 +63,7 @@ class Reproduction:
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without the output layer's gradient.
 
-        They are classes if p - y (see :meth:`errors`), which clients may scale, is a multiple of p except at one class.
+        Labels are classes if p - y (see :meth:`errors`), up to a factor, is proportional to p except at one class.
         ``network`` replaces the model.
         """
         found = self.errors(inputs, network)
@@ -265,7 +266,8 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Infer classes (B,) or soft labels (B, K) from p and p - y (B, K); for classes, p - y may have any scale."""
+    """Infer classes (B,) or soft labels (B, K) from p and p - y (B, K); for classes, p - y may be scaled by any factor.
+    """
     if found is None:
         return None
     probabilities, errors = found
@@ -287,7 +289,7 @@ _MOST_WAYS = 1000  # largest number of compared combinations of occurrences
 _MOST = 8  # largest mean number of occurrences for a batch of unknown size
 
 Times = Callable[[int], list[int] | None]
-"""Function from a batch size to each distinct example's occurrences; ``None`` if no whole numbers fit."""
+"""Function from a batch size to the number of times each distinct example occurs; ``None`` if no whole numbers fit."""
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
@@ -374,7 +376,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return ``observation`` with a batch of one example if one was surely repeated in a single step, else ``None``."""
+    """Reduce a batch to one example if it surely repeats that example in a single step; else return ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

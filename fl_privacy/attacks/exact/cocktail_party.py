@@ -106,10 +106,10 @@ _SURE = (0.8, 0.95)
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
     """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU silences; ``None`` if that fails.
 
-    The gradient D with respect to the layer's outputs satisfies D^T = C A^-1, so that column i of A^-1 is a direction
-    in which C is zero at outputs silent for image i; C A^-1 1 = g gives sign and scale. ``columns``: C = G R^T (M, B)
-    for the weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g (M,). ``projected``: R W^T (B,
-    M) for the weight W. ``shift``: bias (M,).
+    The gradient D with respect to the layer's outputs satisfies D^T = C A^-1, so that C times column i of A^-1 is zero
+    at neurons that are silent for image i; C A^-1 1 = g gives sign and scale. ``columns``: C = G R^T (M, B) for the
+    weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g (M,). ``projected``: R W^T (B, M) for
+    the weight W. ``shift``: bias (M,).
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
@@ -279,7 +279,9 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` for few or contradictory zeros."""
+        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` if zeros are too few or contradict
+        each other.
+        """
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

@@ -199,12 +199,12 @@ MOST_UNKNOWNS = 4608
 _RANK = 1e-7  # singular values below this share of the largest are rounding of single precision
 _RIDGE = 1e-12
 _STEPS = 4
-"""Steps of inverse iteration for the two least eigenvalues, which are a million times apart if there is a solution."""
+"""Steps of inverse iteration for the two least eigenvalues, whose ratio is about a million if there is a solution."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlindInputs:
-    """The inputs of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
+    """The best solution of :func:`inputs_up_to_a_factor` for a layer's inputs.
 
     ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left``: squared residual, relative to
     that of a random guess. ``next``: the same for the best inputs orthogonal to ``values``.
@@ -325,7 +325,9 @@ class Equations:
 
 
 Shown = tuple[Tensor, Tensor]
-"""Number of times (V, C, H, W) that each input is known from elsewhere, and the sum (V, C, H, W) of its values."""
+"""For each input, the number (V, C, H, W) of other sources that show its value, and the sum (V, C, H, W) of these
+values.
+"""
 
 
 @torch.no_grad()

@@ -28,17 +28,17 @@ _MOST_ROWS = 16
 _SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]  # schedule of a search that stays near where it starts
 
 _SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
-"""Schedule of a wider search: components of 64 images are a few percent of others."""
+"""Schedule (smoothing, power) of a wider search."""
 
 _FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]
-"""Schedule of the widest search, by the logarithm of the elements."""
+"""Schedule (smoothing, power) of the widest search."""
 
 _KEPT = 1024  # largest number of directions from which independent ones are chosen
 _JUDGED = 2_000_000  # signs of alternatives that are computed at once
 _BLIND = 6  # rounds without a finding after which a kind of search is given up
 
 _ROUNDED, _CLEAR = 3.0, 0.1
-"""Zeros in half precision are below this many units of rounding, if that is above this share of ``_ZERO``."""
+"""In half precision, elements below this many units of rounding are zero, if that exceeds this share of ``_ZERO``."""
 
 _HALF = 0.25  # singular values below this many units of half precision, relative to the largest, are its rounding
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -194,7 +194,8 @@ class _Gradient:
 
 
 class _Pool:
-    """The ``_KEPT`` directions whose products with the gradient have most zeros, more than a random direction's."""
+    """Directions whose products with the gradient have the most zeros; at most ``_KEPT``, all better than random ones.
+    """
 
     def __init__(self, gradient: _Gradient) -> None:
         self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows
@@ -217,7 +218,9 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches for sparse directions; every second round searches the complement of those found."""
+    """Rounds of local searches for sparse directions; every second round searches outside of the directions found
+    before.
+    """
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows

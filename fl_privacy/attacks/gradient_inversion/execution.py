@@ -135,8 +135,8 @@ def compiler() -> str | None:
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Return whether compiling likely saves more time than it takes.
 
-    On a CPU, the time saved grows with ``written``, the bytes written in all evaluations; compiling takes a thread some
-    seconds for each of the ``tensors`` compared. On a GPU, it grows with ``runs``, the number of evaluations.
+    On a CPU, the time saved grows with ``written``, the bytes written in all evaluations, and compiling takes some
+    seconds for each of the compared ``tensors``. On a GPU, it grows with ``runs``, the number of evaluations.
     """
     if compiler() is None:
         return False

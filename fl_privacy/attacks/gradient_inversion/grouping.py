@@ -23,8 +23,9 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
 
 _TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
-"""Number of turns that alternate between signs and image, turns over which the image's extra uncertainty falls, and its
-last value as a share of the prior variance."""
+"""Number of turns that estimate signs and image alternately; number of turns over which the image's extra uncertainty
+falls; and its last value, as a share of the prior variance.
+"""
 
 _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mixture, and least variance of a pixel
 
@@ -153,9 +154,9 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Return a victim for each observation, or one for all that are known to be of the same examples.
+    """Return a victim for each observation; observations known to be of the same examples share one.
 
-    Observations are joined only if the attacker knows the defense.
+    They share one only if the attacker knows the defense.
     """
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
@@ -307,7 +308,7 @@ class GroupAttack(ABC):
 
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if the group can't be."""
+        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if that is impossible."""
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:

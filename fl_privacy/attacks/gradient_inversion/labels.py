@@ -207,7 +207,7 @@ def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tens
 
 
 _MOST_EXPECTED = 2.0**50
-"""Most examples that an upload may seem to hold, since a client may scale the upload by any factor."""
+"""Largest inferred number of examples; a client may scale its upload by any factor."""
 
 
 def choose_labels(

@@ -125,7 +125,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Distances of the guessed gradient of one tensor, all of it (V, *shape), from the observed one.
+    """Statistics of one tensor's guessed gradient, formed in full (V, *shape), against the observed one.
 
     If the target has bounds, the guess is compared with the nearest value within them.
     """

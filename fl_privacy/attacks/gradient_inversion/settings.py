@@ -237,8 +237,9 @@ images; ``auto``: given ones, else inferred."""
 Compile = Literal["auto", "on", "off"]
 """Use of ``torch.compile`` for losses and gradients. ``auto``: if the work is large enough to repay the minutes of
 compiling. Compiled sums differ in their last bits, so that an attack in float32 ends elsewhere; the same setting gives
-the same result. ``off`` still records a long attack on few victims on a CPU and reruns it without autograd, bit by
-bit."""
+the same result. ``off`` still records a long attack on few victims on a CPU and reruns it without autograd, with
+bit-identical results.
+"""
 
 DType = Literal["float32", "float64"]
 

@@ -20,7 +20,7 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Uploads of public examples under the defense, from which an attacker who knows it learns their attributes.
+    """Defended uploads of public examples, from which an attacker who knows the defense learns to infer attributes.
 
     ``attributes``: (N,) classes of the attribute, one per example. ``uploads``: (model's values, n) -> uploads of the
     first n examples, one each.

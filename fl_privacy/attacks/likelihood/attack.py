@@ -237,7 +237,9 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss for its likeliest images, or its batch in ``others`` (infinite for ``None``)."""
+        """Return each victim's loss for its batch in ``others`` (infinite for ``None``), or else for its likeliest
+        images.
+        """
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()

@@ -15,7 +15,7 @@ from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.types import Tensors
 
 UNLIKELY = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
-"""Effects for which rows and texts have no likelihood."""
+"""Effects under which the likelihood of rows and texts is unknown."""
 
 Law = Literal["normal", "laplace", "random levels", "nearest level", "sign", "unknown"]
 _SOFT = 1e-3  # least standard deviation of an element, as a share of the root mean square of its tensor
@@ -221,7 +221,7 @@ def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
 
 
 def _simulated(effect: Simulated, setting: Setting) -> Step:
-    """Estimate the bias and spread of a normal law from simulations (synthetic likelihood, Wood 2010)."""
+    """Return a step of normal law, with bias and spread estimated by simulations (synthetic likelihood, Wood 2010)."""
 
     def step(belief: Belief) -> Belief:
         rng = torch.Generator().manual_seed(0)
@@ -251,7 +251,7 @@ def _unchanged(belief: Belief) -> Belief:
 
 
 def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
-    """Scale the guess to at most the clipping norm; if unknown, to the norm estimated from each update.
+    """Return the step that scales guesses to at most the clipping norm or, if unknown, to each update's estimated norm.
 
     ``std``: noise on the update, ``None`` if unknown. ``unit``: factor from the effect's norm to the upload's.
     """
@@ -277,7 +277,9 @@ def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit
 
 @likelihood_of.register
 def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
-    """Add normal or Laplace noise; ``NotAttackableError`` for other noise, unless it defines a likelihood."""
+    """Return the step that adds normal or Laplace noise; ``NotAttackableError`` for other noise, unless it defines a
+    likelihood.
+    """
     if type(effect) is not effects.Noise and not isinstance(effect, effects.Gaussian | effects.Laplace):
         own = likelihood_of.dispatch(object)(effect, setting)
         if own is None:
@@ -318,7 +320,9 @@ def _of_noised_layers(effect: effects.NoisedLayers, setting: Setting) -> Step | 
 
 @likelihood_of.register
 def _of_dp_sgd(effect: effects.ClippedExamples, setting: Setting) -> Step:
-    """Clip a single example's gradient, and add noise; :class:`Guesser` clips gradients of several examples."""
+    """Return the step that clips a single example's gradient and adds noise; :class:`Guesser` clips gradients of
+    several examples.
+    """
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size

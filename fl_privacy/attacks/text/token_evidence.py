@@ -1,7 +1,8 @@
 """Infer tokens and positions from a few directions that an update contains (ours).
 
-With b tokens and k of n directions, a present token has a share of about k / b of its square in these directions, any
-other k / n, also beyond exact spans (DAGER) and under noise; the expected number of false candidates follows.
+If an update of b tokens contains k of n directions, these hold a share of about k / b of a present token's squared
+length, and of k / n of any other token's. This holds beyond exact spans (DAGER) and under noise, and gives the expected
+number of false candidates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,7 +91,9 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return those parts of an update that are weighted sums of a layer's inputs, joined for layers with the same."""
+    """Return those parts of an update that are weighted sums of a layer's inputs, joined for layers with the same
+    inputs.
+    """
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []
@@ -132,7 +135,7 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
 
 
 _FRAMED, _EACH = 16, 512
-"""Number of tokens for each dimension to estimate coordinates, and of tokens to estimate usual shares."""
+"""Number of tokens per dimension from which coordinates are estimated, and of those from which usual shares are."""
 _RIDGE = 1e-4  # share of the candidates' largest variance below which whitening stops
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of all directions that are tried if an update's rows have full rank."""
@@ -163,7 +166,7 @@ def few_false(expected: Tensor, texts: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """One victim's tokens, with evidence for each position."""
+    """Tokens inferred for one victim, with the evidence for each position."""
 
     tokens: Tensor  # (k,) tokens found, the surest first
     evidence: Tensor  # (k, L) minus the log probability of as much by chance; L is 1 without positions

@@ -125,7 +125,7 @@ def _directions(sketched: Tensor) -> Tensor:
 _CHUNK_ELEMENTS = 1 << 26  # most elements of per-example gradients at once (256 MB of float32)
 
 _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDictionary()
-"""Model -> names of parameters -> ``True`` if :class:`Layered` gives the right gradients by these parameters."""
+"""Model -> names of parameters -> ``True`` if :class:`Layered` gives the right gradients with respect to these."""
 
 
 @without_checkpointing()
@@ -344,7 +344,8 @@ def gradient_products(
 ) -> tuple[Tensor, Tensor]:
     """Return inner products (B, K) of each example's gradient with K ``directions``, and gradients' squared norms (B,).
 
-    Parameters in any direction count, as 0 in a direction that lacks them. Batch norm is in evaluation mode.
+    Parameters that are in no direction are left out; those missing in one direction are 0 there. Batch norm is in
+    evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}
