@@ -15,9 +15,7 @@ MOVED: Mapping[str, str] = json.loads(Path(__file__).with_suffix(".json").read_t
 """Old module name -> new one, both without ``fl_privacy.``; a package's entry covers its modules without entries."""
 
 IN_SETTINGS = ("guard", "inference", "malicious")
-"""Packages whose old names give no warning: recorded settings still use these names, so that a run's hash stays the
-same.
-"""
+"""Packages whose old names give no warning: recorded settings use these names, and a run's hash must stay the same."""
 
 
 class MovedFinder(MetaPathFinder):

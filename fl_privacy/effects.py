@@ -207,7 +207,7 @@ class OtherImages(Heuristic):
 class Mixed(OtherImages):
     """Training on weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
 
-    A sum's label has the same weights, but counts only the ``labeled`` images that have labels.
+    The label is summed with the same weights, over the ``labeled`` images that have labels.
     """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -290,7 +290,7 @@ class Part:
     """Public description of one component of a defense.
 
     ``strength``: name of the setting that pages show as the defense's strength, if any. In a differentially private
-    mechanism, the noise is proportional to it.
+    mechanism, the noise is proportional to that setting.
     """
 
     name: str
@@ -304,7 +304,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the effect of a defense that mixes images and does not change them otherwise, else ``None``."""
+    """Return the effect of a defense that changes images only by mixing them; ``None`` for other defenses."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 

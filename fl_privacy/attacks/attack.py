@@ -19,12 +19,12 @@ Report = Callable[[float], None]  # takes the share, in [0, 1], of a group's wor
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Return a progress callback for a part of the work; the part is the share ``begin`` to ``end`` of all work."""
+    """Return a progress callback for the part of the work between the shares ``begin`` and ``end`` of all work."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Return a callback for (done, total) of a part of the work; the part is the share ``begin`` to ``end`` of all."""
+    """Return a callback for (done, total) of the part of the work between the shares ``begin`` and ``end``."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 

@@ -179,11 +179,11 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 @contextmanager
 def own_streams_put_back(data: object) -> Iterator[None]:
     """Restore the random generators in attributes of ``data`` (not in closures) at the end of the context."""
-    held = [_putting_back(generator) for generator in _generators(data)]
+    restorers = [_putting_back(generator) for generator in _generators(data)]
     try:
         yield
     finally:
-        for put_back in held:
+        for put_back in restorers:
             put_back()
 
 

@@ -72,10 +72,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score the elements of ``gradients`` by one of ``OF_STEPS``, the more important the higher.
-
-    ``samples``: see ``pruning``.
-    """
+    """Score the elements of ``gradients`` by one of ``OF_STEPS``, the more important the higher; see ``pruning``."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}

@@ -196,8 +196,9 @@ def _over_calls(
 
 
 LATER, MOST_SEQUENCES, BEFORE = 30, 200, 10
-"""Number of calls without the unit after one with it, most sequences of such calls that are drawn, and number of calls
-with the unit before one without it."""
+"""Number of calls without the unit after a call with it; most sequences of such calls; number of calls with the unit
+before a call without it.
+"""
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:

@@ -99,12 +99,11 @@ def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
 
 
 AT_BOUND = 1e-4
-"""Elements within this relative distance of the largest magnitude count as truncated, since weights round the update.
-"""
+"""Elements within this relative distance of the largest magnitude count as truncated, as weights round the update."""
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds: truncated elements lie at or beyond their observed value, all others have it exactly."""
+    """Return bounds: observed values are exact, except those of truncated elements, which lie at or beyond them."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -136,9 +135,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of quantized elements: the bin around the observed level, or the level itself if noise exceeds the
-    bins.
-    """
+    """Return bounds of quantized elements: the bin around the observed level, or the level if noise exceeds bins."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())

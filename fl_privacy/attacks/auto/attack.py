@@ -57,11 +57,7 @@ class StageState:
 
 
 Stage = tuple[str, Callable[[StageState, Report], Found | None], float]
-"""Name, attack on the remaining victims (``None`` if it does not apply), and the share of the progress bar when it
-ends.
-
-The attack may fail with ``NotAttackableError``.
-"""
+"""Name, attack on the remaining victims (``None`` if inapplicable), and the share of the progress bar at its end."""
 
 
 def _in_units(report: Report) -> Progress:
@@ -102,9 +98,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct batches by :class:`CocktailParty`; store uncertain ones in ``state.starts``. ``None`` if
-    inapplicable.
-    """
+    """Reconstruct batches by :class:`CocktailParty`; store uncertain ones as starts. ``None`` if inapplicable."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -123,9 +117,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; store uncertain ones in ``state.starts``. ``None`` if
-    inapplicable.
-    """
+    """Reconstruct images by :class:`ExactInversion`; store uncertain ones as starts. ``None`` if inapplicable."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -244,8 +236,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Return a :class:`Race` of descents, and the evaluations for each victim: the set number, else what time allows.
-    """
+    """Return a :class:`Race` of descents, and the evaluations for each victim: the set number, or as time allows."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -271,9 +262,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return the more probable of two results at each position: the one in ``found``, from descents, or in
-    ``likeliest``.
-    """
+    """Return the more probable of two results at each position: that in ``found`` (descents) or in ``likeliest``."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:

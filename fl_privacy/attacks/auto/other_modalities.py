@@ -28,9 +28,7 @@ _ATTEMPTS = 10  # attempts at a table, which are pooled
 _BEFORE_SEARCH = 1 / 8  # share of the descents' work on a single text if the likeliest is searched for
 
 TAG_RATE, TAG_DECAY = 0.2, 0.05
-"""TAG's learning rate and weight decay, above the preset's: decaying embeddings reach words sooner, also behind trained
-weights.
-"""
+"""TAG's learning rate and weight decay, above the preset's: decaying embeddings reach words sooner."""
 
 ORDERED = settings.Rearranging(tries=100, last=6)
 """Settings of the search for the word order, which uses the gradient and, if there are any, public texts."""
@@ -229,8 +227,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Add to each observation the noise or rounding inferred from its update; ``None`` if another defense is inferred.
-    """
+    """Add the noise or rounding inferred from each update to its observation; ``None`` for another inferred defense."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

@@ -38,9 +38,7 @@ many orders of magnitude and decide alone; for noisy ones, all attempts fit alik
 EXACT = 1e-12  # mismatch of an update that is reproduced up to rounding in single precision
 
 UNDERDETERMINED = 1e-6
-"""Replaces ``EXACT`` if fewer values of the update are known than pixels: the smoothest fitting image is then
-likeliest.
-"""
+"""``EXACT`` if fewer values of the update are known than pixels, so that the smoothest fitting image is likeliest."""
 
 _LEAST_VARIATION = 0.01  # least total variation of an image
 
@@ -101,10 +99,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return the fall of the largest tensor's log mismatch that overfitting explains.
-
-    This is twice the number of pixels over the tensor's number of elements (Akaike 1974).
-    """
+    """Return the fall of the largest tensor's log mismatch due to overfitting: 2 pixels / elements (Akaike 1974)."""
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
 
@@ -159,8 +154,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; images found by another attack rank behind an attempt only if it fits clearly better.
-    """
+    """Sort attempts, best first; images found by another attack come before those that do not fit clearly better."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -244,8 +238,8 @@ class Race:
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
         """Return the attempts at ``victim``, with the labels that they use.
 
-        If a hidden layer's features are known, all use the labels of these, and one also matches the features. If
-        labels are inferred, later attempts take other likely labels.
+        If a hidden layer's features are known, all use their labels, and one also matches the features. If labels are
+        inferred, later attempts take other likely labels.
         """
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:

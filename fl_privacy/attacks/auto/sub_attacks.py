@@ -33,9 +33,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 Budget = Literal["quick", "standard", "thorough"]
 
 EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24_000}
-"""Evaluations of loss and gradient for each victim, over all attempts; a single ``inverting_gradients`` takes
-``standard``.
-"""
+"""Evaluations of loss and gradient for each victim, over all attempts; ``inverting_gradients`` takes ``standard``."""
 
 _KEPT = 3  # number of attempts of which one goes on to the next rung
 _LAST = 0.75  # share of the evaluations that the best attempt gets in the last rung
@@ -66,11 +64,11 @@ def most_attempts(evaluations: int) -> int:
     return max(most, default=1)
 
 
-def affordable(evaluations: float, beside: int) -> int:
+def affordable(evaluations: float, extra: int) -> int:
     """Return the largest budget whose :func:`rungs`, with ``extra`` more attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
-        planned = rungs(number, most_attempts(number) + beside)
+        planned = rungs(number, most_attempts(number) + extra)
         if sum(rung.attempts * rung.evaluations for rung in planned) <= evaluations:
             break
         number = max(LEAST, number - max(1, number // 50))
@@ -95,10 +93,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Return and log how many evaluations of each victim fit into the time left, by timing ``work(evaluations)``.
-
-    ``cut``: see :func:`how_to_repeat`.
-    """
+    """Return and log the evaluations per victim that fit into the time left; ``cut``: see :func:`how_to_repeat`."""
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -161,8 +156,7 @@ class SubAttack:
 
 
 Entry = tuple[SubAttack, int, float]
-"""A sub-attack, the number of its start, and its first weight of total variation, as a share of a zero gradient's loss.
-"""
+"""A sub-attack, the number of its start, and its first weight of total variation, as a share of a zero gradient's."""
 
 
 def entries(
@@ -214,8 +208,8 @@ def entries(
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     """Return five descents: three by L-BFGS on cosine, cosine of each layer and L2, two by signed Adam on cosine.
 
-    With a cosine of each layer, all layers have equal weight, since saturated activations can make gradients before
-    them a thousand times smaller. The last descent also matches batch-norm statistics.
+    The cosine of each layer gives all layers equal weight, since gradients before saturated activations can be a
+    thousand times smaller. The last descent also matches batch-norm statistics.
     """
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(

@@ -134,7 +134,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the fully connected layer behind batch norm in training mode; ``None`` without it or its statistics."""
+    """Find the fully connected layer behind batch norm in training mode; ``None`` without one or its statistics."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):

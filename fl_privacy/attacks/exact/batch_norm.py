@@ -23,9 +23,7 @@ _LEAST_WEIGHT = 1e-4  # weights of a norm below this share of the largest show n
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
 
 _Hidden = tuple[Tensor, Tensor, Tensor]
-"""Inputs (V, C, H, W) of a link's last convolution, slopes (V, O, P, Q) of its outputs, and a mask (V,) of the victims
-with a solution.
-"""
+"""Inputs (V, C, H, W) of a link's last convolution, slopes (V, O, P, Q) of its outputs, and ``True`` (V,) if solved."""
 
 
 @torch.no_grad()

@@ -44,8 +44,7 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no other images do.
-    """
+    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do."""
 
     images: Tensor
     unique: bool
@@ -198,8 +197,8 @@ def model_as_sent(observation: Observation) -> nn.Module:
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
     """Return the images in ``read`` as a reconstruction; its certainty follows from the gradient recomputed for them.
 
-    Labels are inferred, unless they are known, ``ordered`` (in the order of the images), and ``read`` is not unique. If
-    none can be inferred, the reconstruction fails.
+    Labels are inferred, unless known ones are ``ordered`` like the images and ``read`` is not unique. If none can be
+    inferred, the reconstruction fails.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
@@ -260,14 +259,13 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of the gradient (M, N) are zero, as after a defense that mutes them.
 
     A column is also zero if its pixel has the value ``shade`` (..., N) in all images, since the layer's input is then
-    zero. Only columns with a shade inside of (0, 1) count, for which this is unlikely.
+    zero. Only columns with a shade inside of (0, 1) count, since images seldom share such a value.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Infer classes (B,) or soft labels (B, K) from p and p - y (B, K); for classes, p - y may be scaled by any factor.
-    """
+    """Infer classes (B,) or soft labels (B, K) from p and p - y (B, K); for classes, any multiple of p - y will do."""
     if found is None:
         return None
     probabilities, errors = found
@@ -322,10 +320,7 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function from a batch's size to the number of occurrences of each distinct input (R, ...).
-
-    The function returns ``None`` if no whole numbers fit.
-    """
+    """Return a function: batch size -> number of times each distinct input (R, ...) occurs, ``None`` unless whole."""
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]

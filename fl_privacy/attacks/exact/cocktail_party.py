@@ -43,7 +43,7 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 def neighbors(images: Tensor) -> Tensor:
     """Return differences of neighboring pixels (V, B, n) of images (V, B, C, H, W).
 
-    The mean of the channels, and each channel's difference from it, are scaled to a mean square of 1.
+    They are differences of the channels' mean, and of all but one channel minus that mean, scaled to mean square 1.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -100,7 +100,7 @@ def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
 _ROUNDS = 10
 
 _SURE = (0.8, 0.95)
-"""Shares of the outputs below zero, the lowest first, that are taken for silent in the first and the last round."""
+"""Share of the negative outputs, the lowest ones, taken for silent in the first and in the last round."""
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
@@ -279,9 +279,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` if zeros are too few or contradict
-        each other.
-        """
+        """Return the only inputs (B, N) that explain the gradient's zeros; ``None`` for few or contradictory zeros."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

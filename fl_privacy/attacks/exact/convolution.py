@@ -67,7 +67,7 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; the most negative shows the noise's size."""
+    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; the most negative one shows its size."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
@@ -159,10 +159,7 @@ def _multiplies(layer: Convolution) -> bool:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` (V, ...) for the x of least norm, preconditioned by a positive ``diagonal``.
-
-    ``normal`` is symmetric and positive semidefinite.
-    """
+    """Solve ``normal(x) = right`` (V, ...), semidefinite, for the x of least norm; ``diagonal``: preconditioner."""
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
     scaled = rest / diagonal
@@ -325,9 +322,7 @@ class Equations:
 
 
 Shown = tuple[Tensor, Tensor]
-"""For each input, the number (V, C, H, W) of other sources that show its value, and the sum (V, C, H, W) of these
-values.
-"""
+"""Number of other sources (V, C, H, W) that show each input, and the sum (V, C, H, W) of the shown values."""
 
 
 @torch.no_grad()

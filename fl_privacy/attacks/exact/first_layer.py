@@ -53,10 +53,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer with parameters, and its inputs for images that are black, white and random.
-
-    ``mixed``: inputs for the noise image ``random``.
-    """
+    """The first layer with parameters, and its inputs for images: black, white and noise (``mixed`` for ``random``)."""
 
     name: str
     module: nn.Module
@@ -189,7 +186,8 @@ class HiddenFeatures:
 def first_hidden_layer(observation: Observation) -> str | None:
     """Return the path of the first uploaded fully connected layer behind other layers; ``None`` if there is none.
 
-    It is also ``None`` if batch norm uses batch statistics, since a layer's inputs then depend on the other images.
+    The result is also ``None`` if batch norm uses batch statistics, since a layer's inputs then depend on the other
+    images.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -119,8 +119,7 @@ class LayerChain:
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> LayerChain | None:
-    """Find the layers from the image to the first one whose gradients determine its inputs; ``None`` if there is none.
-    """
+    """Find the layers from the image to the first one whose gradients determine its inputs; ``None`` without one."""
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()

@@ -120,8 +120,7 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in the update of layer ``head`` where a known defense clamped or zeroed it, after one step on one example.
-    """
+    """Fill in the update of layer ``head`` where a known defense clamped or zeroed it, after a step on one example."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay:
         return observation
@@ -221,8 +220,7 @@ def input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return a single example's residual network; ``None`` for other networks, unknown statistics or missing gradients.
-    """
+    """Return a single example's residual network; ``None`` for other networks, missing statistics or gradients."""
     modules = list(observation.model.modules())
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     trains = observation.plan.batch_norm == "train" and norms > 0
@@ -379,9 +377,7 @@ class _Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Propagate the loss's gradient from ``at`` to ``before``; return ``False`` if a layer is unsupported, or there
-        are no equations.
-        """
+        """Propagate the loss's gradient from ``at`` to ``before``; ``False`` if unsupported or without equations."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):

@@ -194,8 +194,7 @@ class _Gradient:
 
 
 class _Pool:
-    """Directions whose products with the gradient have the most zeros; at most ``_KEPT``, all better than random ones.
-    """
+    """At most ``_KEPT`` directions whose products with the gradient have most zeros, all better than random ones."""
 
     def __init__(self, gradient: _Gradient) -> None:
         self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows
@@ -218,9 +217,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches for sparse directions; every second round searches outside of the directions found
-    before.
-    """
+    """Rounds of local searches for sparse directions; every second round looks outside of those found before."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows
@@ -243,7 +240,7 @@ class _Search:
             self._rounds[kind] += 1
             self._found[kind] += self.pool.extend(self._kinds[kind]())
         else:
-            self.pool.extend(self._beside_the_chosen())
+            self.pool.extend(self._outside_of_chosen())
         self.chosen = _independent(self.pool.directions)
         return self.chosen
 
@@ -259,8 +256,8 @@ class _Search:
         near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt, self._noise)
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
-    def _beside_the_chosen(self) -> Tensor:
-        """Search from the complement of the chosen directions, or of all but one, plus a random mixture of these."""
+    def _outside_of_chosen(self) -> Tensor:
+        """Search from directions orthogonal to the chosen ones, or to all but one, plus a random mixture of these."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T

@@ -80,7 +80,7 @@ class WordEmbeddings(ImageSource):
 def known_lengths(observation: Observation) -> Tensor | None:
     """Return the lengths (B,) of the texts; ``None`` if they are unknown.
 
-    If they are not given, the length of a single text follows from the gradient of the position embeddings.
+    If the attacker was given none, the length of a single text follows from the gradient of the position embeddings.
     """
     given, model = observation.knowledge.lengths, observation.model
     if given is not None or not isinstance(model, TextModel) or model.position_weight is None:

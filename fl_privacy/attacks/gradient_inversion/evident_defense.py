@@ -55,9 +55,7 @@ def _ratio(update: Tensors, observation: Observation) -> float | None:
 
 
 Smoothing = tuple[float, float]
-"""Weights of total variation against noise: next to the attack's objective, and next to the whole update's cosine
-distance.
-"""
+"""Weights of total variation against noise: next to the attack's objective, and to the update's cosine distance."""
 
 
 def smoothing_of(
@@ -139,9 +137,7 @@ _MORE_ZEROS = (
 _MOST_BITS = 12
 
 _OFF_GRID, _AT_THRESHOLD = 0.02, 0.02
-"""Largest distance of levels from a grid, in steps, and share of elements near the least magnitude that shows a
-threshold.
-"""
+"""Largest distance of levels from a grid, in steps; share of elements near the least size that shows a threshold."""
 
 _NOISY, _UNUSUAL = 1e-4, 100.0
 """Ratio of noise to gradient above which noise is inferred, absolute and relative to an undefended gradient's."""
@@ -226,7 +222,7 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Infer defenses behind updates whose attackers do not know them; return the observations with this knowledge.
+    """Return the observations; those without a known defense get the one inferred from their update, if any.
 
     ``clips``: an update with noise, or without any evidence, counts as clipped to its own norm.
     """

@@ -219,7 +219,7 @@ def victims_at_once(
 ) -> int:
     """Return the number of victims to attack at once, from a trial with ``variables`` (1, N).
 
-    It depends on free memory only if that is short, so that results usually repeat to the last bit.
+    The number depends on free memory only if memory is short, so that results usually repeat to the last bit.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()

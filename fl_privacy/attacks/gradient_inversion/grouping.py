@@ -42,7 +42,7 @@ def as_mixture(observation: Observation) -> Observation:
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
     """Replace reconstructions that are mixtures (InstaHide) of one example by the image that they have in common.
 
-    Only if the attacker has public images, and knows that the defense mixes; uploads of several examples are unchanged.
+    The attacker must have public images, and know that the defense mixes; uploads of several examples are unchanged.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -154,10 +154,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Return a victim for each observation; observations known to be of the same examples share one.
-
-    They share one only if the attacker knows the defense.
-    """
+    """Return a victim per observation, or per set known to be of the same examples if the defense is known, too."""
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
         known = observation.knowledge
@@ -329,10 +326,7 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Apply the attack ``read`` to each victim of a group, and return the reconstructions by position.
-
-    ``name`` seeds the random streams.
-    """
+    """Apply the attack ``read``, whose random streams ``name`` seeds, to each victim; return results by position."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -213,10 +213,7 @@ _MOST_EXPECTED = 2.0**50
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
 ) -> tuple[Tensor | None, str]:
-    """Choose labels (B,) or (B, K), or ``None`` to optimize them, and name their source.
-
-    Raise ``NotAttackableError``, with the reason, if neither is possible.
-    """
+    """Choose labels (B,) or (B, K), ``None`` to optimize them; name their source. ``NotAttackableError`` if neither."""
     given, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
         if observation.loss is not None and observation.loss.takes == "indices":

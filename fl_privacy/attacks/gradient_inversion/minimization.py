@@ -177,9 +177,7 @@ class Minimizable(Protocol):
     def attempts(self) -> int: ...
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): embeddings, and a last column of 1, or 0 behind a
-        text's end.
-        """
+        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): embeddings, then 0 behind the end, else 1."""
         ...
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor: ...

@@ -114,10 +114,7 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance of an attempt's images from the mean of all attempts at the victim (Yin et al. 2021, R_group).
-
-    The mean counts as constant.
-    """
+    """Distance of an attempt's images from the victim's mean image, held constant (Yin et al. 2021, R_group)."""
 
     weight: float = 1e-2
 

@@ -51,7 +51,7 @@ class LanguageModel:
         counts = torch.full((self.size,), 0.5).index_add(0, words, times.float())
         return counts / counts.sum()
 
-    def beside(self, text: Sequence[int]) -> Tensor:
+    def in_context(self, text: Sequence[int]) -> Tensor:
         """Score each of n words at each place of ``text``, given both neighbors, by bigrams; return the scores (L, n).
 
         A score is log P(word | left neighbor) + log P(right neighbor | word).

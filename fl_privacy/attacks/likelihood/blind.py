@@ -47,7 +47,7 @@ UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: lambda values: values,
     nn.LeakyReLU: lambda values: values,
 }
-"""Inverses of activations; that of a ReLU holds for active outputs, others had an input of at most 0."""
+"""Inverses of activations. That of a ReLU holds for active outputs only; other inputs were at most 0."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,10 +72,7 @@ class ServerAttack(ABC):
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return images with certainties from one client's reply or the mean of all replies.
-
-        Unless ``reads_images``, return an update for a further attack.
-        """
+        """Return images with certainties from a reply or the mean of replies; unless ``reads_images``, an update."""
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:

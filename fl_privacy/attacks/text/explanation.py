@@ -146,8 +146,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Replace the soft labels of each text's ``copies`` by classes with the same sum; ``None`` if a sum is not whole.
-    """
+    """Replace the soft labels of each text's ``copies`` by classes with the same sum; ``None`` for a fractional sum."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

@@ -365,7 +365,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of all thresholds, with states for missing values sent left; ``UserError`` if it is too large."""
+    """Return the grid of all thresholds, with states for missing values that go left; ``UserError`` if too large."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:

@@ -95,13 +95,13 @@ class GradientClassifier:
         rank = min(RANK, int((spread > 1e-5 * spread[0]).sum()))
         basis = right[:rank].T * (math.sqrt(len(directions)) / spread[0].clamp(min=1e-12))
         head = _head([rank, *([hidden] if hidden else []), classes], rng, directions.device)
-        held = list(head.parameters())
-        optimizer = torch.optim.Adam(held, lr=0.01, weight_decay=1e-3)
+        trained = list(head.parameters())
+        optimizer = torch.optim.Adam(trained, lr=0.01, weight_decay=1e-3)
         inputs = (directions - mean) @ basis
         with torch.enable_grad():
             for _ in range(steps):
                 loss = F.cross_entropy(head(inputs), labels)
-                for parameter, slope in zip(held, torch.autograd.grad(loss, held), strict=True):
+                for parameter, slope in zip(trained, torch.autograd.grad(loss, trained), strict=True):
                     parameter.grad = slope
                 optimizer.step()
         return cls(mean, basis, head.requires_grad_(False))
