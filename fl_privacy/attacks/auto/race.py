@@ -114,7 +114,7 @@ class Attempt:
     start: int  # number of the attempt's start
     roughness: float  # weight of total variation in the next rung, as a share of a zero gradient's loss
     labels: Tensor | None = None  # own labels (B,); ``None``: the victim's
-    held: bool = False  # ``True`` if the attempt matches known features, too
+    with_features: bool = False  # ``True`` if the attempt matches known features, too
     given: str = ""  # attack that found its first images, or empty
     margin: float = 0.0  # least fall of log ``widest`` for other images to replace these
     variables: Tensor | None = None  # (N,); ``None`` before the first rung
@@ -244,8 +244,8 @@ class Race:
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
-            held = replace(free[0], start=1 + max(attempt.start for attempt in free), held=True)
-            return [free[0], held, *free[1:]][: max(2, len(free))]
+            featured = replace(free[0], start=1 + max(attempt.start for attempt in free), with_features=True)
+            return [free[0], featured, *free[1:]][: max(2, len(free))]
         certain = victim.label_source != "inferred" or not is_plain(self._prepared[0].rounds[0].victim_model.loss)
         if certain or len(blank) <= _SURE_OF_LABELS:
             return blank
@@ -376,7 +376,7 @@ class Race:
         return replace(problem, constraints=known)
 
     def _known_features(self, prepared: Prepared, jobs: Sequence[Attempt], zero: Tensor) -> KnownFeatures | None:
-        own = [self._features[attempt.position] if attempt.held else None for attempt in jobs]
+        own = [self._features[attempt.position] if attempt.with_features else None for attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:
             return None

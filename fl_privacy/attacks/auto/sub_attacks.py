@@ -125,7 +125,7 @@ _ROUGH = (
     *(nn.MultiheadAttention, nn.LayerNorm),
 )
 
-_THIN, _HELD = 0.25, 0.1
+_THIN, _FIXED = 0.25, 0.1
 """Known values per pixel below which smoothness matters more than the fit, and the weight of total variation then."""
 
 _BEHIND_ADAM = 0.005
@@ -174,11 +174,11 @@ def entries(
 
     if observation.knowledge.bounds is not None:
         # a step of Adam leaves only small values of a gradient: try images that stay smooth
-        held = smoothed(_BEHIND_ADAM)
-        chosen = [(held, 0, 0.0), (held, 1, 0.0), (smoothed(4 * _BEHIND_ADAM), 0, 0.0), (curved, 0, 1e-2)]
+        fixed = smoothed(_BEHIND_ADAM)
+        chosen = [(fixed, 0, 0.0), (fixed, 1, 0.0), (smoothed(4 * _BEHIND_ADAM), 0, 0.0), (curved, 0, 1e-2)]
     elif thin < (_THIN if smooth else 1):
-        held = smoothed(_HELD)
-        chosen = [(held, 0, 1e-1), (held, 1, 1e-1), (held, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
+        fixed = smoothed(_FIXED)
+        chosen = [(fixed, 0, 1e-1), (fixed, 1, 1e-1), (fixed, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
     elif thin < 1:
         chosen = [(curved, 0, 3e-1), (signed, 0, 4e-1), (curved, 1, 1e-1), (signed, 1, 1e-1), (layered, 0, 1e-1)]
     elif _is_noisy(observation):
