@@ -49,7 +49,7 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, the parts that earlier calls left out are added to ``tensors``
+    """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``
     first.
 
     These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must not add privacy noise:

@@ -154,7 +154,8 @@ class Pixels:
 class RobustTexts:
     """Space in which robust texts are sought: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    The noise is random words. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with -1.
+    Random words serve as noise. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with
+    -1.
     """
 
     tokens: Tensor

@@ -209,7 +209,7 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best comparison (``ways``) of any guess; leads are reduced by ``LUCK_OF_MORE``."""
+    """Rank originals by the best of all guesses' comparisons ``ways``; leads are reduced by ``LUCK_OF_MORE``."""
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
     for _, way in every:

@@ -71,7 +71,7 @@ class Reproduction:
         return labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))[0]
 
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` if no output layer shows y.
+        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` if y can't be inferred.
 
         Under other losses, p - y is B times the gradient with respect to the outputs. ``network`` replaces the model.
         """

@@ -446,7 +446,7 @@ class _Step:
     def _shown(self) -> Shown | None:
         """Return the values of a block's inputs that its shortcut reveals; ``None`` without a shortcut.
 
-        At active ReLUs, they are the block's outputs minus those of the other branch.
+        If the block's last ReLU is active, an input is the block's output minus that of the other branch.
         """
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(input_of(self.at)) != "add":

@@ -80,9 +80,9 @@ def smoothing_of(
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return weights (V,) of total variation against noise, for the attack's objective and for cosine distance.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). The noise's effect on pixels is measured with
-    random images: to their gradients, noise is added in the update's ``ratios`` (V,) of noise to gradient. The weight
-    is less if noise moves pixels by less than ``_EDGE``. A weight that is not finite becomes 0.
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is measured by adding
+    noise to gradients of random images, in the update's ``ratios`` (V,). The weight is less if noise moves pixels by
+    less than ``_EDGE``, and 0 if it is not finite.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")

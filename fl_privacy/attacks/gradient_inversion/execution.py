@@ -245,8 +245,9 @@ def _bytes_of_a_chunk(device: torch.device) -> int:
 
 
 WORTHWHILE = 20_000_000
-"""Multiplications of a layer, over all images, from which several threads are used: about a millisecond. Below, threads
-that share cores with another process wait up to a hundred times longer than they compute."""
+"""Number of a layer's multiplications, over all images, from which several threads are used: about a millisecond.
+Below, threads that share cores with another process wait up to a hundred times longer than they compute.
+"""
 
 
 @contextmanager

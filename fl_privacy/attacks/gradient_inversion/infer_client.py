@@ -51,8 +51,7 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """Return a client's inferred loss and a sentence on it; the sentence is empty if one example shows plain cross
-    entropy.
+    """Return a client's inferred loss and a sentence on it, or no sentence if one example shows plain cross entropy.
 
     ``model`` is frozen, with the sent values, in double precision. If no known loss fits, raise ``NotAttackableError``.
     """

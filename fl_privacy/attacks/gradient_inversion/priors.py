@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """A batch-norm layer's statistics for the guess (V, C), and usual ones: running (C,) or the client's own (V, C)."""
+    """A batch-norm layer's statistics for the guess (V, C), and the usual ones: running (C,) or a client's (V, C)."""
 
     mean: Tensor
     variance: Tensor

@@ -256,7 +256,7 @@ def expect_choices(settings: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rearranging:
-    """Settings of the moves of words during a descent on embeddings.
+    """Settings of the search for the order of words during a descent on embeddings.
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
     beginning put to the end. The best order minimizes the mismatch of gradients plus ``prior`` times the mean negative
