@@ -190,7 +190,7 @@ class Residual:
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observations: Iterable[Observation]) -> None:
-        """Set the statistics of V images, from running statistics that were uploaded, else sent."""
+        """Set the statistics of V images, from running statistics that were uploaded, else the sent ones."""
         seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
         for name, norm in self.norms.items():
             mean, variance = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))

@@ -213,7 +213,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T = ``tries`` orders (V, T, L) of a text's words by the moves of :class:`Rearranging`; the first has none."""
+    """Draw T = ``tries`` orders (V, T, L) of a text's words by the moves of :class:`Rearranging`, none in the first."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))
