@@ -75,7 +75,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare found images with ``fed`` (B, C, H, W) if given, else the originals; equality with either is exact."""
+    """Compare found images with ``fed`` (B, C, H, W), else with the originals; equality with either counts as exact."""
     found = match.found
     if not len(found):
         return []

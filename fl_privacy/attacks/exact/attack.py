@@ -26,7 +26,7 @@ from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Certainty, ModelState, Observation, Reconstruction
 
 SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
-"""Weights of the mean total variation in the successive stages, next to shares of squared lengths."""
+"""Weights of the mean total variation in successive stages; the mismatch is a sum of relative squared distances."""
 
 _SURE = 1e-3
 """Outputs of a ReLU above this share of the largest determine its inputs; smaller ones only bound the inputs."""
@@ -134,7 +134,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the fully connected layer behind batch norm in training mode; ``None`` without it or its statistics."""
+    """Find the fully connected layer behind batch norm in training mode; ``None`` without one or its statistics."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -290,7 +290,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and whether no other inputs give its gradient.
+        """Return the layer's inputs (B, N), and ``True`` if no other inputs have the same gradient.
 
         ``explains``: function that returns ``True`` for inputs that reproduce the whole update.
         """

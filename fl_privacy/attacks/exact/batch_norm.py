@@ -23,12 +23,14 @@ _LEAST_WEIGHT = 1e-4  # weights of a norm below this share of the largest show n
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
 
 _Hidden = tuple[Tensor, Tensor, Tensor]
-"""Inputs (V, C, H, W) of a link's last convolution, slopes (V, O, P, Q) of its outputs, and which V were found."""
+"""Inputs (V, C, H, W) of a link's last convolution, slopes (V, O, P, Q) of its outputs, and ``True`` (V,) if solved."""
 
 
 @torch.no_grad()
 def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
-    """Solve for activations of V images in front of one link, from ``gradients`` (V, *shape)."""
+    """Solve for activations of V images in front of one link (:data:`~fl_privacy.attacks.exact.residual.Link`), from
+    ``gradients`` (V, *shape).
+    """
     own, tried = {name: value.double() for name, value in gradients.items()}, list[tuple[int, Link, _Hidden]]()
     for link in links(network):
         tried.append((int((hidden := _hidden(network, own, link))[2].sum()), link, hidden))
@@ -73,8 +75,8 @@ def _hidden(network: Residual, own: Tensors, link: Link) -> _Hidden:
 def _before(network: Residual, own: Tensors, link: Link, row: int, hidden: _Hidden) -> tuple[Tensor, float]:
     """Solve for the inputs (C, H, W) of the link's first convolution; also return their relative residual.
 
-    Normalized values that the ReLU silences are unknown, and corrected in turn with the inputs. All values of a channel
-    have mean 0, and a known variance.
+    Normalized values that the ReLU sets to zero are unknown: they and the inputs are corrected in turn, so that the
+    values of each channel have mean 0 and a known variance.
     """
     earlier, node, _, later = link
     assert earlier is not None
@@ -122,7 +124,7 @@ def _before(network: Residual, own: Tensors, link: Link, row: int, hidden: _Hidd
 
 
 def _solved(layer: Convolution, left: Tensor, right: Tensor, outputs: Tensor, gates: Tensor) -> Tensor | None:
-    """Solve ``left x = right`` for inputs x (C, H, W) of one image; ``None`` if too much is left open.
+    """Solve ``left x = right`` for inputs x (C, H, W) of one image; ``None`` if too many values stay unknown.
 
     Known ``outputs`` (O, P, Q), where ``gates`` holds, determine x along directions that the gradient does not show.
     """

@@ -67,7 +67,7 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; the most negative shows the noise's size."""
+    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; the most negative one shows its size."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
@@ -159,10 +159,7 @@ def _multiplies(layer: Convolution) -> bool:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` (V, ...) for the x of least norm, preconditioned by a positive ``diagonal``.
-
-    ``normal`` is symmetric and positive semidefinite.
-    """
+    """Solve ``normal(x) = right`` (V, ...), semidefinite, for the x of least norm; ``diagonal``: preconditioner."""
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
     scaled = rest / diagonal
@@ -199,12 +196,12 @@ MOST_UNKNOWNS = 4608
 _RANK = 1e-7  # singular values below this share of the largest are rounding of single precision
 _RIDGE = 1e-12
 _STEPS = 4
-"""Steps of inverse iteration for the two least eigenvalues, which are a million times apart if there is a solution."""
+"""Steps of inverse iteration for the two least eigenvalues, whose ratio is about a million if there is a solution."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlindInputs:
-    """The inputs of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
+    """The best solution of :func:`inputs_up_to_a_factor` for a layer's inputs.
 
     ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left``: squared residual, relative to
     that of a random guess. ``next``: the same for the best inputs orthogonal to ``values``.
@@ -325,7 +322,7 @@ class Equations:
 
 
 Shown = tuple[Tensor, Tensor]
-"""Number of times (V, C, H, W) that each input is known from elsewhere, and the sum (V, C, H, W) of its values."""
+"""Number of other sources (V, C, H, W) that show each input, and the sum (V, C, H, W) of the shown values."""
 
 
 @torch.no_grad()

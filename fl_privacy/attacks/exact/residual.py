@@ -38,7 +38,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 
 class OwnStatistics(nn.BatchNorm2d):
-    """Batch norm by the statistics (V, C) of V images; set by :meth:`Residual.use`."""
+    """Batch norm of V images by each one's own statistics (V, C), set by :meth:`Residual.use`."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__(norm.num_features, norm.eps)
@@ -120,7 +120,7 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in the update of layer ``head`` where a known defense cut or zeroed it, after one step on one example."""
+    """Fill in the update of layer ``head`` where a known defense clamped or zeroed it, after a step on one example."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay:
         return observation
@@ -190,7 +190,7 @@ class Residual:
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observations: Iterable[Observation]) -> None:
-        """Set the statistics of V images, from running statistics that were uploaded, else sent."""
+        """Set the statistics of V images, from running statistics that were uploaded, else the sent ones."""
         seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
         for name, norm in self.norms.items():
             mean, variance = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
@@ -220,7 +220,7 @@ def input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return a single example's residual network; ``None`` for other networks, unknown statistics or lost gradients."""
+    """Return a single example's residual network; ``None`` for other networks, missing statistics or gradients."""
     modules = list(observation.model.modules())
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     trains = observation.plan.batch_norm == "train" and norms > 0
@@ -446,7 +446,7 @@ class _Step:
     def _shown(self) -> Shown | None:
         """Return the values of a block's inputs that its shortcut reveals; ``None`` without a shortcut.
 
-        At active ReLUs, they are the block's outputs minus those of the other branch.
+        If the block's last ReLU is active, an input is the block's output minus that of the other branch.
         """
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(input_of(self.at)) != "add":
