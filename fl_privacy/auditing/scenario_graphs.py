@@ -128,10 +128,10 @@ class GraphTrial:
 
 @dataclass(frozen=True, eq=False)
 class Balls:
-    """Neighborhoods of radius r, one for each entry.
+    """Possible neighborhoods of radius r in a graph, each with its central node; one entry of each list describes one.
 
-    ``cores``: index of the central node's neighborhood of radius r - 1. ``slots``: such indices of its neighbors.
-    ``kinds``: index of its features.
+    ``cores``: index of the smaller neighborhood of radius r - 1 with the same center. ``slots``: indices of those of
+    radius r - 1 around the center's neighbors. ``kinds``: index of the center's features.
     """
 
     cores: Sequence[int]

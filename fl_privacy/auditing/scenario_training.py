@@ -78,10 +78,11 @@ def _mean_gradient(client: WatchedReply) -> Tensors:
 def sampled(
     problem: StepProblem, pool: Tensor, others: Sequence[Tensor], guess: Reconstruction, *, number: int, seed: int
 ) -> StepProblem:
-    """Return ``problem`` with ``number`` examples of ``pool``: those that ``guess`` has exactly, then random ones.
+    """Replace the examples of ``problem`` by ``number`` of ``pool``: first those that ``guess`` has exactly.
 
-    An exact guess counts only if it equals no second example of the pool and none of ``others``, other clients' inputs.
-    If these are fewer than the pool, or few features have many values, no guess counts.
+    The rest are drawn at random. An exact guess counts only if it equals one example of ``pool`` and none of
+    ``others``, inputs of other clients. No guess counts if ``others`` are fewer than ``pool``, or if few features take
+    many values.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -114,9 +114,9 @@ class AuditReport(AuditSession):
 
     Attributes:
         partitions: client number -> partition that the client claims.
-        identified: numbers of clients that claimed one in any round so far.
+        identified: numbers of clients that claimed a partition in any round so far.
         nodes: largest number of nodes connected at once; ``None`` before the training.
-        server: rule by which the strategy moves the model, or the reason why that is no step along the mean update.
+        server: rule by which the strategy moves the model along the mean update, or the reason why it does not.
     """
 
     out: Path
@@ -304,7 +304,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Collects from clients' replies the names of metrics and, in ``stated``, the last stated privacy parameters."""
+    """Metrics' names in clients' replies, and ``stated``: privacy parameter -> weakest value in the last replies."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
@@ -323,7 +323,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on DP claims for ``rounds`` rounds: the strategy's, by draws of its noise, and in replies."""
+    """Return verdicts on DP claims for ``rounds`` rounds: the strategy's, by draws of its noise, and the clients'."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)
@@ -336,7 +336,7 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
 
 
 def uncovered(metrics: Iterable[str]) -> tuple[str, ...]:
-    """Return a warning on metrics that reveal facts of clients' data; empty if there are none."""
+    """Return a sentence that warns of ``metrics`` on clients' data, which no noise covers; empty if there are none."""
     names = [name for name in metrics if name not in COUNTS | SETTINGS | KEYS.keys()]
     said = (
         f"Next to their arrays clients send {', '.join(names[:6])}: figures about their data that no noise covers;"

@@ -94,7 +94,7 @@ def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda
 
 
 class UpdateAudit(AuditSession):
-    """The audit of saved updates, with an answer for each assumption on examples and steps."""
+    """Audit of saved updates, which attacks them for each assumed number of examples and of local steps."""
 
     def __init__(self, asked: UpdateAuditRequest, network: nn.Module, tell: Callable[[str], None]) -> None:
         super().__init__(expanded(asked.out).absolute() / folder_name(expanded(asked.after).stem))

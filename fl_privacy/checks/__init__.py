@@ -118,7 +118,10 @@ def shape(name: str, value: object, *, example: str) -> tuple[int, ...]:
 
 
 def expects_its_arguments(**remedies: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate a function so that wrong arguments raise a one-line ``UserError``; ``remedies``: argument -> remedy."""
+    """Decorate a function so that unknown or missing arguments raise a one-line ``UserError``.
+
+    ``remedies``: unknown argument -> what to do instead.
+    """
 
     def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
         signature = inspect.signature(function)

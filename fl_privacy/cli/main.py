@@ -124,7 +124,7 @@ def train_generator_command(overrides: Overrides = None) -> None:
 
 @app.command("search-policies")
 def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False) -> None:
-    """Search the transformation policies that defense=ats draws from (ATS).
+    """Search for the image transformations that the defense ATS (defense=ats) draws from.
 
     `data=fashion_mnist model=resnet20 policies=1500`, then `run defense=ats defense.policies=FOLDER`. A killed search
     resumes. Other keys are those of conf/policy_search.yaml, which `--cfg` shows.

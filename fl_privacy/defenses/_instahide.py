@@ -110,7 +110,7 @@ def _shares(size: int, k: int, rng: torch.Generator) -> Tensor:
 
 
 def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) -> Tensor:
-    """Draw distinct indices (B, number) below ``population``, none of them in the same row of ``taken`` (B, T)."""
+    """Draw ``number`` distinct indices below ``population`` in each of B rows, except those of ``taken`` (B, T)."""
     before = taken.shape[1]
     for _ in range(number):
         drawn = torch.randint(population - taken.shape[1], (len(taken),), generator=rng)

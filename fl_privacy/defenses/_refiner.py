@@ -53,9 +53,9 @@ class ImageMemory:
         self._keys, self._images, self._fresh = (f"{owner}/{part}" for part in ("keys", "images", "fresh"))
 
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the cached robust data of ``keys``, else those of ``default``: (B, C, H, W) or (B, L, d) in [0, 1].
+        """Return the noise-like images or texts cached under ``keys`` (B,); rows of ``default`` replace missing ones.
 
-        Also return two booleans (B,): ``True`` if cached, and if cached in this round.
+        Also return two masks (B,): ``True`` if cached, and if cached in this round.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)

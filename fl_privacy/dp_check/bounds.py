@@ -61,7 +61,10 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Numbers (T,) of draws at or above T thresholds: on one neighbor (``hits``) and on the other (``misses``)."""
+    """Numbers (T,) of draws whose statistic is at least each of T thresholds, on two neighboring data sets.
+
+    ``hits`` counts draws on the first, ``misses`` on the other.
+    """
 
     hits: Floats
     of_hits: int  # number of draws on the first neighbor

@@ -82,7 +82,7 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Return how many values, on average, a release on the first neighbor has in common with the update."""
+        """Mean number of values that a release on the first neighbor has in common with the update."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 

@@ -129,7 +129,10 @@ def state_key(context: Context) -> bytes | None:
 
 
 def kept_secret(path: Path, key: bytes | None = None) -> Secret:
-    """Return the secret in ``path``, made if missing; ``UserError`` if others can read it, or it is unusable."""
+    """Return the secret in the file ``path``, drawn and written if missing; ``key`` encrypts the file.
+
+    ``UserError`` if others can read the file, or it holds no secret.
+    """
     try:
         if not path.exists():
             make_missing_private(path.parent)

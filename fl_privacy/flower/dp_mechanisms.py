@@ -137,10 +137,11 @@ def together(mods: Sequence[Mod]) -> Mod:
 def mechanism_of_strategy(
     strategy: Callable[[], Strategy] | Strategy, *, clients: int, mods: Sequence[Mod] = ()
 ) -> ByRound:
-    """Turn ``strategy`` into a function from one client's update to the model's change times ``clients``.
+    """Return a function from one client's update to the change of the model, times ``clients``.
 
-    The other clients reply with the arrays they were sent. All report one example, so that the mean times ``clients``
-    is their sum. Adaptive clipping also releases the logarithm of its next norm, under ``clipping_norm``.
+    The other clients reply with the arrays that they received. Each reports one example, so that the change times
+    ``clients`` is the sum of the updates. Adaptive clipping also releases the logarithm of its next norm, under
+    ``clipping_norm``.
 
     Args:
         strategy: a strategy, or, if it changes between rounds (adaptive clipping), a function that makes one.

@@ -229,7 +229,10 @@ def state_records(state: ModelState) -> dict[str, ArrayRecord]:
 
 
 def all_arrays(content: RecordDict) -> dict[str, Array]:
-    """Return the arrays of the only record, or of ``parameters`` and ``buffers``; ``UserError`` for other records."""
+    """Return a message's arrays by key, from its one record, or from ``parameters`` and ``buffers``.
+
+    ``UserError`` for other records.
+    """
     return {key: array for (_, key), array in placed_arrays(content).items()}
 
 

@@ -217,7 +217,7 @@ class Coincidences:
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both fields from ``equal`` (N,): for each of N examples, the number of others that equal it."""
+        """Estimate both fields from N examples; ``equal`` (N,): number of other examples that equal each."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -337,10 +337,11 @@ def either(*chances: float) -> float:
 
 
 def combined(chances: Sequence[float]) -> float:
-    """Return a bound on the probability that independent uploads have p-values as small as ``chances``.
+    """Return a bound on the probability that n independent uploads have p-values as small as ``chances``.
 
-    It is 1 + log2(n) times the least, over k, of the probability that k of n p-values are at most the k-th smallest;
-    only p-values up to 1 - ``BAND`` count. Without such a p-value, and for one upload, it is the least one.
+    For each k, the probability that at least k of n p-values are at most the k-th smallest is computed. The bound is
+    the least of these, times 1 + log2(n). P-values above 1 - ``BAND`` do not count as k-th smallest; if none counts, or
+    n is 1, the bound is the least p-value.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

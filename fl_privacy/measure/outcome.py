@@ -255,7 +255,7 @@ class ImageScore:
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
-    """Return the outcome of an ``image`` record of ``metrics.jsonl``; see :class:`ImageScore`."""
+    """Return the outcome of an ``image`` record of ``metrics.jsonl``; ``None`` if the image was not compared."""
     return ImageScore.of_record(record).outcome
 
 

@@ -28,7 +28,10 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of members, ``positives`` (P,), and others, ``negatives`` (N,); ``seed`` draws halves and bootstraps."""
+    """Scores of members, ``positives`` (P,), and of others, ``negatives`` (N,), whose difference is measured.
+
+    ``seed``: seed of random halves and of bootstrap samples.
+    """
 
     positives: Scores
     negatives: Scores

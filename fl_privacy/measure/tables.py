@@ -133,7 +133,7 @@ BLOCK = 64  # number of rows that are compared with all guesses at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Shares of right cells and rows, and the guess of each true row, from :func:`pinned_rows`."""
+    """Shares of right cells and rows, and the guess matched to each true row, as :func:`pinned_rows` returns them."""
 
     cells: float  # share of right cells, in the matching that maximizes it
     rows: float  # share of rows with all cells right, in the matching that maximizes it

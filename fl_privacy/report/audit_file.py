@@ -45,7 +45,10 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
 
 def read_captured(folder: Path) -> Captured | None:
-    """Load facts about a strategy's clients from ``audit.json``, if any; ``UserError`` if damaged or an app's."""
+    """Load facts about a strategy's clients from ``audit.json`` in ``folder``; ``None`` if there is no such file.
+
+    ``UserError`` if the file is damaged, or from the audit of an app.
+    """
     path = folder / RECORD
     if not path.is_file():
         return None

@@ -396,9 +396,10 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 
 
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
-    """Return the record of a strategy's audit, with an answer for each round and attacker, and one for another site.
+    """Return the record of a strategy's audit, with an answer for each round and attacker.
 
-    ``name``: name of the app. ``site``: what another site reconstructs, and the number of sites; ``None``: not tried.
+    ``name``: name of the app. ``site``: counts of what a client reconstructs of the others, and the number of clients,
+    for one more answer; ``None``: not tried.
     """
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []

@@ -98,7 +98,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct batches by :class:`CocktailParty`; store uncertain ones as starts. ``None`` if inapplicable."""
+    """Reconstruct batches by :class:`CocktailParty`; descents start from uncertain ones. ``None`` if inapplicable."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))

@@ -154,7 +154,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; images found by another attack come before those that do not fit clearly better."""
+    """Sort attempts, best first; images that another attack found yield first place only to a clearly better fit."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)

@@ -101,9 +101,9 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence that names the ``attack.evaluations`` with which to repeat a run limited by seconds.
+    """Return a sentence with the ``attack.evaluations`` that repeat a run limited by seconds.
 
-    ``cut``: ``True`` if the time limit ended the search for exact solutions.
+    ``cut``: ``True`` if the time limit also ended the search for exact solutions, which is not repeated.
     """
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."

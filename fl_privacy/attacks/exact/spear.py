@@ -175,7 +175,7 @@ class _Gradient:
         return signed if signed.agreement >= found.agreement else found
 
     def _behind(self, silent: Tensor) -> SparseFactors:
-        """Build the sparse factors with columns that are zero at ``silent`` (M, B), exact up to rounding."""
+        """Return the sparse factors D X^T for which D (M, B) is zero where ``silent`` (M, B) is, up to rounding."""
         rows, zero = self._basis * len(self._basis) ** 0.5, self.zero
         directions = torch.linalg.eigh(torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows))[1][:, :, 0].T
         scales = torch.linalg.solve_ex(directions, self._bias)[0]

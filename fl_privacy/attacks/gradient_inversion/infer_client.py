@@ -51,7 +51,7 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """Return a client's inferred loss and a sentence on it, or no sentence if one example shows plain cross entropy.
+    """Infer a client's loss; return it with a sentence on it, empty if one example shows plain cross entropy.
 
     ``model`` is frozen, with the sent values, in double precision. If no known loss fits, raise ``NotAttackableError``.
     """

@@ -16,10 +16,10 @@ LayerWeights = Mapping[str, float]
 
 
 class Objective(Protocol):
-    """Loss (V,) of guessed gradients, from statistics of each uploaded tensor.
+    """Loss (V,) of the guessed gradients of V victims, from statistics of each uploaded tensor.
 
-    ``elementwise``: ``True`` if gradients have to be formed element by element. ``by_layer``: ``False`` if small
-    tensors may be joined.
+    ``elementwise``: ``True`` if the loss needs each element of a gradient. ``by_layer``: ``True`` if it treats each
+    tensor apart, so that small tensors can't be joined.
     """
 
     @property

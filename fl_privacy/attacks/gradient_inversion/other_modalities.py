@@ -100,9 +100,10 @@ def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tenso
 
 
 def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
-    """Estimate each class's shares of categories and means of numbers (K, F) from ``sums`` (M, F).
+    """Estimate the encoded mean row (K, F) of each of K classes: shares of categories, and means of numbers.
 
-    The model is Gaussian, with prior counts of rows and mean and covariance of ``returns`` (K, N, M).
+    ``sums`` (M, F): gradient of a layer of M outputs, by column. ``returns`` (K, N, M): gradients of the outputs for N
+    random rows with each class; their mean and covariance are the Gaussian model's. ``counts``: rows of each class.
     """
     classes, size, usual = len(returns), sum(counts), schema.usual.double()
     means = returns.mean(1) / size

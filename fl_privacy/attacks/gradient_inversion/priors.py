@@ -128,9 +128,9 @@ def _length(vectors: Tensor) -> Tensor:
 
 
 def batch_statistics(model: nn.Module, images: Tensor, own: Tensors = MappingProxyType({})) -> list[BatchStatistics]:
-    """Return the statistics in each batch-norm layer of ``model`` for images (V, B, C, H, W).
+    """Return the statistics in each batch-norm layer of ``model`` for images (V, B, C, H, W) of V victims.
 
-    If a client's ``own`` statistics (V, C) are given by name, layers normalize by these, as in training mode.
+    ``own``: buffer -> statistics (V, C) of the victims' batches, by which layers then normalize, as in training mode.
     """
     layers, blocks = _normalizing(model), list(images) if own else [images.flatten(0, 1)]
     calls = list[ModuleCall]()

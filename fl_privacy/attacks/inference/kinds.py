@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class About(StrEnum):
-    """The question of an inference attack."""
+    """What an inference attack infers."""
 
     MEMBERSHIP = "membership"  # did that client train on this example?
     SOURCE = "source"  # whose is this example?

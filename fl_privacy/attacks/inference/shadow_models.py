@@ -210,8 +210,8 @@ class ShadowModels(MembershipMethod):
 def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tensor:
     """Return the log likelihood ratio (C, K) of membership to non-membership, for C examples and K clients.
 
-    ``observed``: margins (C, K) under clients' models. ``margins``: (S, C) under shadow models, if finite. ``inside``:
-    (S, C) ``True`` if the shadow model was trained on the example.
+    ``observed``: margins (C, K) of the true class under the clients' models. ``margins``: (S, C) under S shadow models;
+    NaN and infinity are ignored. ``inside``: (S, C) ``True`` if the shadow model was trained on the example.
     """
     margins, known = margins.double(), margins.isfinite()
     with_it, without = known & inside, known & ~inside

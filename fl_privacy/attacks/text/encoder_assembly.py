@@ -242,8 +242,9 @@ class Parts:
 class GuessedTexts:
     """Texts guessed from their words' positions; most of their tokens are right.
 
-    ``tokens``: (n,) possible tokens for each position. ``texts``: (L,) each, the shortest first; all of the greatest
-    length if lengths are unknown. ``held``: (L,) for each text, ``True`` for words found at one position only.
+    ``tokens``: for each position, the ids (n,) of its n possible tokens. ``texts``: ids (L,) of each text's L tokens,
+    the shortest first; all of the greatest length if lengths are unknown. ``held``: mask (L,) for each text, ``True``
+    for words found at one position only.
     """
 
     tokens: Sequence[Tensor]

@@ -41,11 +41,11 @@ class Expected:
 def simulated(
     model: TextModel, *, length: int, public: Tensor | None, labels: Tensor | None, texts: int, rng: torch.Generator
 ) -> Expected:
-    """Simulate the rows of words in gradients of texts, drawn from ``public`` texts if given.
+    """Simulate the gradient's rows of tokens, for texts drawn from ``public`` if given.
 
-    ``length``: number of tokens of a text, at least 2. ``public``: (N, L) texts of the domain, -1 for no token;
-    ``None`` draws tokens evenly. ``labels``: (B,) known classes, if any. ``texts``: number B of texts; several texts of
-    different classes share one distribution.
+    ``length``: number L of tokens of a text, at least 2. ``public``: (N, L) token ids of N texts of the domain, -1 for
+    no token; ``None`` draws tokens evenly. ``labels``: (B,) known classes, if any. ``texts``: number B of texts;
+    several texts of different classes share one distribution.
     """
     classes = _classes(model, labels)
     tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)

@@ -365,7 +365,10 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of all thresholds, with states for missing values that go left; ``UserError`` if too large."""
+    """Return the grid of the thresholds of all trees; ``UserError`` if it is too large.
+
+    A feature has a state for missing values if a tree sends these left.
+    """
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:

@@ -104,7 +104,7 @@ def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Make a config record by ``original``; values that no record can hold are converted to JSON.
+    """Make a config record by Flower's class ``original`` from ``values``; those that no record can hold become JSON.
 
     ``objects`` keeps these values, by the start of their JSON, to restore them. ``asked`` collects a sentence on each.
     """

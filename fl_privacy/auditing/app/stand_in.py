@@ -98,7 +98,7 @@ def labels(number: int, classes: int) -> np.ndarray:
 
 
 def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """Draw smooth pictures (N, H, W, C) of uint8, each a coarse pattern of its class plus a coarse random one."""
+    """Draw smooth uint8 images (N, H, W, C); each is the sum of a pattern of its class and a random one."""
 
     def smooth(many: int) -> np.ndarray:
         coarse = rng.normal(size=(many, 6, 6, shape.channels))

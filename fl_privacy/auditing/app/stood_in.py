@@ -56,9 +56,9 @@ def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator
 
 @contextmanager
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
-    """Load random data from ``drawing`` if the app's are missing here, until the block ends.
+    """Replace data sets that the app lacks here by random data from ``drawing``, until the block ends.
 
-    Data sets for which ``mirror(name, configuration)`` is ``True`` are loaded as they are.
+    Those for which ``mirror(name, configuration)`` is ``True`` are here, and loaded as they are.
     """
     with ExitStack() as stack:
         for module, name, hook in Hooks(drawing, mirror).all():

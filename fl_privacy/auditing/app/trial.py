@@ -29,10 +29,10 @@ MOST_DETAILS, MOST_FIGURES = 12, 12
 
 @dataclass(frozen=True, kw_only=True)
 class TrialSettings:
-    """Settings of a policy's trial.
+    """Settings of the two runs of an app in which :func:`try_policy` compares a site's policy to none.
 
-    ``nodes``: number of clients, each behind a gate and a ledger of its own. ``run_config``, ``node_config``,
-    ``mirror``: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
+    ``nodes``: number of clients; each has a gate, which checks its messages, and a ledger of its privacy budget.
+    ``run_config``, ``node_config``, ``mirror``: see ``fl_privacy.auditing.app.audit.AppAuditRequest``.
     """
 
     nodes: int = 4

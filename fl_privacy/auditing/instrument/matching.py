@@ -239,8 +239,9 @@ def memories_in(
 ) -> list[Leak]:
     """List the uploaded parameters and buffers in which the client stored a value or vector for each example.
 
-    ``parameters``: uploaded array -> name of the parameter or buffer. ``moved``: names that a gradient or a mean over
-    batches changed, which are not searched. ``counts``: possible numbers of examples.
+    ``parameters``: uploaded array -> name in the model. ``before``, ``after``: name -> values before and after the
+    training. ``moved``: names that are not searched, because a gradient or a mean over batches changed them.
+    ``counts``: possible numbers of examples.
     """
     found = []
     for key, name in parameters.items():

@@ -180,9 +180,10 @@ def spread(
 ) -> list[Spread]:
     """Find parameters that were sent sparsely (values with indices or a mask) or joined to one array, under any names.
 
-    Indices count within one parameter, or all of them joined. ``arrays``: arrays of the reply that are not parameters
-    themselves. ``values``: expected values by parameter. ``trained``: names of trained parameters, which may be joined
-    without untrained ones. ``base``: values of elements that were not uploaded; ``None`` for zero.
+    Indices count within one parameter, or within all parameters joined. ``arrays``: arrays of the reply, except those
+    that hold one whole parameter. ``values``: parameter -> expected values. ``trained``: names of trained parameters; a
+    joined array may omit the untrained. ``base``: parameter -> values of elements that were not uploaded; ``None`` for
+    zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array
@@ -230,7 +231,7 @@ def _orders(values: Mapping[str, np.ndarray], trained: Collection[str]) -> Itera
 
 @dataclass(frozen=True, eq=False)
 class _Placed:
-    """Values ``numbers`` (K,) of the joined parameters ``target`` at flat indices ``places`` (K,)."""
+    """Uploaded values ``numbers`` (K,) with their flat indices ``places`` (K,) in the parameters ``target``, joined."""
 
     target: Sequence[str]
     places: np.ndarray

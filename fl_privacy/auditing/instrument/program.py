@@ -138,7 +138,7 @@ class Program:
         return replace(self, calls=tuple(calls))
 
     def steps(self) -> list[Any]:
-        """Return the recorded structure without the values of tensors, to compare batches of one loop."""
+        """Return the recorded calls without tensors' values; they are equal for batches on which the same code ran."""
         called = [(c.function, c.part, repr((c.args, c.kwargs)), c.outputs) for c in self.calls]
         return [self.root, [id(part) for part in self.parts], called]
 

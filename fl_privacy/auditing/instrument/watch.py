@@ -87,10 +87,10 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyExamples:
-    """Restriction of a training to one batch: ``number`` examples of its loaders, from the example ``first`` on.
+    """Limits a training to one batch: ``number`` examples of its data loaders, from the example ``first`` on.
 
-    ``at_call``: ``True`` for a training without loaders: tensors are cut when they enter modules before the first step,
-    and tensors of the same length, such as targets, when a function combines them with outputs.
+    ``at_call``: ``True`` if the training has no loaders. Its tensors are then cut when they enter modules before the
+    first step; tensors of the same length, such as targets, are cut when a function combines them with outputs.
     """
 
     first: int = 0

@@ -115,9 +115,9 @@ class GradientSimilarity:
 
 
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inner products like ``_compare``, of gradients given as outer products that are summed over P positions.
+    """Return inner products (s, L) of each row's L gradients with its last gradient, and their squared norms (s, L).
 
-    The factors are ``deltas`` (s, L, O, P) and ``inputs`` (s, L, D, P), with L gradients in a row.
+    Gradients are sums over P positions of outer products of ``deltas`` (s, L, O, P) and ``inputs`` (s, L, D, P).
     """
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))

@@ -48,9 +48,10 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, inferred: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each field of :class:`Extent` over ``found``; ``inferred``: number of leaked answers.
+    """Return the worst value of each field of :class:`Extent` over ``found``.
 
-    ``unknown_is_read``: ``True`` counts unscored examples as reconstructed, and gives :data:`WORST` without results.
+    ``inferred``: number of other questions answered better than by chance. ``unknown_is_read``: ``True`` counts
+    unscored examples as reconstructed, and returns :data:`WORST` if ``found`` is empty.
     """
     if not found:
         return WORST if unknown_is_read else Extent(inferred=inferred)
@@ -85,7 +86,10 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the largest share of a defense's substitute images that was reconstructed; ``None`` if none was."""
+    """Return the counts with the largest share of reconstructed substitute images, on which a defense trains instead.
+
+    ``None`` if none was reconstructed.
+    """
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None

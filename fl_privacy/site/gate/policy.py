@@ -44,7 +44,7 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Receives:
-    """Parts of messages that the app may receive; ``run_config`` is ``None`` for all keys."""
+    """Parts of messages that the app may receive; ``run_config``: keys of the run's settings, ``None`` for all."""
 
     arrays: tuple[str, ...] = ()
     config: Values = field(default_factory=lambda: Values(records=("config",)))
@@ -176,7 +176,10 @@ def plain_kind(message_type: str) -> str:
 
 
 def read_policy(path: str | Path) -> SitePolicy:
-    """Return the policy in a file, or one of ``READY``; ``UserError`` if it is wrong or others may write it."""
+    """Load a site's policy from a file, or the packaged one (:data:`READY`) that ``path`` names.
+
+    ``UserError`` if the policy is wrong, or if other users may write the file.
+    """
     if str(path) in READY:
         ready = files("fl_privacy.site.gate") / "policies" / f"{path}.yaml"
         return parse_policy(ready.read_bytes(), str(path), Path.cwd())
