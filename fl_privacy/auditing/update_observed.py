@@ -128,19 +128,14 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
 class Inferred:
     """Facts about the training that an update reveals.
 
-    Attributes:
-        steps: number of local steps that batch norm counted, or that the file states.
-        examples: number of examples of one step, from the rank of a layer's change.
-        rate: learning rate times steps; ``None`` if not inferred, like other fields.
-        classes: (K,) share of each class.
-        backwards: ``True`` if the files seem swapped: in this order all classes but one would be in the batch.
+    ``backwards``: ``True`` if the files seem swapped: in this order all classes but one would be in the batch.
     """
 
     num_classes: int
-    steps: int | None
-    examples: int | None
-    rate: float | None
-    classes: Tensor | None
+    steps: int | None  # number of local steps that batch norm counted, or that the file states
+    examples: int | None  # number of examples of one step, from the rank of a layer's change
+    rate: float | None  # learning rate times steps; ``None`` if not inferred, like other fields
+    classes: Tensor | None  # (K,) share of each class
     backwards: bool = False
 
 

@@ -84,18 +84,15 @@ class Claim:
 class Facts:
     """Known facts of a mechanism.
 
-    Attributes:
-        noise_multiplier: standard deviation of the Gaussian noise over the l2 sensitivity to one unit, if known.
-        sample_rate: share of the units in a release.
-        sampling: way of sampling, if known; ``shuffle`` (batches of a shuffled set) counts as none, with a caveat.
-        releases: number of noised releases in a round.
-        seen_by: observer: the ``server``, which sees each reply, or a reader of the ``model``, the aggregate only.
+    ``noise_multiplier``: standard deviation of the Gaussian noise over the l2 sensitivity to one unit, if known.
+    ``sampling``: way of sampling, if known; ``shuffle`` (batches of a shuffled set) counts as none, with a caveat.
+    ``seen_by``: observer: the ``server``, which sees each reply, or a reader of the ``model``, the aggregate only.
     """
 
     noise_multiplier: float | None
-    sample_rate: float = 1.0
+    sample_rate: float = 1.0  # share of the units in a release
     sampling: Sampling | None = "none"
-    releases: int = 1
+    releases: int = 1  # number of noised releases in a round
     rounds: int = 1
     missing: Sequence[str] = ()
     seen_by: Literal["server", "model"] = "server"
@@ -123,20 +120,16 @@ class Stated:
 class Recomputed:
     """Epsilon that follows from stated facts.
 
-    Attributes:
-        rdp: upper bound on epsilon by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
-        pld: tight epsilon by the privacy loss distribution, with the same special values.
-        sampling: phrase on the sampling that is counted.
-        missing: names of missing facts; without them there is no number, or the worst case is assumed.
-        caveats: sentences on differences between the mechanism and the accountants' theory.
+    ``rdp``: upper bound on epsilon by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
+    ``missing``: names of missing facts; without them there is no number, or the worst case is assumed.
     """
 
     rdp: float | None
-    pld: float | None
+    pld: float | None  # tight epsilon by the privacy loss distribution, with the same special values
     delta: float
-    sampling: str = "without sampling"
+    sampling: str = "without sampling"  # phrase on the sampling that is counted
     missing: tuple[str, ...] = ()
-    caveats: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  # sentences on differences between the mechanism and the accountants' theory
 
     @property
     def epsilon(self) -> float | None:

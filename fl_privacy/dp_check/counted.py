@@ -34,23 +34,17 @@ Test = tuple[int, float]
 class Drawn:
     """Statistics of draws on two neighbors, and tests that were chosen on other draws.
 
-    Attributes:
-        first, second: statistics (n, S) of draws on each neighbor.
-        tests: pairs (index of a statistic, threshold).
-        widest: index of the projection with the largest distance of means, in standard deviations.
-        delta: delta that the claim allows one release with the unit.
-        rate: probability that a release holds the unit.
-        draws: number of all draws per neighbor, including those for the choice of tests.
+    ``first, second``: statistics (n, S) of draws on each neighbor.
     """
 
     first: Values
     second: Values
-    tests: Sequence[Test]
-    widest: int
+    tests: Sequence[Test]  # pairs (index of a statistic, threshold)
+    widest: int  # index of the projection with the largest distance of means, in standard deviations
     statistics: Statistics
-    delta: float
-    rate: float
-    draws: int
+    delta: float  # delta that the claim allows one release with the unit
+    rate: float  # probability that a release holds the unit
+    draws: int  # number of all draws per neighbor, including those for the choice of tests
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":

@@ -111,23 +111,16 @@ def audited_rounds(
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """Summary of a round.
-
-    Attributes:
-        train_loss: mean over the clients whose replies are used; NaN if all refused the model.
-        seconds: duration without evaluation and attack.
-        defense_seconds: time of the defense's hooks, summed over clients.
-        evaluation: mean over the clients, each with its private part, if requested.
-    """
+    """Summary of a round."""
 
     round: int
     clients: tuple[int, ...]
     excluded: Mapping[int, str] = field(default_factory=dict)
-    train_loss: float
-    seconds: float
-    defense_seconds: float
+    train_loss: float  # mean over the clients whose replies are used; NaN if all refused the model
+    seconds: float  # duration without evaluation and attack
+    defense_seconds: float  # time of the defense's hooks, summed over clients
     upload_bytes: int
-    evaluation: Evaluation | None = None
+    evaluation: Evaluation | None = None  # mean over the clients, each with its private part, if requested
 
 
 Kept = TypeVar("Kept")

@@ -39,7 +39,7 @@ class CountedLeak(Leak):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One entry of messages of a ``kind``: key, content, mean size in bytes, rounds with it, and an example value."""
+    """One entry of all messages of a ``kind``: ``what`` it holds, its mean size in bytes, and an example value."""
 
     direction: str
     kind: str

@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a mask (``examples``,) of ``number`` random examples that no client gets; ``UserError`` if it gets all."""
+    """Return a mask (``examples``,) of ``number`` random examples that no client gets, fewer than ``examples``."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"

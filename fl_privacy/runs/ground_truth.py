@@ -130,20 +130,16 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 class SummedProbes:
     """Probes that the attacker (a server behind SecAgg+, or another site) sees only as means over clients.
 
-    Attributes:
-        clients: number of clients in the mean, with ``examples`` examples each.
-        clip: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; else ``None``.
-        own: attacking sites, each of which adds an update; empty if the server attacks.
-        server: how the server makes the global model that sites see.
+    ``clip``: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; else ``None``.
     """
 
-    clients: int
+    clients: int  # number of clients in the mean, with ``examples`` examples each
     examples: int = 1
     clip: float | None = None
     levels: int = 0
     seed: int = 0
-    own: tuple[Client, ...] = ()
-    server: ServerPlan = field(default_factory=ServerPlan)
+    own: tuple[Client, ...] = ()  # attacking sites, each of which adds an update; empty if the server attacks
+    server: ServerPlan = field(default_factory=ServerPlan)  # how the server makes the global model that sites see
     knows_numbers: bool = True
 
     @classmethod

@@ -28,25 +28,18 @@ PUBLIC = 5000  # most examples that the attacker holds, from the split without m
 class InferenceQuestions:
     """Examples queried by inference attacks, and the truth, which attacks never see.
 
-    Attributes:
-        examples: C examples, members first.
-        clients: (C,) client of each membership query: a member's owner; for others a client with members of the same
-            class, so that class counts reveal nothing.
-        from_test: ``True`` if non-members come from the test split.
-        shares: (N, K) share of each class in each client's training data, by ascending id.
-        public: attacker's examples, neither queried nor a client's; ``None`` without any.
-        public_attributes: attributes of the public examples, if known.
-        public_rows: indices of the public examples in the split that is not attacked.
+    ``clients``: (C,) client of each membership query: a member's owner; for others a client with members of the same
+    class, so that class counts reveal nothing.
     """
 
-    examples: Batch
+    examples: Batch  # C examples, members first
     members: int  # number of members
     clients: Tensor
-    from_test: bool
-    shares: Tensor
-    public: Batch | None
-    public_attributes: Tensor | None
-    public_rows: Tensor
+    from_test: bool  # ``True`` if non-members come from the test split
+    shares: Tensor  # (N, K) share of each class in each client's training data, by ascending id
+    public: Batch | None  # attacker's examples, neither queried nor a client's; ``None`` without any
+    public_attributes: Tensor | None  # attributes of the public examples, if known
+    public_rows: Tensor  # indices of the public examples in the split that is not attacked
 
 
 def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions:

@@ -11,26 +11,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Modality:
-    """Kind of examples: images, texts or table rows.
-
-    Attributes:
-        metric: metric by which an example counts as recognizable.
-        loader: name of the function of ``fl_privacy.data`` that loads such examples.
-        facts: constructor arguments by which a model class is recognized as one for such examples.
-        remedy: advice if the model does not take such examples.
-        pixels: ``True`` for pictures: inputs in [0, 1] with neighbors.
-        continuous: ``True`` for numeric inputs, ``False`` for tokens.
-    """
+    """Kind of examples: images, texts or table rows."""
 
     one: str
     data: str
     models: str
-    metric: str
-    loader: str
-    facts: frozenset[str]
-    remedy: str
-    pixels: bool = False
-    continuous: bool = True
+    metric: str  # metric by which an example counts as recognizable
+    loader: str  # name of the function of ``fl_privacy.data`` that loads such examples
+    facts: frozenset[str]  # constructor arguments by which a model class is recognized as one for such examples
+    remedy: str  # advice if the model does not take such examples
+    pixels: bool = False  # ``True`` for pictures: inputs in [0, 1] with neighbors
+    continuous: bool = True  # ``True`` for numeric inputs, ``False`` for tokens
 
     def __repr__(self) -> str:
         return f"Modality({self.data})"

@@ -15,18 +15,12 @@ class VictimId:
 
     As text: ``round-3/client-2/victim-0`` for a probe, ``round-3/client-2`` for a training update. ``ValueError`` if a
     number is negative, or ``part`` is no word.
-
-    Attributes:
-        round: round from 1; 0 if no round was trained.
-        client: partition number, from 0.
-        probe: number of the client's probed batch, from 0; ``None`` for a training update.
-        part: word that distinguishes several attacks on one update.
     """
 
-    round: int
-    client: int
-    probe: int | None = None
-    part: str = ""
+    round: int  # round from 1; 0 if no round was trained
+    client: int  # partition number, from 0
+    probe: int | None = None  # number of the client's probed batch, from 0; ``None`` for a training update
+    part: str = ""  # word that distinguishes several attacks on one update
 
     def __post_init__(self) -> None:
         if min(self.round, self.client, self.probe or 0) < 0 or not re.fullmatch(r"[\w+-]*", self.part, re.ASCII):

@@ -37,19 +37,13 @@ class SurrogateModel(GroupAttack):
     "Surrogate model extension"). An iteration costs one pass over the images.
 
     If the client uses Adam, each gradient value is divided by its size plus the root mean square of its tensor.
-
-    Attributes:
-        lr: first learning rate, in standard deviations of a pixel, 0.25.
-        total_variation: weight relative to the angle, which is in [0, 2].
-        between: first value of a, in [0, 1]: 0 is the sent, 1 the returned model.
-        between_lr: learning rate of a; 0 keeps it fixed.
     """
 
     iterations: int = 1000
-    lr: float = 0.1
-    total_variation: float = 0.01
-    between: float = 0.5
-    between_lr: float = 0.001
+    lr: float = 0.1  # first learning rate, in standard deviations of a pixel, 0.25
+    total_variation: float = 0.01  # weight relative to the angle, which is in [0, 2]
+    between: float = 0.5  # first value of a, in [0, 1]: 0 is the sent, 1 the returned model
+    between_lr: float = 0.001  # learning rate of a; 0 keeps it fixed
     dtype: DType = "float32"
     device: str | None = None
 

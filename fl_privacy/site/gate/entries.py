@@ -126,25 +126,17 @@ class Entry:
 
 @dataclass
 class Account:
-    """Total of a ledger's entries.
-
-    Attributes:
-        asked: digest of the last line that began an entry.
-        rho: sum of the entries' rho, for protection of the presence of a change.
-        unbounded: number of replies with weights that left without noise.
-        recent: time and kind of each message of the last day.
-        open: entries without an outcome, by number.
-    """
+    """Total of a ledger's entries."""
 
     entries: int = 0
     digest: str = BEGINNING
-    asked: str = BEGINNING
+    asked: str = BEGINNING  # digest of the last line that began an entry
     when: float = YEARS[0]
     moment: Moment = Moment(math.inf)
-    rho: float = 0.0
-    unbounded: int = 0
-    recent: deque[tuple[float, str]] = field(default_factory=deque)
-    open: dict[int, Entry] = field(default_factory=dict)
+    rho: float = 0.0  # sum of the entries' rho, for protection of the presence of a change
+    unbounded: int = 0  # number of replies with weights that left without noise
+    recent: deque[tuple[float, str]] = field(default_factory=deque)  # time and kind of each message of the last day
+    open: dict[int, Entry] = field(default_factory=dict)  # entries without an outcome, by number
     size: int = 0
 
     def copy(self) -> "Account":
