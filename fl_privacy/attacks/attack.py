@@ -48,7 +48,7 @@ class Trained(Protocol):
 
 
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
-    """Return the training data of the component that ``attack`` uses for images (C, H, W); ``None`` without one.
+    """Return the training data of the component that ``attack`` uses for images (C, H, W); ``None`` if it has none.
 
     Raise ``UserError`` if the component does not support such images.
     """

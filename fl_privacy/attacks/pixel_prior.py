@@ -49,7 +49,7 @@ class PixelPrior:
         return means + found.view(*variables.shape[:2], -1)
 
     def surprise(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        """Return the negative log density (V,) of images (V, B, N), up to a constant for each class."""
+        """Return V victims' negative log density of images (V, B, pixels), up to a constant for each class."""
         means, which = self.of(labels)
         apart, total = pixels - means, pixels.new_zeros(len(pixels))
         for place in range(pixels.shape[1]):

@@ -55,7 +55,7 @@ def score(
     """Score the reconstructions ``found`` of ``problems``; the caller adds the answer's scenario.
 
     ``loaded``: inputs (N, ...) that serve as distractors. ``other``: reconstruction of another client's upload as the
-    control; without it, the control compares each truth with the guess at the next problem with different examples.
+    control; if ``None``, the control compares each truth with the guess at the next problem with different examples.
     """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]

@@ -267,7 +267,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the tokens (N, L) of a batch, below ``size``, with ``padding`` replaced by -1; ``None`` without any."""
+    """Return a batch's token ids below ``size``, with ``padding`` replaced by -1; ``None`` if there are none."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text

@@ -59,7 +59,7 @@ class SplitTraining:
     ) -> None:
         """Keep those arrays sent to a node (``down``) or by it (``up``) that have a vector for each labeled example.
 
-        ``own_loss``: ``True`` if the client differentiated a loss, so that it has labels of its own.
+        ``own_loss``: ``True`` if the client differentiated a loss, and so has labels.
         """
         self._clients_have_labels |= own_loss
         for kept, arrays in ((self.received, down), (self.sent, up)):

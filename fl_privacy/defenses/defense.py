@@ -19,7 +19,7 @@ from fl_privacy.types.user_gradients import as_tensor, named_tensors
 
 @dataclass(eq=False)
 class ClientState:
-    """State that a client keeps between rounds and never sends, such as private layers and robust data."""
+    """State that a client keeps between rounds and never sends, such as private layers."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)  # names begin with the defense's ("spn/head.weight")
     input_shape: tuple[int, ...] | None = None  # (C, H, W) of the client's images; ``None`` if unknown

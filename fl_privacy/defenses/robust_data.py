@@ -48,9 +48,10 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
-    """Return a function from robust data to UM (Eq. 4): the sum of (weight (gradient - target))^2 for the batch.
+    """Return a function from robust data to Refiner's UM (Eq. 4): the sum of (weight (gradient - target))^2.
 
-    ``as_inputs``: map from robust data, such as ``start``, to the model's inputs.
+    Robust data are noise-like images or texts whose gradient is the batch's. ``as_inputs``: map from them to the
+    model's inputs.
     """
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)

@@ -85,7 +85,7 @@ class DpCheckRequest:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: DpCheckRequest, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Test ``mechanism`` by draws against its claim or, without one, the epsilon of its stated noise.
+    """Test ``mechanism`` by draws against its claim or, if it has none, the epsilon of its stated noise.
 
     ``mechanism``: function from an update, or an input of ``pair``, to the release. ``pair``: two inputs of the
     mechanism, if it does not take an update.

@@ -160,7 +160,7 @@ class Cell:
 
 
 class Bundles:
-    """Runs apps that arrive in bundles: each run's app has an isolated process of its own, behind one gate.
+    """Runs apps that arrive in bundles: each run has an isolated process, and all messages pass one gate.
 
     The site's policy has to approve a run. ``UserError`` if this system can't isolate apps as the policy requires.
     """

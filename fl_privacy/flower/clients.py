@@ -214,7 +214,7 @@ class ATSClient(PrivacyClient):
 
 
 class RefinerClient(PrivacyClient):
-    """Client that uploads the gradient of robust data; see :func:`refiner`."""
+    """Client that uploads the gradient of noise-like data instead of its own; see :func:`refiner`."""
 
     make_defense = staticmethod(refiner)
 

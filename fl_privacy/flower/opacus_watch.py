@@ -32,7 +32,7 @@ SIZE_IS_PUBLIC = (
 
 @dataclass(eq=False)
 class OpacusWatch:
-    """Record of what Opacus does in a client's training, and of steps made without it."""
+    """Record of what Opacus does in a client's training, and of optimizer steps that bypass it."""
 
     module: Any = None
     optimizer: Any = None

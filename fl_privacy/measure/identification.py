@@ -398,7 +398,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
     """Return the lead and likeness (:class:`Identified`) that the public image nearest to ``original`` has as a guess.
 
-    They are -inf and 0 without such an image, or if another candidate is nearer to it than ``original``.
+    They are -inf and 0 if there is none, or if another candidate is nearer to that image than ``original`` is.
     """
     key = original.numpy().tobytes()
     if key not in candidates.near:

@@ -249,7 +249,7 @@ def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: f
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Estimate):
-    """Estimate with its ``bound``, the most that the clients' differential privacy allows; ``None`` without any."""
+    """Estimate with its ``bound``, the most that the clients' differential privacy, if any, allows."""
 
     bound: float | None = None
 

@@ -73,7 +73,7 @@ def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def categories_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of right cells among each row's categories (not ``numbers``); NaN without any."""
+    """Return the share (N,) float64 of right cells among each row's categories (not ``numbers``); NaN if none."""
     return (right & ~numbers).sum(1).double() / (~numbers).sum(1)
 
 

@@ -255,7 +255,7 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
     """Return the name of the layer after the last private layer; the second layer if none is private.
 
     Layers are in the order of the forward pass on images of ``image_shape``; ``public`` are names of parameters.
-    ``UserError`` without such a layer.
+    ``UserError`` if there is no such layer.
     """
     layers = called_layers(model, image_shape)
     owned = {name: model.get_submodule(name).named_parameters(recurse=False) for name in layers}

@@ -284,7 +284,7 @@ def kind_in_words(candidate: Candidate) -> str:
 
 
 def nothing_reconstructed(candidate: Candidate) -> str:
-    """Explain that no defense is recommended, since nothing was reconstructed even without one."""
+    """Explain that no defense is recommended, since nothing was reconstructed from undefended updates."""
     return (
         f"No defense can be recommended: without one, no {kind_in_words(candidate)} was reconstructed either"
         f" ({candidate.name}, {read_of(candidate)}). The attack may be too weak (try more iterations or attack=auto),"

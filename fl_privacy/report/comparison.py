@@ -220,7 +220,7 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
 
 
 def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
-    """Return the defenses to choose from, one for each training; runs that differ only in the attack are joined."""
+    """Return the defenses to choose from; runs that differ only in the attack are joined."""
     groups: dict[str, list[RunRow]] = {}
     asked = asked_of([finding for row in rows for finding in row.summary.inferred])
     for row in rows:

@@ -76,7 +76,7 @@ def as_clients_normalize(
 ) -> Sequence[Observation]:
     """Return ``observations`` with models that normalize images as the clients do.
 
-    ``stated``: client -> normalization, ``None`` without one; clients that stated nothing normalize as ``own``.
+    ``stated``: client -> normalization, or ``None`` if it has none; clients that stated nothing normalize as ``own``.
     """
     if not set(stated.values()) - {own} or not observations:
         return observations

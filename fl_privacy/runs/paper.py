@@ -82,9 +82,9 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table of the paper's preset in ``overrides``; ``None`` without one, or if others change it.
+    """Return the table of the paper's preset in ``overrides``; ``None`` if there is none, or it is changed.
 
-    ``UserError`` for a wrong ``paper=``, or one without such a preset.
+    ``UserError`` if ``paper=`` is wrong, or given without such a preset.
     """
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))

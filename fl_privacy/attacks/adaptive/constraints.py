@@ -17,10 +17,10 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Callable that clips guessed gradients (V, *shape), by name, to ``norms`` (V,) as a client does.
+    """Callable that clips V victims' guessed gradients (V, *shape), by name, to ``norms`` (V,), as a client does.
 
     ``scope``: one norm for all tensors, or one for each. ``counted``: (V, *shape) by name, 1 for elements that count
-    for the norm, 0 for those dropped before the client clipped; without an entry, all elements of a tensor count.
+    for the norm, 0 for those dropped before the client clipped; all elements count of a tensor whose name is missing.
     """
 
     norms: Tensor
@@ -203,7 +203,7 @@ Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiab
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Callable that transforms each guessed image by one of ``transforms``; ``chosen`` (V, B) holds the indices."""
+    """Callable that transforms each guessed image by one of ``transforms``; ``chosen``: their indices."""
 
     transforms: Sequence[Transform]
     chosen: Tensor

@@ -301,8 +301,8 @@ class AutoAttack:
     """Attack that combines the strongest attacks without any setting, like AutoAttack (Croce and Hein 2020).
 
     Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. For the other victims,
-    descents from several starts compete by successive halving: L-BFGS on smooth models, signed Adam on others. Unproven
-    solutions are starts, too. A known or evident defense is countered
+    descents from several first images compete by successive halving: L-BFGS on smooth models, signed Adam on others.
+    Some start from unproven solutions. A known or evident defense is countered
     (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
     Attributes:
@@ -310,8 +310,8 @@ class AutoAttack:
             number is seconds, shared by all victims; its results are not reproducible, and exact solutions take at most
             three quarters of it. Each attempt of a descent has at least 25 evaluations.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. A run limited by seconds
-            logs the number that repeats its descents. The starts are repeated, too, unless the time limit cut the
-            search for exact solutions or this search took more than ``evaluations / 12`` rounds.
+            logs the number that repeats its descents. Their first images are repeated, too, unless the time limit cut
+            the search for exact solutions or this search took more than ``evaluations / 12`` rounds.
         device: device of the computation; ``None``: that of the sent values.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """

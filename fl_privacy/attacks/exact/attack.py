@@ -38,7 +38,7 @@ _PATIENCE, _PROGRESS = 30, 1e-3  # evaluations without this relative fall of the
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
-    """Fit images (V, C, H, W) by L-BFGS to known features and the gradients of the first layers.
+    """Fit an image of each victim, (V, C, H, W), by L-BFGS to known features and the gradients of the first layers.
 
     Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: per victim.
     """
@@ -84,7 +84,7 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return the squared distance (V,) of a node's guess from ``values``; an active ReLU's input is compared."""
+    """Return each victim's squared distance of a node's guess from ``values``, or of an active ReLU's input."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -125,8 +125,8 @@ def _descended(
 class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
-    ``center``: (N,) mean input. ``spread``: (N,) standard deviation of the inputs, for two examples their distance from
-    the mean; ``None`` if several inputs share one mean, as the pixels of a channel do.
+    ``center``: mean of the N inputs. ``spread``: (N,) standard deviation of the inputs, for two examples their distance
+    from the mean; ``None`` if several inputs share one mean, as the pixels of a channel do.
     """
 
     center: Tensor
@@ -134,7 +134,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the fully connected layer behind batch norm in training mode; ``None`` without one or its statistics."""
+    """Find a linear layer behind batch norm in training mode; ``None`` if it or the norm's statistics are missing."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -164,7 +164,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Return two inputs (2, N), mean plus and minus spread, with signs from gradients; ``None`` without a spread."""
+    """Return two inputs (2, N), mean plus and minus spread, with signs from gradients; ``None`` if the spread is."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
@@ -173,7 +173,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight's gradient (M, N); for a :class:`NormalizedLayer`, with the bias's gradient as a column.
+    """Return the weight's gradient; for a :class:`NormalizedLayer`, with the bias's gradient as a column.
 
     Centered examples lower the rank of the weight's gradient by one.
     """
@@ -290,7 +290,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and ``True`` if no other inputs have the same gradient.
+        """Return the layer's N inputs (B, N), and ``True`` if no other inputs have the same gradient.
 
         ``explains``: function that returns ``True`` for inputs that reproduce the whole update.
         """

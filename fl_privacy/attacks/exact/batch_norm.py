@@ -126,7 +126,8 @@ def _before(network: Residual, own: Tensors, link: Link, row: int, hidden: _Hidd
 def _solved(layer: Convolution, left: Tensor, right: Tensor, outputs: Tensor, gates: Tensor) -> Tensor | None:
     """Solve ``left x = right`` for inputs x (C, H, W) of one image; ``None`` if too many values stay unknown.
 
-    Known ``outputs`` (O, P, Q), where ``gates`` holds, determine x along directions that the gradient does not show.
+    Known ``outputs`` of O channels (O, P, Q), where ``gates`` is ``True``, determine x along directions that the
+    gradient does not show.
     """
     values, vectors = torch.linalg.eigh(left.T @ left)
     shown = values > _KEPT * values[-1]

@@ -60,7 +60,7 @@ class Reproduction:
     model: nn.Module
 
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
-        """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without the output layer's gradient.
+        """Infer ``inputs``' labels, classes (B,) or soft (B, K); ``None`` if the output layer's gradient is withheld.
 
         Labels are classes if p - y (see :meth:`errors`), up to a factor, is proportional to p except at one class.
         ``network`` replaces the model.
@@ -256,10 +256,10 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Return whether columns of the gradient (M, N) are zero, as after a defense that mutes them.
+    """Return whether columns of a layer's gradient are zero, as after a defense that mutes them.
 
-    A column is also zero if its pixel has the value ``shade`` (..., N) in all images, since the layer's input is then
-    zero. Only columns with a shade inside of (0, 1) count, since images seldom share such a value.
+    A column is also zero if its pixel has the value ``shade`` in all images, since the layer's input is then zero. Only
+    columns with a shade inside of (0, 1) count, since images seldom share such a value.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
@@ -291,7 +291,7 @@ Times = Callable[[int], list[int] | None]
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note, or an empty one."""
+    """Repeat each of R distinct ``images`` as often as it occurs in the batch; also return a note, or an empty one."""
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
     stated = not any(note.startswith(COUNTED_BY_RANK) for note in observation.notes)
@@ -320,7 +320,7 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function: batch size -> number of times each distinct input (R, ...) occurs, ``None`` unless whole."""
+    """Return a function: batch size -> number of times each of ``inputs`` occurs, ``None`` unless all are whole."""
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]

@@ -31,7 +31,7 @@ _LONGEST_STEP = 0.3  # largest relative change of a component in one step
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the layer's inputs (V, B, N), the rows of ``directions`` (V, B, B) times ``basis`` (V, B, N), rescaled.
+    """Return V victims' layer inputs (V, B, N): ``directions`` (V, B, B) times ``basis`` (V, B, N), rescaled.
 
     The scale of each input follows from the gradients ``weights`` (V, M, N) and ``biases`` (V, M).
     """
@@ -41,7 +41,7 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 
 
 def neighbors(images: Tensor) -> Tensor:
-    """Return differences of neighboring pixels (V, B, n) of images (V, B, C, H, W).
+    """Return differences of neighboring pixels (V, B, n) in V victims' images (V, B, C, H, W).
 
     They are differences of the channels' mean, and of all but one channel minus that mean, scaled to mean square 1.
     """
@@ -60,10 +60,10 @@ def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
 
 
 def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
-    """Find directions (V, B, B) whose products with ``features`` (V, B, n) are independent and heavy-tailed.
+    """Find V victims' directions (V, B, B) whose products with ``features`` (V, B, n) are independent.
 
-    The search starts from the orthogonal ``start`` (V, B, B), with ``iterations`` of FastICA (Hyvarinen 1999) and as
-    many quasi-Newton steps on the likelihood (Ablin et al. 2018, "Picard").
+    The products are also heavy-tailed. The search starts from the orthogonal ``start`` (V, B, B), with ``iterations``
+    of FastICA (Hyvarinen 1999) and as many quasi-Newton steps on the likelihood (Ablin et al. 2018, "Picard").
     """
     centered = features - features.mean(2, keepdim=True)
     values, vectors = torch.linalg.eigh(centered @ centered.mT / centered.shape[2])
@@ -79,7 +79,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Move ``directions`` (V, B, B) so that their components of ``white`` are likeliest under Cauchy densities."""
+    """Move victims' ``directions`` so that their components of ``white`` are likeliest under Cauchy densities."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):
@@ -219,7 +219,7 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a basis R (V, B, N) of the gradient's rows, the inputs (V, B, N), and whether the rank is B (V,)."""
+        """Return each victim's basis R (V, B, N) of the gradient's rows, its inputs (V, B, N), and if the rank is B."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -253,7 +253,7 @@ class CocktailParty(GroupAttack):
 
 
 class _Mixed:
-    """A layer whose gradient mixes its inputs; ``basis`` (B, N): orthonormal basis of the gradient's rows."""
+    """A layer whose gradient mixes its N inputs; ``basis`` (B, N): orthonormal basis of the gradient's rows."""
 
     def __init__(self, reproduction: Reproduction, layer: FirstLayer, basis: Tensor) -> None:
         self.reproduction, self.layer, self.basis = reproduction, layer, basis

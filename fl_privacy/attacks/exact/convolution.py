@@ -22,7 +22,7 @@ _NOISE = 2.0  # silent outputs of a ReLU are below this multiple of the depth of
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution without groups, with zero padding, from ``shape`` (C, H, W) to outputs (O, P, Q)."""
+    """A convolution without groups, with zero padding, from ``shape`` (C, H, W) to O output channels (O, P, Q)."""
 
     module: nn.Conv2d
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Map ``deltas`` (V, O, P, Q) to the inputs that each of T kernel elements multiplies: (V, O T, H W)."""
+        """Map V victims' ``deltas`` (V, O, P, Q) to the inputs that T kernel elements multiply: (V, O T, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -67,7 +67,7 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Set estimated ReLU outputs (V, ...) to zero if noise explains them; the most negative one shows its size."""
+    """Set estimated ReLU outputs to zero if noise explains them; each victim's most negative one shows its size."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
@@ -159,7 +159,7 @@ def _multiplies(layer: Convolution) -> bool:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` (V, ...), semidefinite, for the x of least norm; ``diagonal``: preconditioner."""
+    """Solve V victims' semidefinite ``normal(x) = right`` (V, ...) for least norm; ``diagonal``: preconditioner."""
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
     scaled = rest / diagonal
@@ -287,7 +287,7 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full`` times ``open``, if that is given.
+    """Gradient (V, C, H, W) of V victims' loss by a layer's outputs: ``full`` times ``open``, if that is given.
 
     ``open``: mask of the active elements of the ReLU behind the layer.
     """
@@ -302,7 +302,7 @@ class Slopes:
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """Equations ``slopes * inputs = gradient`` (V, O, C, kernel) for a convolution's inputs, in float64."""
+    """Equations ``slopes * inputs = gradient`` (V, O, C, kernel) for a convolution's inputs, by victim, float64."""
 
     layer: Convolution
     slopes: Slopes
@@ -327,7 +327,7 @@ Shown = tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
-    """Solve ``equations`` for inputs (V, C, H, W), and return them with their relative residual (V,).
+    """Solve ``equations`` for V victims' inputs (V, C, H, W), and return them with their relative residual (V,).
 
     The ReLU masks of ``equations`` are changed in place: elements that rounding may have flipped are flipped while the
     residual falls. ``shown``: values of the inputs known from elsewhere.
@@ -339,7 +339,7 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
 
 
 def _turn_gates(own: Equations, gates: Tensor) -> None:
-    """Flip, in place, the elements of the ReLU mask ``gates`` (V, O, P, Q) whose change lowers the residual most."""
+    """Flip, in place, the elements of victims' ReLU masks ``gates`` whose change lowers the residual most."""
     found, left = _solved([own], None)
     flat, going = gates.flatten(1), left > 0
     for _ in range(_FLIPS):
@@ -378,7 +378,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return by how much (V, O, P, Q) flipping each element of the ReLU mask ``gates`` lowers the squared residual."""
+    """Return the fall of the squared residual if one element of victims' ReLU masks ``gates`` is flipped, for each."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

@@ -35,7 +35,8 @@ class NotFullyConnectedError(NotAttackableError):
 class FirstLayer:
     """A fully connected layer on pixels that were at most shifted and scaled individually.
 
-    ``weight`` and ``bias`` name its parameters (M, N) and (M,); its input (N,) is ``shift + scale * pixels``.
+    ``weight`` and ``bias`` name the parameters, (M, N) and (M,) for N inputs and M outputs. The input is ``shift +
+    scale * pixels``.
     """
 
     weight: str
@@ -119,13 +120,13 @@ def probe_first_layer(
 
 
 def fit(weights: Tensor, biases: Tensor) -> Tensor:
-    """Solve ``biases`` x^T = ``weights`` for x (V, N) by least squares over all rows."""
+    """Solve ``biases`` x^T = ``weights`` for each victim's x (V, N) by least squares over all rows."""
     w, b = weights.double(), biases.double()
     return torch.einsum("vm,vmn->vn", b, w) / b.square().sum(1, keepdim=True)
 
 
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
-    """Find the ratios W_i / b_i (V, count, N) that most rows i share, distinct if possible.
+    """Find V victims' ratios W_i / b_i (V, count, N) that most rows i share, distinct if possible.
 
     ``weights``: W (V, M, N). ``biases``: b (V, M), at least one not zero for each victim. ``smallest``: rows with |b_i|
     below this share of the largest are left out. ``alike``: ratios are the same up to this share of the longer one's
@@ -150,7 +151,7 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
-    """Find the distinct ratios W_i / b_i (R, N) of W (M, N) that at least two rows share, most frequent first."""
+    """Find the R distinct ratios W_i / b_i (R, N) that at least two rows of W share, most frequent first."""
     sound = bias.abs() > 1e-4 * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
     same = torch.cdist(ratios, ratios) <= 1e-3 * ratios.norm(dim=1)
@@ -163,7 +164,7 @@ def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
-    """Return the residual ||W - b x^T|| / ||W|| (V,), where each row of W has the best x among ``inputs`` (V, B, N)."""
+    """Return victims' ||W - b x^T|| / ||W|| (V,), where each row of W has the best x among ``inputs`` (V, B, N)."""
     w, b, x = weights.double(), biases.double(), inputs.double()
     squared = w.square().sum(2)[..., None] + b.square()[..., None] * x.square().sum(2)[:, None]
     left = squared - 2 * b[..., None] * torch.einsum("vmn,vbn->vmb", w, x)
@@ -237,7 +238,7 @@ def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torc
 
 
 def _with_labels(reproduction: certificate.Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
-    """Repeat features (R, N) as often as they occur, with labels; ``None`` if counts or labels are unclear."""
+    """Repeat R distinct features as often as they occur, with labels; ``None`` if counts or labels are unclear."""
     rest = Rest(reproduction.model, path, reproduction.observation.input_shape)
     if len(features) < (size := reproduction.observation.upload.num_examples):
         times = certificate.times_of(reproduction, features, rest)(size)
@@ -343,10 +344,10 @@ _MOST_OTHERS = 16  # largest number of tokens that are no patches, such as the c
 
 @dataclass(frozen=True, eq=False)
 class PatchEmbedding:
-    """A convolution on patches that do not overlap, and the parameter that is added to its output.
+    """A convolution on patches of P x P pixels that do not overlap, and the parameter that is added to its output.
 
-    ``weight``, ``bias``: names of the convolution's parameters (D, C, P, P) and (D,). Its input is ``shift + scale *
-    pixels``, (C, H, W) each.
+    ``weight``, ``bias``: names of the convolution's parameters (D, C, P, P) and (D,). D: number of outputs. Its input
+    is ``shift + scale * pixels``.
     """
 
     weight: str

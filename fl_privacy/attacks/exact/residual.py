@@ -339,7 +339,7 @@ def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) ->
 
 
 def heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
-    """Set values (V, C, H, W) at a ReLU to zero if noise explains them."""
+    """Set V victims' values (V, C, H, W) at a ReLU to zero if noise explains them."""
     return above_noise(values) if network.graph.kind(node) == "relu" else values
 
 
@@ -363,7 +363,8 @@ def links(network: Residual) -> list[Link]:
 class _Step:
     """Step that solves for the values at the node ``before`` from those at ``at``, later in the network.
 
-    ``outputs``, ``slopes``: values (V, C, H, W) at the node ``at``, and the loss's gradient with respect to them.
+    ``outputs``, ``slopes``: V victims' values (V, C, H, W) at the node ``at``, and the loss's gradient with respect to
+    them.
     """
 
     network: Residual

@@ -57,13 +57,13 @@ class SparseFactors:
 
 
 def column_space(weight: Tensor, count: int) -> Tensor | None:
-    """Return an orthonormal basis (M, B) of the columns of ``weight``; ``None`` unless the rank is ``count`` (B)."""
+    """Return an orthonormal basis of the columns of ``weight``; ``None`` unless its rank is ``count``."""
     found = columns_of(weight, count)
     return found if found is not None and found.shape[1] == count else None
 
 
 def columns_of(weight: Tensor, most: int) -> Tensor | None:
-    """Return an orthonormal basis (M, R) of the column space of a weight's gradient (M, N), in float64.
+    """Return an orthonormal basis, in R columns, of the column space of a weight's gradient, in float64.
 
     ``None`` if the rank R, up to rounding in the gradient's own precision, is above ``most``. After Halko et al. 2011.
     """
@@ -108,7 +108,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Return sparse factors near a guess ``columns`` (M, B) of D; ``None`` if fewer than B are independent."""
+    """Return sparse factors near a guess ``columns`` of D (module); ``None`` if fewer than B are independent."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -117,7 +117,7 @@ def factors_near(
 
 
 def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
-    """Mark elements of (..., M, B) that are below ``zero`` times the largest of their column."""
+    """Mark elements of ``columns`` that are below ``zero`` times the largest of their column."""
     return columns.abs() < zero * columns.abs().amax(-2, keepdim=True)
 
 

@@ -36,7 +36,7 @@ class Behind:
     loss: Loss = CROSS_ENTROPY
 
     def signal(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss's gradient D (B, M) with respect to outputs z (B, M), for classes (B,); differentiable."""
+        """Return the loss's gradient D with respect to the M ``outputs`` (B, M), for classes (B,); differentiable."""
         layer, black = self.model.get_submodule(self.path), outputs.new_zeros(len(outputs), *self.image_shape)
         with torch.enable_grad(), leaving({self.path: layer}, lambda *_: outputs):
             loss = self.loss(self.model(black), labels)

@@ -32,7 +32,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
     """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
 
     It solves ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020) in least squares, which is exact
-    if :func:`applies`. ``None`` for other layers than linear ones and ungrouped convolutions, or if the bias's gradient
+    if :func:`applies`. ``None`` if the layer is neither linear nor an ungrouped convolution, or if the bias's gradient
     is 0.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
@@ -126,7 +126,7 @@ def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
 class InversionProblem:
     """Loss ``||F(x) - O||^2`` plus image priors of V victims, where F is ``front`` and O ``features`` (V, B, ...).
 
-    The variables (V, N) are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of the front.
+    The N variables (V, N) of a victim are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of the front.
     """
 
     attack: "ModelInversion"
@@ -194,8 +194,7 @@ def best_reconstruction(
 ) -> Reconstruction:
     """Return the best attempt at ``observation``, or a failed reconstruction if no attempt has a finite loss.
 
-    ``rows``: the attempts, as rows of ``found`` and of ``images`` (V, B, C, H, W). ``sentences``: countermeasures to
-    report.
+    ``rows``: the attempts, as rows of ``found`` and of ``images``. ``sentences``: countermeasures to report.
     """
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():

@@ -17,8 +17,8 @@ MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 class Moments:
     """Moments of each class, such as those of a fitted GaussianNB.
 
-    ``means`` and ``variances`` are (K, F), ``counts`` (K,) of rows, if sent. ``var_`` of scikit-learn is the variance
-    plus ``smoothing``, its ``epsilon_``.
+    ``means`` and ``variances`` are (K, F) for K classes and F features, ``counts`` (K,) of rows, if sent. ``var_`` of
+    scikit-learn is the variance plus ``smoothing``, its ``epsilon_``.
     """
 
     means: np.ndarray
@@ -45,9 +45,9 @@ class Moments:
 class RowsBetween:
     """The rows that one class gained or lost between two rounds.
 
-    ``rows``: (1, F) for one row; (2, F) for two, each feature's smaller value, then its larger one. If the class has as
-    many rows as before, (2, F) the row that went and the row that came, NaN for equal values, assuming that one was
-    exchanged. Otherwise empty.
+    ``rows``: (1, F) for one row of F features; (2, F) for two, each feature's smaller value, then its larger one. If
+    the class has as many rows as before, (2, F) the row that went and the row that came, NaN for equal values, assuming
+    that one was exchanged. Otherwise empty.
     """
 
     label: int
@@ -83,10 +83,10 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 
 
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
-    """Return (class, row (F,)) for each class with a single row, which is its mean.
+    """Return (class, row) for each class with a single row; the row is the class's mean.
 
-    Without counts, a class is taken for one with a single row if its variance is only the smoothing or, if that is
-    unknown, nearly 0.
+    If counts are unknown, a class is taken for one with a single row if its variance is only the smoothing or, if that
+    is unknown, nearly 0.
     """
     if moments.counts is not None:
         alone = moments.counts == 1

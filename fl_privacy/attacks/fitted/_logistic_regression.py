@@ -36,7 +36,7 @@ class LogisticOptimum:
 
 
 def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
-    """Return the sums (K, F) of the client's rows weighted by y - p; at the optimum they equal weights / C."""
+    """Return each class's sum (K, F) of the client's rows weighted by y - p; at the optimum they equal weights / C."""
     return np.asarray(optimum.weights / optimum.inverse_penalty)
 
 

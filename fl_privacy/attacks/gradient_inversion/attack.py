@@ -57,10 +57,10 @@ def minimize_in_stages(
     *,
     filmed: Sequence[int] = (),
 ) -> Solutions:
-    """Minimize ``problem`` from ``variables`` (V, N) through the stages of the image source.
+    """Minimize ``problem`` from victims' ``variables`` (V, N) through the stages of the image source.
 
-    With several stages, each victim keeps the result with the least loss, not counting the image source's penalty.
-    ``filmed``: victims whose guesses are recorded on the way.
+    After several stages, each victim keeps the result of least loss, without the image source's penalty. ``filmed``:
+    victims whose guesses are recorded on the way.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None

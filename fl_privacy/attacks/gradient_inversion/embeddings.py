@@ -15,10 +15,10 @@ from fl_privacy.types import Observation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordEmbeddings(ImageSource):
-    """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d), in units of their root mean square.
+    """Source of a :class:`TextModel`'s inputs: V victims' embeddings (V, B, L, d) of L words a text.
 
-    ``table``: (n, d) embeddings of the n tokens. ``first``: start of the search. ``reading``: method of decoding.
-    ``norm``: see ``Settings.embedding_norm``.
+    They are in units of their root mean square. ``table``: (n, d) embeddings of the n tokens. ``first``: start of the
+    search. ``reading``: method of decoding. ``norm``: see ``Settings.embedding_norm``.
     """
 
     table: Tensor

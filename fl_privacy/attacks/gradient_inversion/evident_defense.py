@@ -78,7 +78,7 @@ def smoothing_of(
 
 
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return weights (V,) of total variation against noise, for the attack's objective and for cosine distance.
+    """Return victims' weights (V,) of total variation against noise, for the objective and cosine distance.
 
     The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is measured by adding
     noise to gradients of random images, in the update's ``ratios`` (V,). The weight is less if noise moves pixels by
@@ -222,7 +222,7 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Return the observations; those without a known defense get the one inferred from their update, if any.
+    """Return the observations; if no defense is known, they get the one inferred from their update, if any.
 
     ``clips``: an update with noise, or without any evidence, counts as clipped to its own norm.
     """

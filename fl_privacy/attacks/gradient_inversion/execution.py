@@ -209,7 +209,7 @@ _BYTES_ON_CPU = 4 * 2**30  # memory of one chunk; more is hardly faster
 
 
 def written_bytes(problem: Problem, variables: Tensor) -> int:
-    """Return the bytes written by computing the loss of one victim (1, N)."""
+    """Return the bytes written by computing the loss of one victim with ``variables`` (1, N)."""
     with differentiable_twice():
         return memory.written_by(lambda: problem.loss(variables.detach().requires_grad_()))
 

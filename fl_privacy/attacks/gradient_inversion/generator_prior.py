@@ -130,7 +130,7 @@ class Generated(ImageSource):
 
 
 def onto_l1_ball(vectors: Tensor, radius: Tensor) -> Tensor:
-    """Project ``vectors`` (N, n) onto l1 balls of ``radius`` (N,) >= 0 (Duchi et al. 2008, Figure 1)."""
+    """Project N ``vectors`` (N, n) onto l1 balls of ``radius`` (N,) >= 0 (Duchi et al. 2008, Figure 1)."""
     size = vectors.abs()
     falling = size.sort(1, descending=True).values
     excess = falling.cumsum(1) - radius[:, None]

@@ -98,9 +98,9 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Return the image (N,) that mixtures ``seen`` (U, N) have in common.
+    """Return the image of N pixels that U mixtures ``seen`` (U, N) have in common.
 
-    ``own``: share (U,) of the image in each mixture. ``others``: shares (U, K) of images of each class.
+    ``own``: share (U,) of the image in each mixture. ``others``: shares (U, K) of images of each of K classes.
     """
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)

@@ -14,11 +14,12 @@ from fl_privacy.types import Tensors
 
 
 class AngularDistance(torch.autograd.Function):
-    """Function for 1 - cosine (V,) of two vectors: half the squared distance of their unit vectors, exact near zero.
+    """Function for V victims' 1 - cosine (V,) of two vectors: half their unit vectors' squared distance.
 
-    Arguments: both vectors' lengths (V,), the squared distance (V,) of unit vectors over parts that are not given, the
-    number of given parts, and the guessed and observed parts (V, n), of any n. For parts g and o and q = g - |g| o /
-    |o|, the distance is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2 includes the change of length.
+    It is exact near zero. Arguments: both vectors' lengths (V,), the squared distance (V,) of unit vectors over parts
+    that are not given, the number of given parts, and the guessed and observed parts (V, n), of any n. For parts g and
+    o and q = g - |g| o / |o|, the distance is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2 includes the
+    change of length.
     """
 
     @staticmethod
@@ -64,7 +65,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Function for the mean absolute difference (V,) of horizontal neighbors in (V, ..., H, W) and of vertical ones."""
+    """Function for victims' mean absolute difference of horizontal neighbors in (V, ..., H, W) and of vertical."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
@@ -125,7 +126,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of one tensor's guessed gradient, formed in full (V, *shape), against the observed one.
+    """Statistics of a tensor's guessed gradient for V victims, formed in full (V, *shape), against the observed.
 
     If the target has bounds, the guess is compared with the nearest value within them.
     """
@@ -167,7 +168,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of a weight's gradient (V, O, D), kept as factors ``deltas`` (V, O, P) and ``inputs`` (V, D, P)."""
+    """Statistics of victims' gradients (V, O, D), kept as factors ``deltas`` (V, O, P) and ``inputs`` (V, D, P)."""
 
     deltas: Tensor
     inputs: Tensor
@@ -210,7 +211,7 @@ class Products:
 
     @cached_property
     def _outside(self) -> Tensor:
-        """Return the squared norm (V,) of the part of the guess's gradient outside the span of the observed factors."""
+        """Return victims' squared norms of the part of the guess's gradient outside the observed factors' span."""
         along, rest, input_along, input_rest = self._split
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
@@ -265,7 +266,7 @@ Coefficients = Mapping[str, tuple[float, float]]  # weights of each tensor's squ
 def weighted_distance(
     formed: Tensors, factored: Mapping[str, tuple[Tensor, Tensor]], targets: Mapping[str, Target], weights: Coefficients
 ) -> Tensor:
-    """Return the sum (V,) over tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
+    """Return each victim's sum (V,) over tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
 
     ``formed``: gradients (V, *shape). ``factored``: output gradients (V, O, P) and inputs (V, D, P) of the other
     tensors. ``targets``: without bounds. ``weights``: (a, b).
@@ -281,7 +282,7 @@ def weighted_distance(
 
 
 class _Compare(torch.autograd.Function):
-    """Loss (V,) of :func:`weighted_distance` for joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D).
+    """:func:`weighted_distance` of V victims' joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D).
 
     ``elementwise``: weights a and b (n,). ``products``: (a, b) of each. ``observed``: targets (V, n).
     """
@@ -318,7 +319,7 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add the distance of the products ``deltas`` (V, P, O)^T ``inputs`` (V, P, D) from ``observed`` to ``loss`` (V,).
+    """Add victims' distances of ``deltas`` (V, P, O)^T ``inputs`` (V, P, D) from ``observed`` to ``loss`` (V,).
 
     Return the gradients with respect to ``deltas`` and ``inputs`` if ``wanted``.
     """

@@ -22,7 +22,7 @@ _HISTORY = 100
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The best variables (V, N) and loss (V,), and losses (T, V) at some iterations, NaN after a victim has finished.
+    """V victims' best variables (V, N) and loss (V,), and losses (T, V) at T iterations, NaN after a victim's end.
 
     ``snapshots``: best variables (N,) so far, by filmed victim and row of ``history``.
     """
@@ -34,7 +34,7 @@ class Minimum:
 
 
 class DescentState:
-    """State of a descent; finished victims stay until :meth:`select` removes them.
+    """State of V victims' descents; finished victims stay until :meth:`select` removes them.
 
     ``best`` (V, N): variables with the lowest loss so far. ``rescued_at`` (V,): lowest loss at a victim's last return
     to ``best``. ``over`` (V,): ``True`` for finished victims.
@@ -82,7 +82,7 @@ class DescentState:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark victims ``over`` (V,) as finished, note all iterations (V,), and return how many are unfinished."""
+        """Mark victims ``over`` (V,) as finished, note each one's iteration, and return how many are unfinished."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -129,7 +129,7 @@ def search(
 ) -> Minimum:
     """Minimize ``problem`` by an evolution strategy, ``capacity`` candidates at a time; see :func:`minimize`.
 
-    Only shape, dtype and device of ``variables`` (V, N) count: populations start around 0.
+    Only shape, dtype and device of victims' ``variables`` count: populations start around 0.
     """
     assert isinstance(settings.optimizer, EvolutionStrategy)
     runs = [settings.optimizer.begin(variables.shape[1], settings.iterations, generator) for generator in generators]
@@ -156,7 +156,7 @@ def search(
 def judged(
     problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
-    """Return losses (A, P) of P ``candidates`` (A, P, N) for each of A ``victims``, ``capacity`` at a time."""
+    """Return losses (A, P) of P ``candidates`` of N variables (A, P, N) for A ``victims``, ``capacity`` at once."""
     losses, owners = [], victims.repeat_interleave(candidates.shape[1])
     for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():
@@ -165,7 +165,7 @@ def judged(
 
 
 class Minimizable(Protocol):
-    """A problem in variables (V, N) that can be minimized.
+    """A problem of V victims, with N variables each, that can be minimized.
 
     The first ``pixels`` columns are images or embeddings of texts; ``attempts`` neighboring rows belong to one victim.
     """
@@ -206,7 +206,7 @@ def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot
 
 @torch.no_grad()
 def frames_of(problem: Minimizable, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
-    """Return a snapshot of the guess in each of ``rows`` of the ``variables`` (V, N)."""
+    """Return a snapshot of the guess in each of ``rows`` of ``variables``."""
     chosen = torch.tensor(rows, device=variables.device)
     return [_snapshot(problem, 0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
 
@@ -243,7 +243,7 @@ def minimize(
     filmed: Sequence[int] = (),
     moves: Callable[[int, P, Tensor, Sequence[torch.Generator]], Tensor] | None = None,
 ) -> Minimum:
-    """Minimize ``problem`` from ``variables`` (V, N).
+    """Minimize ``problem`` from ``variables`` (V, N), N for each of V victims.
 
     A victim with a loss or gradient that is not finite returns to its best iterate with a fresh optimizer; if it has
     made no progress since the last such return, it is finished. Finished victims leave the batch.

@@ -38,9 +38,9 @@ _LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Inferred facts about a batch of rows: ``present`` (F,) is ``False`` for absent categories.
+    """Inferred facts about rows of F encoded values: ``present`` (F,) is ``False`` for absent categories.
 
-    ``shares`` (K, F): for each class, the share of each category and the mean of each number.
+    ``shares`` (K, F): for each of K classes, the share of each category and the mean of each number.
     """
 
     present: Tensor
@@ -145,7 +145,7 @@ _FAR = -1e9  # logit that pads columns with fewer categories than the largest
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows(ImageSource):
-    """Source of rows (V, B, F): softmax of free variables over each column's categories, and bounded numbers.
+    """Source of V victims' rows (V, B, F): softmax of free variables over categories, and bounded numbers.
 
     ``bounded``: numbers come from a sigmoid between the schema's bounds. ``counted``: categories that no row has are
     left out, and variables start from the counts of the other categories. ``spread``: standard deviation of first
@@ -234,9 +234,10 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The consensus of many attempts at the same ``rows`` (B, F), encoded as for the model.
+    """The consensus of many attempts at the same ``rows``, encoded as for the model.
 
-    ``certainty`` (B, C) in [0, 1] is 1 minus a cell's entropy over the attempts, as a share of the largest entropy.
+    ``certainty`` of B rows' C cells, in [0, 1], is 1 minus a cell's entropy over the attempts, as a share of the
+    largest entropy.
     """
 
     rows: Tensor

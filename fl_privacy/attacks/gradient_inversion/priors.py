@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """A batch-norm layer's statistics for the guess (V, C), and the usual ones: running (C,) or a client's (V, C)."""
+    """A batch-norm layer's statistics for V victims' guesses (V, C), and usual ones: running (C,) or theirs (V, C)."""
 
     mean: Tensor
     variance: Tensor
@@ -27,7 +27,7 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Input of a prior: ``images`` (V, B, C, H, W) before any assumed transformation.
+    """Input of a prior: V victims' ``images`` (V, B, C, H, W) before any assumed transformation.
 
     ``attempts`` neighboring rows belong to one victim; ``batch_statistics`` computes statistics of transformed images.
     """

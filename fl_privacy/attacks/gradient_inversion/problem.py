@@ -49,10 +49,10 @@ class RoundUpdates:
     def statistics(
         self, images: Tensor, labels: Tensor, hidden: Tensor | None, *, by_layer: bool = True
     ) -> dict[str, LayerStatistics]:
-        """Compute the statistics of each tensor for ``images`` (V, B, C, H, W), as the model sees them.
+        """Compute the statistics of each tensor for V victims' ``images`` (V, B, C, H, W), as the model sees them.
 
-        ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) of a private loss with respect to the features;
-        requires :class:`Layered`. ``by_layer=False`` joins small tensors under the first one's name.
+        ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) of a private loss with respect to the F
+        features; requires :class:`Layered`. ``by_layer=False`` joins small tensors under the first one's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -94,7 +94,7 @@ class RoundUpdates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """The loss of all victims as a function of the variables (V, N).
+    """The loss of V victims as a function of their N variables, (V, N).
 
     Variables are pixels or those of the image source, then label logits if labels are optimized, then each round's
     gradients of a private loss with respect to the features, if they are guessed.
@@ -130,7 +130,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return each round's guessed gradient (V, B, F) with respect to the features; ``None`` if not guessed."""
+        """Return each round's guessed gradient (V, B, F) with respect to F features; ``None`` if not guessed."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)

@@ -41,7 +41,7 @@ class Space:
 
 
 def project(images: Tensor, how: Projection) -> Tensor:
-    """Project ``images`` (V, B, C, H, W) to [0, 1] as ``how`` says."""
+    """Project V victims' ``images`` (V, B, C, H, W) to [0, 1] as ``how`` says."""
     if how == "clamp":
         return images.clamp(0, 1)
     if how == "minmax":
@@ -188,7 +188,7 @@ Shape = Sequence[int]  # (B, C, H, W) of one victim's images
 
 
 class ImageSource(Protocol):
-    """Source of images from variables (V, n) and fixed values (V, m), by default in one stage without a penalty.
+    """Source of V victims' images from variables (V, n) and fixed values (V, m), in one stage by default.
 
     A victim's first values are drawn on the CPU from its own random stream.
     """

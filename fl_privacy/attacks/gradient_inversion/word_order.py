@@ -26,7 +26,7 @@ _DISCOUNT = 0.75
 class LanguageModel:
     """Trigram language model with absolute discounting, interpolated with bigrams and words (Ney et al. 1994).
 
-    On a few hundred public ``texts`` (N, L), padded with -1, such counts predict better than a transformer.
+    On a few hundred public ``texts``, padded with -1, such counts predict better than a transformer.
     """
 
     texts: Tensor
@@ -52,7 +52,7 @@ class LanguageModel:
         return counts / counts.sum()
 
     def in_context(self, text: Sequence[int]) -> Tensor:
-        """Score each of n words at each place of ``text``, given both neighbors, by bigrams; return the scores (L, n).
+        """Score each of n words at each of L places of ``text``, given both neighbors, by bigrams; return (L, n).
 
         A score is log P(word | left neighbor) + log P(right neighbor | word).
         """
@@ -119,7 +119,7 @@ class Rearranged:
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return first guesses (V, N): the best guess among ``variables`` and random ones, in its best order."""
+        """Return victims' first guesses (V, N): the best of ``variables`` and random ones, in its best order."""
         scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
         lengths = _lengths(problem)
         own = lengths.amax(1).tolist()  # draws for a victim do not depend on the other texts
@@ -157,7 +157,7 @@ class Rearranged:
 
     @torch.no_grad()
     def end(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-        """Return the decoded texts (V, N) in the best order found, and their loss (V,)."""
+        """Return V victims' decoded texts (V, N) in the best order found, and their loss (V,)."""
         read = _as_read(problem, variables)
         ended = torch.zeros(len(read), dtype=torch.bool, device=read.device)
         for _ in range(self.moves.last):
@@ -171,7 +171,7 @@ class Rearranged:
         return read, self._mismatch(problem, read[:, None])[:, 0]
 
     def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the best order (V, B, L) of the words of text number ``text`` in the variables ``read`` (V, N)."""
+        """Return the decoded variables ``read`` as V victims' texts (V, B, L), with text number ``text`` reordered."""
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
         orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
@@ -213,7 +213,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T = ``tries`` orders (V, T, L) of a text's words by the moves of :class:`Rearranging`, none in the first."""
+    """Draw T = ``tries`` orders (V, T, L) of each victim's L words by :class:`Rearranging`; the first is unchanged."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

@@ -65,9 +65,9 @@ class FinalLowestTokens(FinalLoss):
 def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tensor, *, gamma: float = 1.0) -> Tensor:
     """Return the share (N,) of a population that each example dominates by ``gamma`` (Zarifzadeh et al. 2024, eq. 2).
 
-    ``own`` (N,) and ``population`` (Z,) are probabilities of the true class at the attacked model; ``usual`` (N,) and
-    ``usual_population`` (Z,) are their means over reference models without the example. Except for ties, ``gamma`` does
-    not change the examples' order.
+    ``own``, for N examples, and ``population``, for Z others, are probabilities of the true class at the attacked
+    model; ``usual`` and ``usual_population`` are their means over reference models not trained on the example. Except
+    for ties, ``gamma`` does not change the examples' order.
     """
     ratios, theirs = ratio_to_usual(own, usual), ratio_to_usual(population, usual_population).sort().values
     return torch.searchsorted(theirs, ratios / gamma).to(own.dtype) / len(theirs)
@@ -79,7 +79,7 @@ def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
 
 
 def ratio_to_others(read: ReadRound) -> Tensor:
-    """Return log ratios (C, K) of the true class's probability at a client's model to the mean at other clients'."""
+    """Return log ratios (C, K) of C examples' true-class probability at each of K clients to other clients' mean."""
     likely = (-read.losses_after).exp()
     finite = likely.isfinite()
     known = likely.where(finite, 0.0)

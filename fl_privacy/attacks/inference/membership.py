@@ -25,7 +25,7 @@ from fl_privacy.errors import UserError
 
 
 def cosines(read: ReadRound) -> Tensor:
-    """Return the cosine (C, K) of each candidate's gradient and each client's update."""
+    """Return the cosine (C, K) of each of C candidates' gradient and each of K clients' update."""
     products, squares = read.products
     norms = torch.tensor([sum(float(t.double().square().sum()) for t in d.values()) for d in read.directions])
     return products / (squares * norms.to(squares)).sqrt().clamp(min=1e-30)
@@ -35,9 +35,9 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return the probability (C, K) of a lower value under a normal distribution fitted to the other clients' values.
+    """Return each value's probability to be lower under a normal distribution fitted to the other clients' values.
 
-    NaN with fewer than two other finite values. For statistics that are higher for members, this is a one-sided
+    It is NaN if fewer than two other values are finite. For statistics that are higher for members, this is a one-sided
     likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
     """
     finite = values.isfinite()

@@ -85,7 +85,7 @@ class ReadRound:
         return self.after_each(losses_of)
 
     def after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return the values (C, K) of ``measure``, for each candidate and each client's model after its upload."""
+        """Return the values (C, K) of ``measure``, for C candidates and the models of K clients after their uploads."""
         pairs = zip(self.observations, self.after, strict=True)
         return torch.stack([self.measured(o.model.to(self.device), state, measure) for o, state in pairs], 1)
 
@@ -118,7 +118,7 @@ class ReadRound:
 
     @cached_property
     def products(self) -> tuple[Tensor, Tensor]:
-        """Return inner products (C, K) of candidates' and clients' gradients, and candidates' squared norms (C, K)."""
+        """Return inner products (C, K) of C candidates' and K clients' gradients, and candidates' squared norms."""
         shape = len(self.candidates), len(self.observations)
         products, squares = torch.empty(shape), torch.empty(shape)
         for model, sent, own in self.same_sent:

@@ -226,7 +226,7 @@ class MaximumAPosteriori(GroupAttack):
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Negative log posterior density, up to a constant, with the likeliest images (V, B, C, H, W) and labels (V, B)."""
+    """V victims' negative log posterior density, up to a constant, with its images (V, B, C, H, W) and labels."""
 
     likelihood: Likelihood
     prior: PixelPrior

@@ -269,7 +269,7 @@ def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
 
 
 def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the first principal component over channels of ``put_out`` (V, O, h, w), as flat images of ``shape``."""
+    """Return flat images: first principal component over the O channels of V victims' ``put_out`` (V, O, h, w)."""
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])

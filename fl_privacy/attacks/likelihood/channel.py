@@ -79,7 +79,7 @@ class HasLikelihood(Protocol):
 
 @runtime_checkable
 class Simulated(Protocol):
-    """An effect whose ``simulate(update, rng)`` applies it to updates (V, *shape), by name, with new random draws."""
+    """An effect whose ``simulate(update, rng)`` applies it to V victims' updates (V, *shape), by name, at random."""
 
     def simulate(self, update: Tensors, rng: torch.Generator) -> Tensors: ...
 
@@ -135,7 +135,7 @@ class Channel:
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
-    """Return the negative log likelihood (V,) of ``observed`` (V, n); ``step``: spacing of rounded levels, if any."""
+    """Return V victims' negative log likelihood of ``observed`` (V, n); ``step``: spacing of rounded levels, if any."""
     if law == "unknown":
         # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
         size = observed.square().sum(1) * guessed.square().sum(1)
@@ -193,7 +193,7 @@ def _adds_known_noise(effect: effects.Effect) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Facts on which an effect's likelihood may depend; ``observed``: updates (V, n) by name."""
+    """Facts on which an effect's likelihood may depend; ``observed``: V victims' updates (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]
@@ -399,18 +399,18 @@ _ROUNDED_OFF = 0.1  # share of a Laplace scale within which the loss is smoothed
 
 
 def normal(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return the negative log likelihood (V,), up to a constant, under Gaussian noise of standard deviation ``std``."""
+    """Return victims' negative log likelihood, up to a constant, for Gaussian noise of standard deviation ``std``."""
     return (0.5 * ((observed - guessed) / std).square()).sum(1)
 
 
 def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return the negative log likelihood (V,), up to a constant, under Laplace noise of standard deviation ``std``."""
+    """Return victims' negative log likelihood, up to a constant, for Laplace noise of standard deviation ``std``."""
     apart = (observed - guessed) / (std / 2**0.5)
     return ((apart.square() + _ROUNDED_OFF**2).sqrt() - _ROUNDED_OFF).sum(1)
 
 
 def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
-    """Return the loss (V,) under stochastic rounding to levels ``step`` apart (QSGD, Alistarh et al. 2017).
+    """Return each victim's loss (V,) under stochastic rounding to levels ``step`` apart (QSGD, Alistarh et al. 2017).
 
     The loss is -log(1 - d / step) for a level at distance d from the guess, continued as a parabola from 0.98 steps on.
     """
@@ -421,6 +421,6 @@ def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tens
 
 
 def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
-    """Return half the squared distance (V,) of guesses from the interval ``low`` to ``high``, in units of ``std``."""
+    """Return half the squared distance of victims' guesses from the interval ``low`` to ``high``, by ``std``."""
     beyond = (low - guessed).clamp_min(0) + (guessed - high).clamp_min(0)
     return (0.5 * (beyond / std).square()).sum(1)

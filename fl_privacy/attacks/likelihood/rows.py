@@ -54,7 +54,7 @@ class RowPrior:
     log_shares: Tensor  # (D, Q, Q) log probability of a column's code (last) given its parent's
 
     def surprise(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the negative log density of each of ``rows`` (..., F) with ``labels`` (...)."""
+        """Return the negative log density of each of ``rows`` with its label."""
         found = _coded(self.schema, self.edges, self.codes, rows, labels)
         columns = torch.arange(found.shape[-1], device=found.device)
         return -self.log_shares[columns, found[..., self.parents], found].sum(-1)
@@ -127,7 +127,7 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowMoves:
-    """P changes of one cell of an encoded row (F,).
+    """P changes of one cell of a row of F encoded values.
 
     ``rows``, ``labels``: public rows (N, F) and (N,). ``mask``, ``values``: (P, F) entries that a change sets, and
     their values; :meth:`tried` draws new values of numbers.
@@ -141,7 +141,7 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): ``row`` (S, F), one for each of S searches, after each of the P changes.
+        """Return rows (S, P, F): the ``row`` of each of S searches after each of the P changes.
 
         A categorical cell takes each category, a number takes values of public rows and nearby values.
         """

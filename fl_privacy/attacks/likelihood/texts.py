@@ -137,7 +137,7 @@ class _TextLikelihood:
 
 @dataclass(eq=False)
 class _TextSearch:
-    """S parallel searches for one victim's texts (S, B, L), padded with -1."""
+    """S parallel searches for one victim's texts (S, B, L), padded with -1 to L tokens."""
 
     likelihood: _TextLikelihood
     language: LanguageModel | None

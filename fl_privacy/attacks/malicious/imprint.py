@@ -188,7 +188,7 @@ class Imprint(ServerAttack):
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return an image (N, D) from each bin with a gradient, ``True`` (N,) for single images, and the bins (N,).
+        """Return an image of D pixels from each bin with a gradient, ``True`` for single images, and the bins.
 
         The strongest bins come first. ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and
         ``rounding`` is the standard deviation of the upload's rounding.

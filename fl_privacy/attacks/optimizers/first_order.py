@@ -61,7 +61,7 @@ Sign = Literal["none", "hard", "soft"]  # the pixels' gradient itself, its sign,
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
-    """Return ``gradient`` (V, N) with the first ``images`` entries replaced by their sign or soft sign.
+    """Return victims' ``gradient`` (V, N) with the first ``images`` entries replaced by their sign or soft sign.
 
     ``remaining``: factor s in the soft sign tanh(g s) / s, which falls from 1 to 0.
     """
@@ -88,7 +88,7 @@ class FirstOrder:
         return FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
-        """Return the variables (V, N) after step ``steps`` at learning rate ``rate``; change ``moments`` in place."""
+        """Return victims' variables after step ``steps`` at learning rate ``rate``; change ``moments`` in place."""
         raise NotImplementedError
 
 
@@ -157,7 +157,7 @@ class FirstOrderRun:
         return torch.full(self._none.shape, self._done, device=self._none.device)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Move ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
+        """Move V victims' ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
 
         Return the next variables; ``True`` (V,) for victims whose iteration has ended, so that images are to be
         projected; and ``True`` (V,) for victims without further iterations.

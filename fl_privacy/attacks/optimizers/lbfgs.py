@@ -47,7 +47,7 @@ class History(_Rows):
     def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
         """Add pairs of moves ``s`` and gradient changes ``y`` (V, N), and return the directions -H g (V, N).
 
-        ``learns``: (V,) ``True`` for victims whose pair is added; pairs without positive curvature never are.
+        ``learns``: ``True`` for those of V victims whose pair is added; pairs without positive curvature never are.
         """
         curvature = (y * s).sum(1)
         rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
@@ -246,7 +246,7 @@ class StrongWolfe(_Rows):
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Return the minimum, within ``bounds``, of the cubic through two (step, loss, slope); without one, the middle."""
+    """Return the minimum, within ``bounds``, of the cubic through two (step, loss, slope), else the middle."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2

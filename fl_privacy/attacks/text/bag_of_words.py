@@ -175,7 +175,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return each token's probability (V,) to occur among ``expected`` tokens that are drawn like public texts."""
+    """Return the probability that each token occurs among ``expected`` tokens drawn like public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -245,7 +245,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return token ids (B, L): a single ordered text, or the words divided among texts of known or equal lengths."""
+    """Return texts' token ids: one ordered text, or the words divided among texts of known or equal lengths."""
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

@@ -48,7 +48,7 @@ _ROUNDED = 1e-6  # distance from the span that is rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts (L,) found in an update, and the largest distance ``apart`` of their states from the span.
+    """Texts found in an update, and the largest distance ``apart`` of their states from the gradient's span.
 
     ``clear``: ``True`` if the texts are certain, provided that they reproduce the whole update.
     """
@@ -222,7 +222,7 @@ _ROUNDING = 1e-6  # share of the batch's gradient below which its rest is roundi
 
 @dataclass(frozen=True, eq=False)
 class Peeled:
-    """Texts (L,) already found, and the gradient of the batch's other texts, in double precision."""
+    """Texts already found, and the gradient of the batch's other texts, in double precision."""
 
     texts: Sequence[Tensor]
     gradient: Tensors

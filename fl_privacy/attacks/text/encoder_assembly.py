@@ -206,7 +206,7 @@ def _searched(
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
     """Choose, for each of ``lengths``, the text of that length nearest to the span; any if lengths are unknown.
 
-    If no text of a length is left, one is ``repeated`` or, without that, an empty list is returned.
+    If no text of a length is left, one is repeated, or an empty list is returned if ``repeated`` is ``False``.
     """
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.known is None:
@@ -253,7 +253,7 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts of ``words`` (V,) from the first block's gradient; ``None`` if too few positions are clear."""
+    """Guess the texts of V ``words`` from the first block's gradient; ``None`` if too few positions are clear."""
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:
@@ -288,7 +288,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
     """Split the first block's query, key and value gradients into a summand for each word and each position.
 
-    ``words``: (V,) possible tokens. ``longest``: number of positions. ``None`` if these three weights are fused or were
+    ``words``: V possible tokens. ``longest``: number of positions. ``None`` if these three weights are fused or were
     not uploaded, if no layer norm precedes them, or if there are more summands than the layer has inputs.
     """
     names, norm = model.attention_weights[0], model.entry_norm
@@ -316,7 +316,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Estimate which share (V, P) of each word's summand belongs to each position; a word's shares add up to 1."""
+    """Estimate which share of each word's summand belongs to each position; a word's shares add up to 1."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -339,9 +339,9 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return how much (T, n) the gradient of each word in ``alone`` (T,) depends on the keys and queries of n tokens.
+    """Return how much (T, n) the gradient of each of T words depends on the keys and queries of n tokens.
 
-    ``alone``: indices of words that are at one position only. ``tokens`` (n,) are at ``positions`` (n,). Sparse
+    ``alone``: indices (T,) of words that are at one position only. ``tokens`` (n,) are at ``positions`` (n,). Sparse
     Bayesian learning (Tipping 2001) uses one variance for all heads.
     """
     longest = int(positions.max()) + 1

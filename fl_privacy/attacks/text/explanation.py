@@ -60,7 +60,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Return the factor of the client's scaling, by comparing the gradient ``seen`` (V, d) with its part ``known``.
+    """Return the factor of the client's scaling, by comparing the gradient ``seen`` with its part ``known``.
 
     Rows of ``tokens`` and directions of ``states`` (B, d) are left out, since other parts of ``seen`` lie there.
     ``None`` if nothing is left, or the factor is not positive.

@@ -64,7 +64,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return an orthonormal basis (r, d) of ``rows`` (O, d) without noise or values below ``least``, and width d."""
+    """Return an orthonormal basis (r, d) of ``rows`` of width d, without noise or values below ``least``, and d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0

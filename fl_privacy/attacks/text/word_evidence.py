@@ -74,7 +74,7 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Return texts (number, length) cut from ``public`` texts or, without these, of random tokens."""
+    """Return texts (number, length) cut from ``public`` texts, or of random tokens if these are ``None``."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -112,8 +112,8 @@ def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
 
     The squared norm for c occurrences is c + c (c - 1) common times that for one occurrence, where ``common`` in [0, 1]
     is the mean inner product of two occurrences over the squared norm of one. ``energy``: (k,) squared norms, with the
-    noise's subtracted. ``total``: number of tokens; without it, a word needs over twice the median squared norm to
-    count as repeated.
+    noise's subtracted. ``total``: number of tokens. If it is ``None``, a word counts as repeated above twice the median
+    squared norm.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -204,7 +204,7 @@ _ULPS = 4.0  # roundings in single precision, in each local step, by which an un
 
 @dataclass(frozen=True, eq=False)
 class WordRows:
-    """Rows of updates, one for each token of the vocabulary.
+    """Rows of updates, one for each of the vocabulary's V tokens.
 
     ``values``: (n, V, d) rows of n victims minus an absent token's row, with the sign of a gradient, in units of the
     upload. ``untouched``: (n, V) ``True`` if the row equals an absent token's, up to rounding.
@@ -233,7 +233,7 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
     """Return the rows of the tensor ``name``, one for each token, in updates with one plan and model.
 
     Weight decay is subtracted. The median row is subtracted, too: always for an output layer, whose rows are nearly
-    equal, but for embeddings only if most rows equal it.
+    equal; for embeddings, only if most rows equal the median.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan
@@ -289,9 +289,9 @@ def found_words(
 ) -> FoundWords:
     """Find the words in the ``rows`` of a single victim.
 
-    ``odds``: (V,) prior probability of each token. ``most``: largest number of tokens in the texts. ``expected``:
-    simulated rows of words; ``None`` if rows are exact. ``stated_noise``: standard deviation of an element's noise,
-    if the defense is known; ``None`` to estimate it.
+    ``odds``: prior probability of each token. ``most``: largest number of tokens in the texts. ``expected``: simulated
+    rows of words; ``None`` if rows are exact. ``stated_noise``: standard deviation of an element's noise, if the
+    defense is known; ``None`` to estimate it.
     """
     values, untouched = rows.values[0], rows.untouched[0]
     energy = values.square().sum(1)
@@ -347,7 +347,7 @@ def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
-    """Return the distribution in ``expected`` and its scale (1,) for which all rows (V, d) are likeliest."""
+    """Return the distribution in ``expected`` and its scale (1,) for which all rows are likeliest."""
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -363,7 +363,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
 
 
 def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:
-    """Return log ratios (V, S) of the rows' densities as words, at each of ``scales`` (S,), to those as pure noise.
+    """Return log ratios (V, S) of V rows' densities as words, at each of S ``scales``, to those as pure noise.
 
     Words are N(s mean, s^2 spread + variance) at the scale s, noise is N(0, variance).
     """
@@ -381,10 +381,10 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 
 
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw rows (m, d) of pure noise like the noise in ``values`` (V, d); the number m is chosen here.
+    """Draw rows (m, d) of pure noise like the noise in V rows, ``values`` (V, d); m is chosen here.
 
     Each element is drawn from its column in rows other than the possible ``words`` (k,). All rows are then scaled to
-    the median squared length of the rows in ``values``. ``energy``: (V,) squared lengths of these.
+    the median squared length of the rows in ``values``. ``energy``: squared lengths (V,) of the latter.
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False
@@ -401,8 +401,8 @@ def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most
     """Return tokens (k,) whose ``score`` is too large for noise, the surest first.
 
     :func:`few_false` bounds the expected number of false ones (Benjamini and Hochberg 1995, with weights by Genovese et
-    al. 2006). ``score``: (V,) evidence plus ``prior`` of each token. ``noise``: (m,) evidence of noise rows, without a
-    prior. ``prior``: (V,) log odds of each token.
+    al. 2006). ``score``: evidence plus ``prior`` of each token. ``noise``: (m,) evidence of noise rows, without a
+    prior. ``prior``: log odds of each token.
     """
     order = score.argsort(descending=True)[:most]
     noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)

@@ -117,7 +117,7 @@ def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
 
 
 def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums of gradients (L,) and hessians (L,) of a tree's leaves, from left to right."""
+    """Return the sums of gradients and of hessians in each leaf of a tree, from left to right."""
     leaves = own.tree.leaves
     cover, value = own.tree.cover[leaves], own.tree.value[leaves] * own.parallel
     return -value / training.learning_rate * (cover + training.reg_lambda), cover
@@ -157,7 +157,7 @@ def count_first_tree(
     Args:
         objective: XGBoost's name for logistic, squared error or softmax.
         positive_weight: XGBoost's ``scale_pos_weight``.
-        rows: number of rows that the client states; without it no counts are called exact.
+        rows: number of rows that the client states; if ``None``, no counts are called exact.
     """
     if not own or own[0].before:
         raise UserError("A first tree is expected, but the client was given trees before; start at round 1.")
@@ -208,8 +208,8 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
     ``rounds``: new trees of each round, from ``read_others``; a site's trees are adjacent. ``UserError`` if a round has
     not equally many trees for each site.
 
-    Return each site's rounds; sites are in the order of the first round. Each first round gets a base score with which
-    its counts are whole numbers, if one is found.
+    Return each site's rounds; sites are in the order of the first round. Each site's first round gets a base score with
+    which its counts are whole numbers, if such a score is found.
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 

@@ -83,7 +83,7 @@ def leaf_of(masks: np.ndarray) -> np.ndarray:
 
 
 def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
-    """Return the state (N, F) of each value of rows (N, F); NaN becomes the missing state, if any, else 0."""
+    """Return the state of each value of ``rows``; NaN becomes the state for missing values, or 0 if there is none."""
     found = np.empty(rows.shape, dtype=int)
     for feature, edges in enumerate(grid.edges):
         column = rows[:, feature].astype(np.float32).astype(np.float64)

@@ -87,7 +87,8 @@ class BoxProblem:
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return each row's leaf, gradient and hessian, (N, T) each, in the client's T trees.
 
-        ``masks``: (N, U, W) leaves of all U trees; see :func:`leaf_masks`. Leaves are numbered across the T trees.
+        ``masks``: (N, U, W) leaves of N rows in all U trees, as bits of W 64-bit words. Leaves are numbered across the
+        T trees.
         """
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
@@ -95,7 +96,7 @@ class BoxProblem:
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw states (N, F) and labels (N,) that fit the first tree; also return each one's known row (N,), or -1."""
+        """Draw rows' states (N, F) and labels (N,) that fit the first tree; also return each row's known row, or -1."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -407,7 +408,7 @@ def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
 
 
 def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the lower and upper end (S,) of each state, and a value (S,) in it."""
+    """Return the lower and upper end of each state, and a value in it."""
     found = []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
@@ -435,7 +436,7 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
-    """Return the share (N, F) of chains that agree with the first one on a cell's interval, after rows are matched."""
+    """Return the share of chains that agree with the first chain on each cell's interval, after rows are matched."""
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
     best = chains[0]

@@ -95,7 +95,7 @@ class Score:
 
 
 class FittedStandIn:
-    """Placeholder of a fitted encoder or scaler: with ``classes`` it numbers labels, without it changes nothing."""
+    """Placeholder of a fitted encoder or scaler: it numbers the labels in ``classes``, if given, or changes nothing."""
 
     def __init__(self, classes: int = 0) -> None:
         self.classes_ = np.arange(classes)

@@ -308,7 +308,7 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` for a folder, or for a missing folder of data if the app would end without it."""
+        """Return ``True`` for a folder, or for a missing data folder on which the app depends."""
         wanted = _is_missing(path) and not Path(path).suffix and stand_in.OF_DATA.search(Path(path).name)
         twin = wanted and (there := self._twin(path)) is not path and Path(there).is_dir()
         return original(path, *args, **kwargs) or bool(twin or (wanted and _ends_without()))

@@ -50,7 +50,7 @@ def with_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def without_prefix(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with ``prefix``, without it."""
+    """Return the tensors whose names begin with ``prefix``, which is removed."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

@@ -43,7 +43,7 @@ def no_states(client: int) -> ClientState:
 class SimulatedSideInformation:
     """Inside knowledge of an attacker about simulated clients with private layers.
 
-    In place of the victim's private layers, the attacker uses those of a colluding client or, without one, the
+    In place of the victim's private layers, the attacker uses those of a colluding client or, if none colludes, the
     architecture's initial values, shuffled as a client shuffles them. ``UserError`` if ``features_at`` names no module
     of the clients' model, or ``features_of="trained"`` has no colluder.
 

@@ -81,7 +81,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """Return the number of local steps of a client with ``num_examples`` examples; 0 without any."""
+    """Return a client's number of local steps; 0 if it has no examples."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)

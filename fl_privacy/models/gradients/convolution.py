@@ -88,7 +88,7 @@ class FrozenNorm(nn.Module):
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sums (V, C) of ``inputs * deltas`` and of ``deltas`` (V, B, C, ...), over images and positions."""
+    """Return V victims' sums (V, C) of ``inputs * deltas`` and of ``deltas``, over images and positions."""
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
@@ -252,7 +252,7 @@ def pads_with_zeros(module: nn.Conv2d) -> bool:
 def convolution_gradients(
     module: nn.Conv2d, inputs: Tensor, deltas: Tensor, *, with_bias: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return each victim's gradients with respect to weight, (V, *shape), and bias, (V, O), of the layer ``module``.
+    """Return V victims' gradients with respect to weight, (V, *shape), and bias, (V, O), of the layer ``module``.
 
     ``inputs``: (V, B, C, H, W). ``deltas``: gradients (V, B, O, h, w) with respect to the O output channels.
     """
@@ -274,7 +274,7 @@ def convolution_gradients(
 
 
 def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) -> Tensor:
-    """Unfold ``inputs`` (V, B, C, H, W) into the D values under the layer's kernel at each of T output pixels.
+    """Unfold victims' ``inputs`` (V, B, C, H, W) into the D values under the kernel at each of T output pixels.
 
     The result is (V, B, groups, D, T). ``settings``: stride, padding and dilation.
     """
@@ -284,7 +284,7 @@ def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) 
 
 
 def _side_by_side(values: Tensor) -> Tensor:
-    """Stack victims as channels, (V, B, C, H, W) -> (B, V C, H, W)."""
+    """Stack V victims as channels, (V, B, C, H, W) -> (B, V C, H, W)."""
     return values.transpose(0, 1).flatten(1, 2)
 
 

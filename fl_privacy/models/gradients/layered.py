@@ -42,7 +42,7 @@ class LayerCall:
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return a call with one victim, whose gradient is the sum of all victims' gradients times ``weights`` (V,)."""
+        """Return a call of one victim, whose gradient is the sum of V victims' gradients times ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -76,13 +76,13 @@ def register_layer_rule(
 
 
 def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
-    """Return the gradients (V, *shape) with respect to the parameters ``names`` of the called layer."""
+    """Return V victims' gradients (V, *shape) with respect to the parameters ``names`` of the called layer."""
     gradients, _ = _RULES.get(type(call.module), (_by_vjp, None))
     return gradients(call, names)
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return the factors (V, outputs, positions), (V, inputs, positions) of a layer's weight gradient, if any."""
+    """Return the factors (V, outputs, positions), (V, inputs, positions) of V victims' weight gradients, if any."""
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -139,7 +139,7 @@ _EXACT = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Factors of matrices ``left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
+    """Factors of V matrices ``left core right'``: orthonormal left (V, O, r) and right (V, D, q), core (V, r, q)."""
 
     left: Tensor
     core: Tensor
@@ -155,7 +155,7 @@ def pays(outputs: int, inputs: int, positions: int) -> bool:
 
 
 def factorize(value: Tensor, rank: int) -> Factors | None:
-    """Return the factors of ``value`` (V, O, D), using random projections (Halko, Martinsson, Tropp 2011, Alg. 4.1).
+    """Return the factors of V victims' ``value``, by random projections (Halko, Martinsson, Tropp 2011, Alg. 4.1).
 
     ``None`` if the rank of a victim's matrix is above ``rank``, as after noise or pruning.
     """
@@ -191,7 +191,7 @@ class Layered(VictimGradients):
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:
-        """Fold norms into convolutions if that is faster for inputs (V, B, ...), and return this object."""
+        """Fold norms into convolutions if that is faster for V victims' inputs (V, B, ...), and return this object."""
         self._victims.count = len(inputs)
         self._fold(convolution.foldable(self._model, inputs.flatten(0, 1)))
         return self
@@ -262,7 +262,7 @@ class Layered(VictimGradients):
         return self.passed(inputs, labels, hidden)[1]
 
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:
-        """Return the sum of all victims' losses, detached, and the recorded call of each layer.
+        """Return the sum of V victims' losses, detached, and the recorded call of each layer.
 
         The calls are differentiable with respect to ``inputs`` (V, B, ...). ``hidden`` (V, B, F): gradient of a
         further, unknown loss with respect to the inputs of the layer with the weight ``victim_model.hidden``.

@@ -96,7 +96,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device ``name``; ``auto`` is the first GPU, or the CPU without one. ``UserError`` if it is missing."""
+    """Return the device ``name``; ``auto`` is the first GPU, or else the CPU. ``UserError`` if a device is missing."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):

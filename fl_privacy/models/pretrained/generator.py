@@ -226,7 +226,7 @@ def read_generator_header(file: Path) -> dict[str, str]:
 def load_generator(
     file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Return the generator in ``file``, frozen, and cached until the file changes; ``UserError`` without one."""
+    """Return the generator in ``file``, frozen, and cached until the file changes; ``UserError`` if unusable."""
     with readable("A generator", file, REMEDY):
         return _load(file, torch.device(device), dtype)
 
@@ -269,7 +269,7 @@ def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """Return the state of the training ``key`` in ``file``; ``None`` without one, ``UserError`` if it is damaged."""
+    """Return the state of the training ``key`` in ``file``; ``None`` if missing, ``UserError`` if damaged."""
     if not file.is_file():
         return None
     with readable("The state of a training", file, "remove it"):

@@ -336,7 +336,7 @@ class Approvals:
         return None
 
     def decision(self, run: str) -> dict[str, Any]:
-        """Return the decision on a run, empty without one; ``RefusedError`` if revoked, ``UserError`` if damaged."""
+        """Return the decision on a run, empty if undecided; ``RefusedError`` if revoked, ``UserError`` if damaged."""
         place = self.place(run, "decision")
         try:
             found = _own(place)

@@ -61,7 +61,7 @@ class Entry:
     """Entry of the ledger: one message to the app.
 
     It is written with the outcome ``ASKED`` before the app gets the message. After the reply, a line with the same
-    number states the outcome; an entry without one counts like a reply that left.
+    number states the outcome; an entry without an outcome counts like a reply that left.
 
     Attributes:
         when: seconds since 1970 by the ledger's own time, which never runs back.
