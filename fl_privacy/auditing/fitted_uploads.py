@@ -352,7 +352,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List the rows added or removed between successive rounds, each with the table (N, K) that held the row.
+    """List the rows added or removed between successive rounds, each with the table that held the row.
 
     A row is ``None`` if it can't be computed, since several changed at once.
     """

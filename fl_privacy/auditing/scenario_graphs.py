@@ -49,7 +49,7 @@ class GraphTrial:
     """Evaluates the network of an observation on guessed graphs.
 
     ``near``: layers whose input at a node depends only on the node and its neighbors; ``deep``: layers that see more
-    nodes. ``present``: size (F,) of each feature in the gradients, 0 if no node has it.
+    nodes. ``present``: size of each feature in the gradients, 0 if no node has it.
     """
 
     def __init__(self, observation: Observation) -> None:
@@ -393,7 +393,7 @@ def graph_in(model: ReplayModel) -> Graph:
 
 
 def linked(nodes: Tensor, edges: Tensor) -> list[list[int]]:
-    """List, for each of N ``nodes``, the nodes from which one of ``edges`` (2, E) leads to that node."""
+    """List, for each of N ``nodes``, the nodes from which one of ``edges`` leads to that node."""
     return [sorted(set(edges[0][edges[1] == node].tolist())) for node in range(len(nodes))]
 
 

@@ -142,7 +142,7 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
 
 
 def labels_right(given: Tensor, truth: Tensor) -> int:
-    """Count the labels in ``given``, classes (N,) or scores (N, K), that are in ``truth`` (N,), in any order."""
+    """Count the labels in ``given``, classes or scores of classes (N, K), that are in ``truth`` (N,), in any order."""
     given = given.argmax(-1) if given.is_floating_point() else given
     return (Counter(truth.tolist()) & Counter(given.flatten().tolist())).total()
 
@@ -175,7 +175,7 @@ def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor
 
 
 def without_once(rows: Tensor, own: Tensor) -> Tensor:
-    """Remove from ``rows`` (N, F) one equal row for each row of ``own`` (M, F); further equal rows stay."""
+    """Remove from ``rows`` one equal row for each row of ``own``; further equal rows stay."""
     left = torch.ones(len(rows), dtype=torch.bool)
     for one in (torch.cdist(rows, own) <= SAME).T:
         left[(one & left).nonzero()[:1]] = False

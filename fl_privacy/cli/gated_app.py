@@ -15,7 +15,7 @@ from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
 def serve_gate(inlet: int, outlet: int) -> None:
-    """Answer the gate's messages from the pipe ``inlet`` on the pipe ``outlet`` until the gate closes them."""
+    """Answer a gate's messages from the pipe ``inlet`` on the pipe ``outlet`` until the gate closes them."""
     (request,) = read_parts(inlet)
     asked = json.loads(request)
     held = keep_apart(Wishes(**asked["wishes"]))

@@ -65,7 +65,7 @@ def answerer(app: str, policy: str) -> tuple[Any, ...]:
 
 
 def gated_app(reference: str, policy: str) -> Any:
-    """Start the app in its own process behind the gate of ``policy``; ``UserError`` if app or gate is not available."""
+    """Start the app in an isolated process, with messages checked by ``policy``; ``UserError`` if that fails."""
     from fl_privacy.flower.app_process import Cell  # noqa: PLC0415
     from fl_privacy.flower.gate import Gate  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415

@@ -41,7 +41,7 @@ class Vocabulary:
         return found
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Convert tokens (N, L) to word ids (N, W), equal for equal words; -1 pads both."""
+        """Convert texts' tokens (N, L) to ids (N, W) of W words, equal for equal words; -1 pads both."""
         rows = [[zlib.crc32(word.encode()) for word in self.words(row)] for row in tokens.tolist()]
         width = max(1, max(map(len, rows), default=1))
         return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(-1, width)

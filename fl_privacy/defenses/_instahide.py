@@ -110,7 +110,7 @@ def _shares(size: int, k: int, rng: torch.Generator) -> Tensor:
 
 
 def distinct(taken: Tensor, number: int, population: int, rng: torch.Generator) -> Tensor:
-    """Draw ``number`` distinct indices below ``population`` in each of B rows, except those of ``taken`` (B, T)."""
+    """Draw ``number`` distinct indices below ``population`` for each of B rows, except those in ``taken``'s row."""
     before = taken.shape[1]
     for _ in range(number):
         drawn = torch.randint(population - taken.shape[1], (len(taken),), generator=rng)

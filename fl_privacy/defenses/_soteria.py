@@ -52,7 +52,7 @@ def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
 
 
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
-    """Return the input (B, D) of the layer ``head`` in a forward pass, differentiable with respect to ``inputs``.
+    """Return the D inputs (B, D) of the layer ``head`` in a forward pass, differentiable with respect to ``inputs``.
 
     The model is in evaluation mode, like in Soteria's code, so that examples do not influence each other.
     """
@@ -182,7 +182,7 @@ def soteria(
 def feature_scores(
     step: LocalStep, head: str, *, directions: int | None = None, epsilon: float = 1e-10, form: Form = "paper"
 ) -> Tensor:
-    """Return the score (D,) of each feature: the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon).
+    """Return the score of each feature: the sum over the batch of ||d r_i / d x|| / (|r_i| + epsilon).
 
     The layer ``head`` has the input r; the form ``code`` takes r_i with its sign. ``directions``: see ``soteria``.
     """
@@ -203,7 +203,7 @@ def feature_mask(scores: Tensor, rate: float) -> Tensor:
 
 
 def published_mask(scores: Tensor, rate: float) -> Tensor:
-    """Return booleans (D,), false where the magnitude of ``scores`` (D,) is below their quantile ``rate``."""
+    """Return booleans, ``False`` where the magnitude of ``scores`` is below their quantile ``rate``."""
     return scores.abs() >= scores.quantile(rate)
 
 

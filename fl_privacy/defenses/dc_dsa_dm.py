@@ -59,7 +59,7 @@ class Classes:
         return torch.randn(shape, generator=rng, device=rng.device).to(self.images)
 
     def finished(self, images: Tensor) -> Batch:
-        """Convert images (P, I, C, H, W) of the P present classes, normalized, to a batch in [0, 1] with 256 levels."""
+        """Convert I images (P, I, C, H, W) of each of P classes, normalized, to a batch in [0, 1] with 256 levels."""
         pixels = (MIDDLE + SPREAD * images.detach()).clamp(0, 1)
         return Batch((pixels.flatten(0, 1) * 255).round() / 255, self.present.repeat_interleave(images.shape[1]))
 
@@ -257,7 +257,7 @@ def gradient_distance(found: Tensors, wanted: Tensors) -> Tensor:
 
 
 def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) -> Tensors:
-    """Return the gradients (P, *shape) of each class's mean loss; images are (P, I, C, H, W), labels (P,)."""
+    """Return the gradients (P, *shape) of P classes' mean loss; each has I ``images`` (P, I, C, H, W), and a label."""
     parameters = dict(network.named_parameters())
 
     def loss(values: Tensors, inputs: Tensor, label: Tensor) -> Tensor:
@@ -377,5 +377,5 @@ def dm(
 
 
 def mean_features(network: CondensationNet, images: Tensor) -> Tensor:
-    """Return the mean features (P, D) of each class's images (P, I, C, H, W)."""
+    """Return the D mean features (P, D) of I images of each of P classes, (P, I, C, H, W)."""
     return network.embed(images.flatten(0, 1)).reshape(*images.shape[:2], -1).mean(1)

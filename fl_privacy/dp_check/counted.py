@@ -34,7 +34,7 @@ Test = tuple[int, float]
 class Drawn:
     """Statistics of draws on two neighbors, and tests that were chosen on other draws.
 
-    ``first, second``: statistics (n, S) of draws on each neighbor.
+    ``first, second``: S statistics (n, S) of n draws on each neighbor.
     """
 
     first: Values
@@ -48,7 +48,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests (statistic >= threshold) on the first fifth of ``drawn`` (n, S), and keep the rest to count."""
+        """Choose tests (statistic >= threshold) on the first fifth of ``drawn``, and keep the rest to count."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)

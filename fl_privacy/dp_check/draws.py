@@ -280,7 +280,7 @@ def statistics_for(
 def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the statistics (draws, S) of fresh draws on each neighbor."""
+    """Return the S statistics (draws, S) of fresh draws on each neighbor."""
     first, second = (
         torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)])
         for given in counted("neighbor", (neighbors.first, neighbors.second))

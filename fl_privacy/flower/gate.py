@@ -47,7 +47,7 @@ UNCOUNTED = ("ledger", "day", "budget")
 
 @dataclass(frozen=True)
 class Origin:
-    """The app of a run, for the ledger: its name, the SHA-256 of its bundle, and who or which rule admitted it."""
+    """The app of a run: its name, the SHA-256 of its bundle, and the user or rule that admitted it."""
 
     app: str = ""
     fab: str = ""
@@ -65,9 +65,10 @@ class Gate:
     app does not choose, clipped and noised. An app in this process could reach all of its memory; ``fl-privacy
     supernode --policy`` isolates it: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
-    ``policy``: a policy, its file, or the name of one of the package's. ``name``: name of the app, for the ledger.
-    ``UserError`` if the policy can't be read, or its ledger can't be trusted. ``refused`` holds the last refusals as
-    pairs of reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts dropped parts of replies.
+    ``policy``: a policy, its file, or the name of a packaged one. ``name``: name of the app in the ledger, the file
+    that records each message and its privacy cost. ``UserError`` if the policy can't be read, or its ledger can't be
+    trusted. ``refused`` holds the last refusals as pairs of reason (see ``site.gate.rules.REASONS``) and detail;
+    ``left_out`` counts dropped parts of replies.
     """
 
     def __init__(self, policy: SitePolicy | str | Path, *, name: str = "") -> None:
@@ -244,7 +245,7 @@ def _remember(held: "OrderedDict[int, Any]", run: int, value: Any, size: Callabl
 
 
 def plain_records(content: RecordDict) -> Records:
-    """Convert the records of a message to the gate's own type."""
+    """Convert a message's Flower records to ``Records``."""
     arrays: dict[str, dict[str, RawArray]] = {}
     for name, record in content.array_records.items():
         arrays[name] = {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}

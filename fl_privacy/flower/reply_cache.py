@@ -60,8 +60,8 @@ class Answers:
     def again(self, kind: str, round: int, question: str) -> RecordDict | None:
         """Return the kept answer to the message with the digest ``question``; ``None`` for a new message.
 
-        ``UnansweredError`` if it was refused before; ``UserError`` if another message of this round or of a later one
-        was answered, the answer is no longer kept, or the run has no such round.
+        ``UnansweredError`` if the message was refused before; ``UserError`` if another message of this round or of a
+        later one was answered, the answer is no longer kept, or the run has no such round.
         """
         counted = self._in_file().get(kind) == round
         if counted and not self.forgets and (path := self._path_of_answer(kind)).exists():

@@ -138,7 +138,7 @@ class ShiftedDescriptors(Once):
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return each row's largest absolute correlation (N,): ``rows`` (N, D) with any of ``places`` (V, D)."""
+    """Return the largest absolute correlation of each of ``rows`` (N, D) with any of ``places`` (V, D)."""
     return (places @ rows.T).abs_().amax(0)
 
 

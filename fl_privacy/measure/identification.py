@@ -252,7 +252,7 @@ def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
-    """Return the largest partial correlation of ``shown`` (D,) with any of ``rivals`` (K, D), given ``truth`` (D,)."""
+    """Return the largest partial correlation of ``shown`` with any of K ``rivals`` (K, D), given ``truth``."""
     of_truth, of_rivals, between = shown @ truth, rivals @ shown, rivals @ truth
     rest = ((1 - of_truth**2).clamp_min(_LEAST_REST) * (1 - between**2).clamp_min(_LEAST_REST)).sqrt()
     return float(((of_rivals - of_truth * between) / rest).abs().amax().clamp(0, 1))

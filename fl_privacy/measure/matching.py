@@ -100,7 +100,7 @@ def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the index (B,) of each original's guess in the assignment of least squared error; -1 without a guess.
+    """Return the index (B,) of each original's guess in the assignment of least squared error; -1 if none is left.
 
     Guesses (G, C, H, W) that are not finite are left out; pairs equal up to rounding to 8 bits are matched first.
     """

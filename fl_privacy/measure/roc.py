@@ -256,7 +256,7 @@ class Measure(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one method of inference, such as membership inference, on one question about clients."""
+    """Result of one method of inference, such as membership inference, about clients."""
 
     about: str  # question of the attack, one of ``fl_privacy.attacks.inference.About``
     method: str

@@ -40,7 +40,7 @@ def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the index (B,) of the guess (G, C) matched to each row of ``truths`` (B, C), or -1 without a guess."""
+    """Return the index (B,) of the guess matched to each of B rows of ``truths``, or -1 if none is left."""
     return order_of((len(truths), len(guesses)), lambda: misfit(schema, guesses, truths), "rows")
 
 

@@ -66,7 +66,7 @@ def token_f1(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def shared_tokens(guesses: Tensor, texts: Tensor) -> Tensor:
-    """Return the token F1 (G, N) float64 of each of G guesses (G, L) with each of N texts (N, W)."""
+    """Return the token F1 (G, N) float64 of each of G guesses with each of N texts."""
     found = torch.zeros(len(guesses), len(texts), dtype=torch.float64)
     for place, guess in enumerate(guesses):
         tokens, times = guess[guess >= 0].unique(return_counts=True)
@@ -99,7 +99,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Return control guesses (N, L) of the most frequent tokens in ``public`` texts (M, W), with ``lengths`` (N,)."""
+    """Return control guesses (N, L) of the most frequent tokens in ``public`` texts, with N ``lengths``."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

@@ -185,7 +185,7 @@ class Way(ABC):
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return unit vectors: the guess aligned with an original, (D,), that original, and ``rivals`` (K, D)."""
+        """Return unit vectors: the guess aligned with an original, (D,), that original, and K ``rivals`` (K, D)."""
 
 
 @dataclass(frozen=True, eq=False)

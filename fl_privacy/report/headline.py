@@ -355,7 +355,7 @@ def to_do(verdict: Verdict) -> str:
 
 
 def answers_of(run_dirs: Sequence[Path]) -> str:
-    """Describe the results of one or several runs, and name the one that leaks most."""
+    """Describe the results of one or several runs, and name the run that leaks most."""
     if len(run_dirs) == 1:
         return run_in_words(run_dirs[0])
     runs = [read_run(path) for path in run_dirs]

@@ -55,7 +55,7 @@ AXES = {question: entry["axis"] for question, entry in _TABLES["questions"].item
 
 @dataclass(frozen=True, kw_only=True)
 class InferredView:
-    """Results of the attacks on one question, strongest first."""
+    """Results of attacks that infer one kind of fact, such as membership, strongest first."""
 
     heading: str
     question: str
@@ -72,12 +72,12 @@ class InferredView:
 
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
-    """Return a view of the results on each question."""
+    """Return a view of ``findings`` for each inferred kind of fact, such as membership."""
     return [_view(about, findings) for about in dict.fromkeys(f.about for f in findings)]
 
 
 def sentence(findings: Sequence[Finding], about: str) -> str:
-    """Describe the strongest result on the question ``about``, or why attacks failed; empty without results."""
+    """Describe the strongest result about ``about``, such as membership, or why attacks failed; may be empty."""
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:

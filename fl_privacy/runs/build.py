@@ -365,7 +365,7 @@ def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
 
 
 def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
-    """Return ``inferences``, and for each attack on attributes also one that knows the defense."""
+    """Return ``inferences``; add to each attack on attributes an attack that knows the defense."""
     found = dict(inferences)
     for name, inference in inferences.items():
         if isinstance(inference, AttributeInference) and not inference.adaptive:

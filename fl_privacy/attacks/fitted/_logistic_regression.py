@@ -41,7 +41,7 @@ def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
 
 
 def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the client's one row (F,) that is not among the known ``rows`` (N - 1, F), and its label.
+    """Return the only one of the client's N rows that is not among the known ``rows`` (N - 1, F), and its label.
 
     The solution has a closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries,
     IEEE S&P 2022, section 3). If there is no such row, or rounding hides it, raise ``UserError``.

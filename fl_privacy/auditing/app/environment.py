@@ -66,7 +66,7 @@ class Around:
 def around(
     app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
-    """Let an app work in the folder ``files/inner``, with data sets from ``mirror``, and its own files in ``files``.
+    """Let an app work in the folder ``files/inner``, with the hub's data sets copied to ``mirror``.
 
     Packages that are ``absent`` fail only when they are called. ``UserError`` if ``mirror`` is no folder.
     """
@@ -139,7 +139,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
 
 
 def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
-    """Return the folder in a mirror for the data set ``path`` on the hub, in configuration ``name``, or ``None``."""
+    """Return the copy, in ``folder``, of the hub's data set ``path`` in configuration ``name``, or ``None``."""
     names = [path.replace("/", "__"), path, path.rpartition("/")[2]]
     names = [*(f"{each}-{name}" for each in names if isinstance(name, str)), *names]
     spellings = (folder / each for one in names for each in (one, one.lower(), one.replace("-", "_").lower()))

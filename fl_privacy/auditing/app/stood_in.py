@@ -46,7 +46,7 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 
 @contextmanager
 def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
-    """Make up random data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
+    """Make up data that ``app`` loads if they are neither here nor in ``mirror``, a folder of copies of data sets."""
     code = parsed(app.folder)
     begun = [] if app.renamed else entries(app, code)[0]  # imports by another name lead nowhere
     drawing = Drawing(reached(begun or list(code), code), files, seed, app.config)
@@ -242,7 +242,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files by a pattern; if it finds no table, yield the name of one that can be made up."""
+        """Search files by a pattern; if no table is found, yield the name of a table that can be made up."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place

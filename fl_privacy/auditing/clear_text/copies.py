@@ -45,8 +45,8 @@ _QUIET = np.errstate(all="ignore")  # untrusted numbers may be NaN, or overflow 
 def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> str | None:
     """Return a phrase on how many rows of client data ``array`` holds; ``None`` for none, or if chance explains them.
 
-    ``tables``: the client's data, (N, F) each. ``unknown=True`` also compares the array in other shapes, in another
-    order of values in a row, or scaled.
+    ``tables``: the client's data, N rows of F features each, (N, F). ``unknown=True`` also compares the array in other
+    shapes, in another order of values in a row, or scaled.
     """
     if array.dtype.kind not in "fiub" or not array.size:
         return None

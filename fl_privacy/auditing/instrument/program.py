@@ -291,8 +291,8 @@ class _InDouble(TorchFunctionMode):  # of code that casts to single precision
 class ReplayModel(nn.Module):
     """The client's recorded program as a network of inputs in [0, 1]: pixels, rows or vectors.
 
-    Outputs are (B, K), the input of the client's loss; or, if the loss is included, (B, 1) with the batch's loss in
-    every row. Inputs that are not reconstructed, such as categories, keep their recorded values.
+    Outputs are (B, K), the K values that enter the client's loss; or, if the loss is included, (B, 1) with the batch's
+    loss in every row. Inputs that are not reconstructed, such as categories, keep their recorded values.
 
     Args:
         variables: numbers of the reconstructed tensors, whose first axis is the batch.

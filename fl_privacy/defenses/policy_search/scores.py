@@ -94,7 +94,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) of gradients: with the last gradient of their row, and with themselves.
+        """Return inner products (T, s, K + 1) of T tensors' gradients: with their row's last one, and with themselves.
 
         ``images``: s rows (s, K + 1, C, H, W), each with one class of ``labels`` (s,).
         """
@@ -242,8 +242,8 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
     """Return a score that is higher the less correlated the rows are (Mellor et al. 2021; Gao et al. 2023, Eq. 14).
 
-    It is minus Eq. 14, as Algorithm 1 needs. ``jacobian`` is (..., N, D); the score (...) is at most -1 (``mean``) or
-    -N (``sum``), up to ``eta``.
+    It is minus Eq. 14, as Algorithm 1 needs. ``jacobian`` is (..., N, D) for N images of D pixels; the score (...) is
+    at most -1 (``mean``) or -N (``sum``), up to ``eta``.
     """
     rows = jacobian.double()
     rows = rows - rows.mean(-1, keepdim=True)

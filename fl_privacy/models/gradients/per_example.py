@@ -65,7 +65,7 @@ class GradientSketch:
 
 @dataclass(frozen=True, eq=False)
 class GradientClassifier:
-    """Classifier of sketched gradients (B, F) by their direction; it returns logits (B, A) of A classes."""
+    """Classifier of gradients, sketched in F numbers, (B, F), by direction; it returns logits (B, A) of A classes."""
 
     mean: Tensor  # (F,) mean of the training inputs, each scaled to norm 1
     basis: Tensor  # (F, R) principal directions of these inputs, scaled

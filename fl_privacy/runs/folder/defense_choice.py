@@ -43,14 +43,14 @@ def number_of_measures(findings: Sequence[Finding]) -> int:
 
 
 def answered_above_chance(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the questions (keys of ``CAN_INFER``) answered above chance, corrected for the number of measures."""
+    """Return the facts (keys of ``CAN_INFER``) inferred better than by chance, corrected for many measures."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
 
 
 def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure] | None:
-    """Return the result that leaks most on the question ``about``, and its main measure; ``None`` if none has it."""
+    """Return the result that leaks most about ``about``, such as membership, and its main measure, if any."""
     name = HEADLINE.get(about, "")
     known = [(f, f.measures[name]) for f in findings if f.about == about and name in f.measures]
     sign = -1 if name in LOW_LEAKS else 1
@@ -149,7 +149,7 @@ def candidate_of(
     """Build the candidate of one training; ``None`` without accuracy or scored examples.
 
     ``found``: results of reconstruction. ``pmm``: accuracy in percent of the undefended one. ``findings``: results of
-    inference attacks; ``asked``: questions for which the candidate needs such results.
+    inference attacks; ``asked``: kinds of inference, such as membership, whose results the candidate needs.
     """
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
@@ -191,7 +191,7 @@ def least_over_control(found: Sequence[LeakageResult]) -> float | None:
 
 
 def asked_of(findings: Sequence[Finding]) -> set[str]:
-    """Return the questions of ``findings`` that count for the choice of a defense."""
+    """Return the kinds of ``findings``, such as membership, that count for the choice of a defense."""
     return {finding.about for finding in findings} & {About.MEMBERSHIP, About.ATTRIBUTE}
 
 

@@ -96,7 +96,7 @@ def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
 
 
 def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
-    """Return the modality attacked; without results, the one that the function ``loader`` loads, or else images."""
+    """Return the modality attacked; if ``found`` is empty, that of the function ``loader``, or else images."""
     known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
     return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 

@@ -126,7 +126,7 @@ class Entry:
 
 @dataclass
 class Account:
-    """Total of a ledger's entries."""
+    """Totals of a ledger, the file that records each message to a site's apps and its privacy cost."""
 
     entries: int = 0
     digest: str = BEGINNING
@@ -173,7 +173,7 @@ class Account:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits that a ledger enforces."""
+    """Limits on messages and privacy budget that a ledger enforces."""
 
     epsilon: float | None = None  # budget; ``None`` for no limit
     delta: float = 1e-5

@@ -98,7 +98,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 
 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
-    """Return a reply in place of one that failed: the received arrays plus noise, so that the failure is hidden.
+    """Return a substitute for a reply that failed: the received arrays plus noise, so that the failure is hidden.
 
     ``None`` if the policy has no noise, or lets an app choose other values.
     """

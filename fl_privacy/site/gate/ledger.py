@@ -26,11 +26,11 @@ class LedgerError(UserError):
 
 
 class Ledger:
-    """Ledger file, which several processes may share.
+    """File that records each message to a site's apps and its privacy cost; several processes may share it.
 
-    File and anchor are synced after each line. The anchor, a file in another folder, has number and digest of the last
-    entry, so that an old ledger is noticed, unless an old anchor is also restored. ``LedgerError`` if one is inside the
-    other.
+    The anchor, a file in another folder, has number and digest of the last entry, so that an old ledger is noticed,
+    unless an old anchor is also restored. Both are synced after each line. ``LedgerError`` if a file is inside the
+    other's folder.
 
     Args:
         path: ledger's file, made for its owner only if neither it nor the anchor exists.
