@@ -383,7 +383,7 @@ def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find a GaussianNB's means, variances and counts in ``arrays``; ``None`` without means or variances."""
+    """Find a GaussianNB's means, variances and counts in ``arrays``; ``None`` if means or variances are missing."""
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

@@ -81,7 +81,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for M guessed graphs (M, N, F); ``None`` unless each node has one input."""
+        """Return a layer's inputs (M, N, D) for N ``nodes`` of M guessed graphs; ``None`` unless each node has one."""
         number = len(nodes)
         given, edges = {self.variable: nodes.flatten(0, 1)}, self.constants[self.links]
         for key, value in self.constants.items():

@@ -183,7 +183,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Return counts of rows by outcome, and each original with its guess; ``others`` (N, F) are distractors."""
+    """Return counts of rows by outcome, and each original with its guess; ``others``: rows used as distractors."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

@@ -300,7 +300,7 @@ class FirstBlock:
 
 
 def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
-    """Infer tokens from the tensors of a transformer's first block; ``None`` without a transformer.
+    """Infer tokens from the tensors of a transformer's first block; ``None`` if there is no transformer.
 
     ``again``: observed reply. ``tensors``: values by the names of ``Watched``. ``shares``: kind of ``tensors``:
     ``weights``, ``delta`` or ``gradient``. ``examples``: number of examples behind them.
@@ -350,7 +350,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` without a transformer."""
+    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` for other networks."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

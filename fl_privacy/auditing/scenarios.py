@@ -407,7 +407,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Return a client's reply on example ``number`` alone, else on its repeats or few examples, or the first error."""
+    """Return a client's reply on example ``number`` alone, on its repeats, or on few examples; else the first error."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)

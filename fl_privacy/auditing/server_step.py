@@ -29,7 +29,7 @@ OTHER_RULES: Mapping[str, str] = {
 def server_plan_of(strategy: object) -> ServerPlan | str:
     """Return how a strategy or server moves the model in round 1, or why that is no step along the mean update.
 
-    Strategies of other packages count as the Flower strategy that they extend, else as a plain mean.
+    A strategy of another package counts as the Flower strategy that it extends; if it extends none, as a plain mean.
     """
     plan = PLAIN_MEAN
     for _ in range(MOST_NESTED):

@@ -123,7 +123,7 @@ def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
 
 
 def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return an example's shape: as given, in the data, or the only one the network accepts; ``UserError`` for none."""
+    """Return an example's shape: as given, in the data, or the only one that fits the network; else ``UserError``."""
     if (known := asked or of_data) is not None:
         return known
     kind, size, path = entrance_of(network)

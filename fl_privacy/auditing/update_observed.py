@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: values of the file BEFORE, else of the network; ``held``: names of the tensors in the file."""
+    """The model as sent: values of the file BEFORE or, if not given, of the network; ``held``: names in the file."""
 
     state: ModelState
     held: frozenset[str]

@@ -81,7 +81,7 @@ _KEPT_BYTES = 1 << 25
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return norms (B, D) of the gradients d r_i / d x, and r = ``features(x)`` (B, D), at x = ``inputs`` (B, ...)."""
+    """Return norms (B, D) of the gradients of D features d r_i / d x, and r = ``features(x)``, at x = ``inputs``."""
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
         copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))

@@ -78,7 +78,7 @@ def _no_cluster(reason: str) -> str:
 
 @contextmanager
 def ray_cluster() -> Iterator[None]:
-    """Join the running Ray cluster or that of RAY_ADDRESS, else start one on the loopback interface."""
+    """Join the running Ray cluster or that of RAY_ADDRESS; if there is none, start one on the loopback interface."""
     for name in SWITCHED_OFF:
         os.environ.setdefault(name, "0")
     import ray  # noqa: PLC0415

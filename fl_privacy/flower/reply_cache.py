@@ -171,7 +171,7 @@ class Answers:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Store ``answer`` (``None``: a refusal) to the message of digest ``question``, except on simulated nodes."""
+        """Store the reply ``answer`` (``None``: refused) to the message of digest ``question``, if nodes are real."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
@@ -361,7 +361,7 @@ def _error(message: Message, code: int, reason: str) -> Message:
 
 
 def asked_of(context: Context, message: Message) -> tuple[str, int]:
-    """Return a message's kind and round; ``UserError`` without a round, since many answers average the noise away."""
+    """Return a message's kind and round; ``UserError`` if it states no round: many replies average the noise away."""
     number, probe = merged_config(context, message.content).get(ROUND), asked_probe(message.content)
     if number is None and (group := message.metadata.group_id).isdecimal():  # the place in Flower's own workflows
         number = int(group)

@@ -31,7 +31,7 @@ _ASKED, _FIRST_SECONDS = 8, 60.0
 
 
 def partitions_of(grid: Grid) -> int | None:
-    """Ask a few nodes behind ``grid`` for the number of partitions, and return it; ``None`` without a majority."""
+    """Ask a few nodes behind ``grid`` for the number of partitions, and return it; ``None`` if no majority agrees."""
     deadline = time.monotonic() + _FIRST_SECONDS
     while not (nodes := sorted(grid.get_node_ids())) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)

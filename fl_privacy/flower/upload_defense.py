@@ -195,7 +195,7 @@ def is_differentially_private(defense: Defense) -> bool:
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
-    """Return ``model``, or what this class or function makes with ``options``; ``UserError`` for no model."""
+    """Return ``model``, or what this class or function makes with ``options``; ``UserError`` if that is no model."""
     if isinstance(model, nn.Module):
         return model
     name = getattr(model, "__name__", type(model).__name__)

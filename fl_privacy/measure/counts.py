@@ -80,8 +80,8 @@ class Counts:
     def by_chance(self) -> float:
         """Return the probability that guesses without the update reconstruct at least as many examples.
 
-        For rows and texts it is ``chance``. For images it is 0 if one is exact, else ``identified_by_chance`` if known,
-        else ``luck`` if some are recognizable, else the tail of a binomial with 1 / (candidates + 1) per image.
+        For rows and texts, it is ``chance``. For images, it is 0 if one is exact, else ``identified_by_chance`` if
+        known, else ``luck`` if some are recognizable, else the tail of a binomial with 1 / (candidates + 1) per image.
         """
         if self.chance is not None:
             return self.chance

@@ -91,7 +91,7 @@ class Descriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return the cached unit-length descriptors (N, D) of N images, for a blur and a window by index."""
+        """Return N images' cached descriptors, unit vectors (N, D) of D numbers, for a blur and a window by index."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -113,9 +113,9 @@ class ShiftedDescriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (V, D) of all V variants of the guess, for a blur and a window by index.
+        """Return cached descriptors (V, D), D numbers for each of V variants of the guess, for a blur and a window.
 
-        The variants are gray versions, mirror images and shifts.
+        The variants are gray versions, mirror images and shifts. ``blur``, ``window``: indices.
         """
 
         def everywhere() -> Tensor:
@@ -225,7 +225,7 @@ _AGREE = 0.95  # least correlation of the channels' common part with their mean 
 
 
 def grays(image: Tensor) -> Tensor:
-    """Return gray versions (G, 1, H, W) of an image: the channels' mean, and first principal component if different."""
+    """Return one or two gray images (G, 1, H, W): the channels' mean, and first principal component if different."""
     mean = image.mean(1, keepdim=True)
     if image.shape[1] == 1:
         return mean

@@ -75,7 +75,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare found images with ``fed`` (B, C, H, W), else with the originals; equality with either counts as exact."""
+    """Compare found images with the originals or, if given, ``fed``, what the network got; equal images are exact."""
     found = match.found
     if not len(found):
         return []
@@ -221,7 +221,7 @@ _DIGITS_OF_CHANCE = 9
 def compare_words(
     reconstruction: Reconstruction, truth: Batch, others: Distractors | None, language: Language | None
 ) -> tuple[dict[str, float], GuessComparison]:
-    """Return metrics and a comparison of the words found in all texts of one victim; both are empty without words.
+    """Return metrics and a comparison of the words found in all texts of one victim; both are empty if there are none.
 
     Special tokens are excluded. The control is the F1 of equally many of the most frequent public words.
     ``word_chance`` is the probability that the guesses fit the words of equally many public texts as well.

@@ -75,7 +75,7 @@ def matched(
 
 
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
-    """Return the index (B,) of each original's guess in the cheapest assignment; -1 without a guess.
+    """Return the index (B,) of each original's guess in the cheapest assignment; -1 if none is left.
 
     ``cost()``: costs (B, G) of pairing B originals and G guesses, of this ``shape``. ``of``: what is matched, for the
     error if scipy is missing.

@@ -229,7 +229,7 @@ def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) ->
 
 
 def adapter_of(model: nn.Module, weight: str) -> tuple[str, str] | None:
-    """Return the names of the adapter's matrices A and B at the layer of ``weight``; ``None`` without an adapter."""
+    """Return the names of the adapter's matrices A and B at the layer of ``weight``; ``None`` if it has none."""
     owner = weight.removesuffix(".weight")
     try:
         module = model.get_submodule(owner)

@@ -325,7 +325,7 @@ def doubts(candidate: Candidate) -> str:
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
-    """Recommend the most accurate defense that meets the goal (:func:`goal_in_words`); empty without candidates."""
+    """Recommend the most accurate defense that meets the goal (:func:`goal_in_words`); empty for no candidates."""
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):

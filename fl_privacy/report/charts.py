@@ -249,7 +249,7 @@ def widen(axes: Axes) -> None:
 
 
 def reach(value: float, interval: tuple[float, float] | None) -> list[list[float]] | None:
-    """Return an error bar's lengths from ``value`` to both ends of ``interval``; ``None`` without an interval."""
+    """Return an error bar's lengths from ``value`` to both ends of ``interval``; ``None`` if there is none."""
     return None if interval is None else [[value - interval[0]], [interval[1] - value]]
 
 

@@ -172,7 +172,7 @@ def _attack_as_server_and_site(
 
 
 def _worth_attacking(app: CapturedApp, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:
-    """Return the uploads to attack (captured, else made by the server), their originals, and notes for the page."""
+    """Return the uploads to attack (captured or, if none, made by the server), their originals, and page notes."""
     truth = app.truth()
     chosen, said = worth_attacking(app.observations, every=app.every)
     if app.captured.rates_estimated and changes:
@@ -213,7 +213,7 @@ def worth_attacking(
 ) -> tuple[Sequence[Observation], list[str]]:
     """Return the observations to attack, and a sentence on the others, if any.
 
-    Probes (extra uploads for the attack) are chosen if there are any, else training updates of few images and steps.
+    Probes (extra uploads for the attack) are chosen; if there are none, training updates of few images and steps.
     ``every`` chooses all but huge updates.
     """
     if every:

@@ -38,7 +38,10 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack uploads as ``config`` says, without training; return the run's folder. ``UserError`` without an attack."""
+    """Attack uploads as ``config`` says, without training; return the run's folder.
+
+    ``UserError`` if ``config`` names no attack.
+    """
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -146,7 +149,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return the setup of the run in ``config.captured``, and the run's updates; ``UserError`` without updates."""
+    """Return the setup of the run in ``config.captured``, and the run's updates; ``UserError`` if there are none."""
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()

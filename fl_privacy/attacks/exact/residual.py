@@ -190,7 +190,7 @@ class Residual:
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observations: Iterable[Observation]) -> None:
-        """Set the statistics of V images, from running statistics that were uploaded, else the sent ones."""
+        """Set V images' batch-norm statistics: the running statistics that were uploaded or, if missing, sent."""
         seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
         for name, norm in self.norms.items():
             mean, variance = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
@@ -445,7 +445,7 @@ class _Step:
         return heard(self.network, self.before, found)
 
     def _shown(self) -> Shown | None:
-        """Return the values of a block's inputs that its shortcut reveals; ``None`` without a shortcut.
+        """Return the values of a block's inputs that its shortcut reveals; ``None`` if there is none.
 
         If the block's last ReLU is active, an input is the block's output minus that of the other branch.
         """

@@ -12,7 +12,10 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LogisticOptimum:
-    """A fitted ``coef_`` (K, F), ``intercept_`` (K,) and ``C``, infinite without a penalty; K is 1 for two classes."""
+    """A fitted model: ``coef_`` (K, F) of F features, ``intercept_`` (K,), and ``C``, infinite without a penalty.
+
+    K is the number of classes, or 1 for two classes.
+    """
 
     weights: np.ndarray
     intercepts: np.ndarray

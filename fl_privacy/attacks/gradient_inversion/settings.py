@@ -146,7 +146,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """Start from an earlier round's result for the same examples, if there is one, else as ``Normal``."""
+    """Start from an earlier round's result for the same examples; if there is none, as ``Normal`` does."""
 
     def __call__(self, context: VictimContext) -> Tensor:
         previous = context.observation.knowledge.previous

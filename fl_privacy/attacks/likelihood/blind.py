@@ -106,7 +106,7 @@ def _geometry(convolution: nn.Module) -> Mapping[str, Any]:
 
 
 def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
-    """Return the activation between layers ``first`` and ``cut``, if any; ``NotAttackableError`` without inverse."""
+    """Return the activation between layers ``first`` and ``cut``, if any; ``NotAttackableError`` if not invertible."""
     leaves = {name: module for name, module in model.named_modules() if name and next(module.children(), None) is None}
     names = list(leaves)
     between = names[names.index(first) + 1 : names.index(cut)] if first in names and cut in names else []

@@ -357,7 +357,10 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at likely public rows and, if given, ``start``; ``NotAttackableError`` without a likelihood."""
+    """Begin searches at likely public rows and, if given, ``start``.
+
+    ``NotAttackableError`` if the likelihood of the updates is unknown.
+    """
     likelihood, size = likelihood_of_victims(prepared, [victim]), prepared.shape[0]
     if not all(one.informative for _, channels in likelihood.states for one in channels):
         raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=tableak.")

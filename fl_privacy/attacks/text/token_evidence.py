@@ -293,7 +293,7 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find each victim's tokens that lie more in the span of its views than chance explains; ``None`` without a view.
+    """Find each victim's tokens that lie more in the span of its views than chance explains; ``None`` if it has none.
 
     Views that have full rank are left out. Either views of a layer's inputs or views behind an adapter's A are used:
     those that find more tokens. ``texts``: number of texts. ``most``: largest number of tokens.

@@ -43,7 +43,7 @@ _QUIET = np.errstate(all="ignore")  # untrusted numbers may be NaN, or overflow 
 
 @_QUIET
 def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> str | None:
-    """Return a phrase on how many rows of client data ``array`` holds; ``None`` for none, or if chance explains them.
+    """Return a phrase on how many rows of client data ``array`` holds; ``None`` if none, or if chance explains them.
 
     ``tables``: the client's data, N rows of F features each, (N, F). ``unknown=True`` also compares the array in other
     shapes, in another order of values in a row, or scaled.

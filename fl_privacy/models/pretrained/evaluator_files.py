@@ -41,7 +41,7 @@ def read_about(file: Path) -> dict[str, str]:
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` without a network."""
+    """Return the network in ``file``, frozen, and cached until the file changes; ``UserError`` if it is unusable."""
     with readable("An evaluation network", file, REMEDY):
         return _load(file, torch.device(device))
 
@@ -104,7 +104,7 @@ def find_evaluator(
 ) -> evaluator.EvaluationNetwork:
     """Return the evaluation network in the file ``path``; ``None`` takes a small network for gray images.
 
-    The small network does not suit photographs. ``UserError`` without a network for ``input_shape`` (C, H, W).
+    The small network does not suit photographs. ``UserError`` if no network fits ``input_shape`` (C, H, W).
     """
     if path is not None:
         file = expanded(path)

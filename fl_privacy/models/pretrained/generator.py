@@ -297,7 +297,7 @@ def expect_faces() -> Path:
 
 @lru_cache(maxsize=2)
 def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
-    """Return the packaged generator of color faces, 64x64, with 100 latents; ``UserError`` without the package."""
+    """Return the packaged generator of color faces, 64x64, with 100 latents; ``UserError`` if it is not installed."""
     file = expect_faces()
     wrong = UserError(
         f"Weights of a DCGAN are expected in {file}, but it holds others; install gan-face-generate 1.1.1."

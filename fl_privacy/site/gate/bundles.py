@@ -85,7 +85,10 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Parse a policy's section ``runs``, with paths below ``folder``; ``UserError`` if wrong or without ``ledger``."""
+    """Parse a policy's section ``runs``, with paths below ``folder``.
+
+    ``UserError`` if it is wrong, or if the policy has no ``ledger``.
+    """
     section = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
     if ledger is None:
         raise UserError("runs is expected with a budget, whose ledger names each bundle, but got none; add budget.")
