@@ -125,7 +125,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
-    """Recompute epsilon from the ``stated`` facts, at the delta of ``claim`` or ``asked``; ``None`` without facts."""
+    """Recompute epsilon from ``stated`` facts, if any, at the delta of ``claim`` or, if it is ``None``, ``asked``."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta

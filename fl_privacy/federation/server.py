@@ -64,27 +64,20 @@ class ServerPlan:
 class Server:
     """A federation's server: global model and aggregation.
 
-    Attributes:
-        state: global model; replaced, never changed in place.
-        tamper: change of the model sent to a client, if any.
-        tampered: rounds with tampering; ``None`` is all.
-        learns: ``True`` if the model also moves in tampered rounds.
-        heard: callback with the mean reply of each tampered round, or of each round if there is no ``tamper``.
-        personal: ``True`` if clients train a private part on the new model at the end of a round.
-        tested: rounds after which clients with a private part also test their models.
+    ``heard``: callback with the mean reply of each tampered round, or of each round if there is no ``tamper``.
     """
 
-    state: ModelState
+    state: ModelState  # global model; replaced, never changed in place
     local_plan: LocalPlan
     plan: ServerPlan
     clients: Sequence[int]
     seed: int
-    tamper: Tamper | None = None
-    tampered: frozenset[int] | None = None
-    learns: bool = True
+    tamper: Tamper | None = None  # change of the model sent to a client, if any
+    tampered: frozenset[int] | None = None  # rounds with tampering; ``None`` is all
+    learns: bool = True  # ``True`` if the model also moves in tampered rounds
     heard: Heard | None = None
-    personal: bool = False
-    tested: frozenset[int] = frozenset()
+    personal: bool = False  # ``True`` if clients train a private part on the new model at the end of a round
+    tested: frozenset[int] = frozenset()  # rounds after which clients with a private part also test their models
     _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
     _steps: ServerSteps = field(init=False, repr=False)
 

@@ -75,7 +75,10 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare found images with the originals or, if given, ``fed``, what the network got; equal images are exact."""
+    """Compare found images with ``fed``, if given, or with the originals; an image that equals either counts as exact.
+
+    ``fed``: the images (B, C, H, W) that entered the network.
+    """
     found = match.found
     if not len(found):
         return []

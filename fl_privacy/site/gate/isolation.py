@@ -42,23 +42,17 @@ SLACK = 1 << 30
 class Wishes:
     """Resources that an isolated process may reach.
 
-    Attributes:
-        temporary: working folder; the folder ``root`` next to it becomes the process's root.
-        reads, writes: readable and writable paths in addition to those of the system and Python.
-        layered: readable folders in which changes are possible, but lost at the end of the process.
-        hidden: folders and files within these paths that appear empty.
-        most_bytes: most bytes of memory of the process with its children, and of files that it writes.
-        internet: ``True`` allows internet sockets, which reach nothing outside of the process's own network.
+    ``reads, writes``: readable and writable paths in addition to those of the system and Python.
     """
 
-    temporary: str
+    temporary: str  # working folder; the folder ``root`` next to it becomes the process's root
     reads: Sequence[str] = ()
     writes: Sequence[str] = ()
-    layered: Sequence[str] = ()
-    hidden: Sequence[str] = ()
-    most_bytes: int = 8 << 30
+    layered: Sequence[str] = ()  # readable folders in which changes are possible, but lost at the end of the process
+    hidden: Sequence[str] = ()  # folders and files within these paths that appear empty
+    most_bytes: int = 8 << 30  # most bytes of memory of the process with its children, and of files that it writes
     most_processes: int = 128
-    internet: bool = False
+    internet: bool = False  # ``True`` allows internet sockets, which reach nothing outside of the process's own network
 
 
 @dataclass
