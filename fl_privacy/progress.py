@@ -113,7 +113,7 @@ BETWEEN_LINES, LONGEST_SILENCE = 10, 60
 
 
 class ShareLines:
-    """Progress callback that passes a line to ``say`` at each further tenth, after 10 s or more, or else every 60 s."""
+    """Progress callback that passes a line to ``say`` for each tenth done, at most every 10 s, at least every 60 s."""
 
     def __init__(self, say: Callable[[str], None], title: str, suffix: Callable[[], str] = str) -> None:
         self._say, self._title, self._suffix, self._pause = say, title, suffix, BETWEEN_LINES

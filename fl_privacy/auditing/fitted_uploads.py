@@ -93,7 +93,7 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack as the last client would: it is sent models that hold the other clients' new trees."""
+        """Attack as the last client could, since it is sent models that hold the other clients' new trees."""
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]

@@ -292,7 +292,7 @@ def template_of(clients: Sequence[Watched]) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBlock:
-    """True tokens, and tokens inferred from an upload's first block. ``said``: the method, or why it failed."""
+    """True tokens, and tokens inferred from a transformer's first block. ``said``: the method, or why it failed."""
 
     truth: set[int]
     guess: set[int]

@@ -157,8 +157,8 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def fits(value: object, annotation: Any) -> bool:
     """Return ``True`` if ``value`` has the type ``annotation``.
 
-    A whole number is a number; booleans, NaN and integers too large for a float are not. Only numbers, text, literals,
-    and unions, sequences and mappings of them are checked; other types always fit.
+    Whole numbers count as numbers; booleans, NaN and integers too large for a float do not. Only numbers, text,
+    literals, and unions, sequences and mappings of them are checked; other types always fit.
     """
     origin, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in _UNIONS:

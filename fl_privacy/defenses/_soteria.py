@@ -238,7 +238,7 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
 
 
 def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) -> dict[str, Tensor]:
-    """Divide the elements of ``tensors`` into slices of equal sensitivity; return each one's slice in [0, slices).
+    """Divide the elements of ``tensors`` into slices of equal sensitivity; return each element's slice number.
 
     A tensor's ``sensitivity`` is spread evenly over its elements; if all are zero, elements count equally.
     """

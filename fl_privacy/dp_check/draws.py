@@ -153,7 +153,7 @@ CHUNK_ELEMENTS = 1 << 21
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
-    """Yield ``draws`` releases (k, d) float64 on ``given``, in chunks; ``UserError`` if their sizes differ."""
+    """Yield ``draws`` releases on ``given`` in chunks of k, (k, d) float64; ``UserError`` if their sizes differ."""
     left, size, width = draws, 1, None
     while left and isinstance(mechanism, ManyAtOnce):
         made = flattened(mechanism.many(given, size), draws=size)

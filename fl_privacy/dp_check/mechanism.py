@@ -277,9 +277,10 @@ def _judged(
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Return the pilot draws on the pair that is easiest to distinguish, and its difference (d,), if known.
+    """Return pilot draws on the neighbors that are easiest to distinguish, and their difference (d,), if known.
 
-    The pair ``preferred`` is taken unless another is better by more than chance. ``most``: most draws per neighbor.
+    The pair ``preferred`` is taken unless another pair is better by more than chance. ``most``: most draws per
+    neighbor.
     """
     kept = list(pairs)
     for draws, number in PILOT:

@@ -117,7 +117,7 @@ LARGEST_MODEL = 1e9
 
 
 def expect_sound(values: Tensors) -> None:
-    """Raise ``UnfitMessageError`` if values are not finite, or their norm, without running variances, is too large."""
+    """Raise ``UnfitMessageError`` if values are not finite, or the norm of all but running variances is too large."""
     for name, value in values.items():
         if not value.isfinite().all():
             raise UnfitMessageError(

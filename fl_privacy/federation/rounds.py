@@ -164,7 +164,7 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Return the generator of a round that yields no observation; ``work`` runs the whole round."""
+    """Return a round's generator that yields no observation; ``work`` runs the whole round."""
     return work()
     yield
 

@@ -68,7 +68,7 @@ def read_unshared(path: Path) -> bytes:
 
 
 def read_key(path: Path) -> bytes:
-    """Return the 32 bytes of a key file; ``UserError`` if others can read it, it can't be read, or it has no key."""
+    """Return the 32 bytes of a key file; ``UserError`` if the file is not private, not readable, or has no key."""
     try:
         key = read_unshared(path)
     except OSError as error:
@@ -205,7 +205,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in Flower's ``context.state``, lost at a restart; with ``once``, answered rounds are refused."""
+    """Client state in Flower's ``context.state``, lost at a restart; ``once``: ``True`` refuses answered rounds."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records

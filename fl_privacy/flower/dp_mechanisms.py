@@ -184,7 +184,7 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Cache of the records made for the last update, since making them takes longer than answering."""
+    """Cache of the Flower records of the last update, since making them takes longer than computing a reply."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None

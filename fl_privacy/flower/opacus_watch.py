@@ -54,7 +54,7 @@ class OpacusWatch:
 
     @property
     def bare_steps(self) -> int:
-        """Return the number of steps that changed the upload without Opacus' optimizer, as far as seen."""
+        """Return the number of observed steps that changed the upload without Opacus' optimizer."""
         if self.multipliers:
             return self.on_model
         moved = not all(map(torch.equal, self._before, self._parameters.values()))

@@ -386,7 +386,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return a name for each image of a probe, by which its answers are counted; ``UserError`` for bad numbers."""
+    """Return a name for each image of a probe, by which replies are counted; ``UserError`` for a bad number."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

@@ -58,7 +58,8 @@ def evaluate(
 ) -> VictimScore:
     """Score the guesses at one batch: ``images[k].values["psnr"]`` of the result is the PSNR of original k in dB.
 
-    ``truth`` has the originals; guesses may be in another order. ``functions`` as for :func:`evaluate_all`.
+    ``truth`` has the originals; guesses may be in another order. ``functions``: metric -> function, as for
+    :func:`evaluate_all`.
     """
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 

@@ -68,7 +68,7 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return the share (N,) float64 of true values in each row of ``right`` (N, C); ``numbers`` is not used."""
+    """Return the share (N,) float64 of right cells in each row, from booleans ``right`` (N, C); ignore ``numbers``."""
     return right.double().mean(1)
 
 
@@ -83,7 +83,7 @@ def numbers_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def row_right(right: Tensor, numbers: Tensor) -> Tensor:
-    """Return 1 for each row of ``right`` (N, C) that is all true, else 0, (N,) float64; ``numbers`` is not used."""
+    """Return (N,) float64: 1 for each row whose cells, in booleans ``right`` (N, C), are all right, else 0."""
     return right.all(1).double()
 
 

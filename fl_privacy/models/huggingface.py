@@ -184,7 +184,7 @@ _PARTS = ("SelfAttention.q", "SelfAttention.v")
 class Adapted(nn.Module):
     """Layer with a LoRA adapter (Hu et al. 2022): ``base(x) + alpha / rank * B A x``.
 
-    A is initialized like PyTorch's linear layers, B is zero, so that the initial outputs are unchanged.
+    A is initialized like PyTorch's linear layers, B as zero, so that outputs are unchanged at first.
     """
 
     def __init__(self, base: nn.Module, *, inputs: int, outputs: int, rank: int, alpha: float) -> None:

@@ -305,7 +305,7 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
 
 
 def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ...]]:
-    """Return rows (name, figure before a defense, figure with it) that compare an app's leakage and costs."""
+    """Return rows (name, figure without a defense, figure with the defense) that compare an app's leakage and costs."""
 
     def result(record: AuditRecord) -> str:
         attacked = record.uploads_attacked or record.measured

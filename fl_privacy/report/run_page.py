@@ -115,7 +115,7 @@ def assumptions(run: Run) -> str:
 
 
 def uploads_of(run: Run) -> str:
-    """Describe the contents of attacked uploads; empty if nothing was attacked, and for audits of apps."""
+    """Describe the contents of attacked uploads; empty for an app's audit, or if nothing was attacked."""
     if not run.summary.attacked or is_audit(run):
         return ""
     config, trained = run.identity.config, bool(run.of_kind("round"))

@@ -108,7 +108,8 @@ def side_information_of(
 ) -> SimulatedSideInformation | None:
     """Build the source of what attackers know besides the protocol: features, or substitutes for private layers.
 
-    ``None`` without both. ``UserError`` if ``threats.features_at`` names no module, or is set without known features.
+    ``None`` if attackers know neither. ``UserError`` if ``threats.features_at`` names no module, or is set without
+    known features.
     """
     if (at := threats.features_at) is not None:
         if not threats.knows_features:
@@ -136,7 +137,7 @@ def side_information_of(
 
 
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the attacker's examples: the first ``count``, or for ``None`` up to ``MOST_PUBLIC`` evenly spaced ones."""
+    """Return the attacker's examples: the first ``count``; if it is ``None``, up to ``MOST_PUBLIC``, evenly spaced."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

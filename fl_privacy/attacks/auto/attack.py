@@ -172,7 +172,7 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 def surrogate(state: StageState, report: Report) -> Found | None:
     """Reconstruct images by :class:`SurrogateModel`, at a model between the sent and the returned one.
 
-    Results for several images and many local steps are final; all other results are starts of descents. ``None`` if
+    Results for several images and many local steps are final; from all others, descents start. ``None`` if
     inapplicable.
     """
     first, known = state.group.first, state.group.first.knowledge
@@ -219,7 +219,7 @@ ROUNDS_RACED = 8  # most rounds of the same examples that descents match; the li
 
 
 def descend(state: StageState, report: Report) -> Found:
-    """Run descents from several starts; return the best result, or that of :func:`find_likeliest` if more probable."""
+    """Run descents from several first images; return the best, or that of :func:`find_likeliest` if more probable."""
     race, evaluations = entered(state)
     if race.attempts and state.evaluations is None:
         logger.info(sub_attacks.how_to_repeat(evaluations, len(race.attempts), cut=state.cut))

@@ -227,7 +227,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Add the noise or rounding inferred from each update to its observation; ``None`` for another inferred defense."""
+    """Add the noise or rounding inferred from each update to its observation; ``None`` if it is another defense."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

@@ -254,9 +254,10 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Build the matrix (R N, R N) whose quadratic form in X (R, N) is the least ||``taps`` X - Y ``shifts``||^2 over Y.
+    """Build the matrix whose quadratic form in X (R, N) is the least ||``taps`` X - Y ``shifts``||^2 over Y.
 
-    ``taps``: (K, O, R) and ``shifts``: (K, P, N), for K kernel elements. The mean of the diagonal is scaled to 1.
+    ``taps``: (K, O, R) and ``shifts``: (K, P, N), for K kernel elements, O outputs and P pixels. The mean of the
+    diagonal is 1.
     """
     count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
     often = shifts.square().sum((0, 2)).clamp_min(1)

@@ -259,7 +259,7 @@ def fitting_threads(multiplications: int) -> Iterator[None]:
 
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
-    """Return the mean number of multiplications in a layer of ``model`` for ``inputs`` (V, B, ...)."""
+    """Return the mean number of multiplications in a layer of ``model`` for ``inputs``."""
     with cpu_threads(1), hooks.leaving(hooks.owners(model)) as calls:
         model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]

@@ -131,7 +131,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return each class's mean gradient (K, K) with respect to the logits on noise images, up to a common factor."""
+    """Return each class's mean gradient by the K logits (K, K) on noise images, up to a common factor."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]

@@ -85,7 +85,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return the loss's gradients (K, N, M) with respect to the layer's M outputs, for N random rows and each label."""
+    """Return loss gradients (K, N, M) with respect to the layer's M outputs, for N random rows and each of K labels."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()

@@ -172,7 +172,7 @@ class Problem:
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def zero_loss(self) -> Tensor:
-        """Return the objective (V,) of a zero gradient, which serves as the unit of other losses."""
+        """Return each victim's objective for a zero gradient, the unit of other losses."""
         zeros = [{name: Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 

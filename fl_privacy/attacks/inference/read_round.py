@@ -184,7 +184,7 @@ def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return (N, 4): loss, margin, entropy, and minus ``lowest_of`` for tokens, else the loss again."""
+    """Return examples' signals (N, 4): loss, margin, entropy, and minus ``lowest_of`` for tokens, or the loss."""
     entropy, loss = torch.special.entr(logits.softmax(1)).sum(1), losses_of(logits, labels)
     of_tokens = labels.dim() > 1
     last, entropy = (-lowest_of(logits, labels), _mean_there(entropy, labels)) if of_tokens else (loss, entropy)

@@ -85,7 +85,7 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return the linearized gain in log likelihood (M, B, L, n) of each of n words at each position of M guesses.
+        """Return the linearized gain in log likelihood (M, B, L, n) of each of n words at L positions of M guesses.
 
         ``words``: (M, B, L, d) mean embeddings of the guesses, at which the slope is taken. ``there``: (M, B, L)
         ``True`` for positions with a word. ``soft``: smoothing of Adam's step.

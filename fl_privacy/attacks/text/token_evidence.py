@@ -152,10 +152,10 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return the number of tokens to accept, of k ranked ones, so that few are false.
+    """Return how many of k ranked tokens to accept, so that few are false.
 
-    ``expected``: (k,) expected number of false ones among the first 1, 2, ..., k. At most the share ``FALSE_SHARE`` of
-    the accepted tokens, and ``FALSE_PER_TEXT`` for each of ``texts`` texts, may be false.
+    ``expected``: (k,) expected number of false tokens among the first 1, 2, ..., k. At most the share ``FALSE_SHARE``
+    of the accepted tokens, and ``FALSE_PER_TEXT`` for each of ``texts`` texts, may be false.
     """
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
     within = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()

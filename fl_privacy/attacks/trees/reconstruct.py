@@ -270,7 +270,7 @@ class TreeReconstruction:
         labels: (N,) guesses, 0 or 1.
         low, high: (N, F) bounds of each cell's guess, ``high`` excluded.
         agreement: (N, F) share of chains with the cell in the same interval; always 1 for a single chain.
-        first: counts of the first tree; ``None`` if the client was given trees before.
+        first: counts of the first tree; ``None`` if other trees precede the client's.
         values: each feature's thresholds in the client's own trees, which are values of its rows.
         misfit: root mean square residual of gradient sums.
         start_misfit: misfit of rows that only fit the first tree.

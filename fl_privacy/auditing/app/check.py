@@ -72,7 +72,7 @@ class Check:
     rounds: int = 0  # number that the app names, or 0
 
     def stops_with(self, *, stand_in: bool) -> str:
-        """Return why an audit can't start, in a sentence; with ``stand_in``, missing packages do not prevent it."""
+        """Return why an audit can't start, in a sentence, or ""; ``stand_in`` replaces missing packages."""
         return self.stops if self.modules or not stand_in else ""
 
     @property

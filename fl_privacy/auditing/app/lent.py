@@ -166,7 +166,7 @@ def _present(place: str, asked: list[str], name: str) -> Any:
 
 
 def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-    """Construct a PyTorch loader without worker processes, which sandboxes forbid and hooks do not reach."""
+    """Construct a PyTorch loader without worker processes, since sandboxes forbid these and hooks do not reach them."""
     given = inspect.signature(original).bind(loader, *args, **kwargs)
     for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
         given.arguments.pop(name, None)

@@ -411,7 +411,7 @@ class Hooks:
 def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: bool) -> None:
     """Let ``made``, a torchvision data set that opens files, return the made-up pictures ``drawn`` and ``targets``.
 
-    With ``several``, each example has 40 attributes instead of a target.
+    If ``several``, each example has 40 attributes instead of a target.
     """
     pillow, plain = importlib.import_module("PIL.Image"), drawn[..., 0] if drawn.shape[-1] == 1 else drawn
     many = torch.from_numpy(np.arange(drawn.shape[0])[:, None] % np.arange(2, 42) == 0).long()

@@ -264,7 +264,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it or an error reply, and which parameters its arrays held before (or ``None``)."""
+        """Defend a reply; return it or an error reply, and the match of its undefended arrays to parameters, if any."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):

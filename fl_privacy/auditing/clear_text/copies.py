@@ -209,7 +209,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the bits of evidence in a row's values, and order if ``ordered``; 0 for even spacing unless ``ramps``."""
+    """Return the bits of evidence in values, and order if ``ordered``; evenly spaced values have 0 unless ``ramps``."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):

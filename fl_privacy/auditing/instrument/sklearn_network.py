@@ -132,7 +132,7 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
 
 
 def _optimizer(estimator: Any, network: FromSklearn, penalty: float, *, goes_on: bool) -> torch.optim.Optimizer:
-    """Return an estimator's optimizer with weight decay ``penalty``; with ``goes_on``, in its last state."""
+    """Return an estimator's optimizer with weight decay ``penalty``; if ``goes_on``, in its last state."""
     made: torch.optim.Optimizer
     own, rate, momentum = network.parameters(), estimator.learning_rate_init, estimator.momentum
     if estimator.solver == "adam":

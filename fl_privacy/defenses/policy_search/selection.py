@@ -69,9 +69,9 @@ class Selection:
         return sorted(useful, key=lambda s: s.privacy)
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
-        """Return the ``keep`` most private accepted policies that share no operation; ``UserError`` for fewer.
+        """Return the ``keep`` most private accepted policies that share no operation; ``UserError`` if fewer exist.
 
-        ``untransformed``: privacy score without a policy; accepted policies have a lower one.
+        ``untransformed``: privacy score without a policy; that of accepted policies is lower.
         """
         by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
@@ -131,7 +131,8 @@ class PrivacyAware:
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
         """Return ``True`` if a policy is privacy-aware; ``UserError`` if ``psnr`` is empty or has NaN.
 
-        ``psnr`` (N,): see ``least_epsilon``. ``accuracy``, ``transformed``: accuracy without and with the policy.
+        ``psnr`` (N,): PSNR of each of N reconstructions, see ``least_epsilon``. ``accuracy``, ``transformed``: accuracy
+        without and with the policy.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma

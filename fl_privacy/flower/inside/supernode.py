@@ -232,7 +232,7 @@ class _Task:
         return True
 
     def is_answered(self, app: Answerer) -> bool:
-        """Send the reply of ``app``, or log why that failed; ``False`` if the message has to be given again."""
+        """Send the reply of ``app``, or log why that failed; ``False`` if the message has to be handed out again."""
         with TURN:
             done = attempt(lambda: self._answered(app))
         if isinstance(done, Failure):

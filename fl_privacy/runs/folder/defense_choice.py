@@ -146,7 +146,7 @@ def candidate_of(
     asked: Collection[str] = (),
     undefended: bool = False,
 ) -> Candidate | None:
-    """Build the candidate of one training; ``None`` without accuracy or scored examples.
+    """Build the candidate of one training; ``None`` if accuracy or scored examples are missing.
 
     ``found``: results of reconstruction. ``pmm``: accuracy in percent of the undefended one. ``findings``: results of
     inference attacks; ``asked``: kinds of inference, such as membership, whose results the candidate needs.
@@ -181,7 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the smallest lead of the best attacker over guesses without the update, among all rounds and attacks."""
+    """Return the best attacker's lead over guesses without the update, the least over rounds and attacks."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -212,9 +212,9 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate that leaks nothing; ``psnr_below``: dB that no image may reach.
+    """Return the most accurate candidate that leaks nothing; ``psnr_below``: PSNR in dB that no image may reach.
 
-    ``None`` if all leak, if nothing was reconstructed even without a defense, or if modalities differ.
+    ``None`` if all leak, if nothing was reconstructed from undefended updates either, or if modalities differ.
     """
     if not comparable(candidates) or unread_undefended(candidates):
         return None

@@ -170,7 +170,7 @@ def write_sentences(folder: Path, round: int, scores: Sequence[VictimScore], att
 
 
 def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-    """Return (victim id, text number) -> original and guesses in ``folder``; see :func:`read_pairs`."""
+    """Return (victim id, text number) -> original and guesses, and warnings on files of ``folder`` left out."""
     found = _Found[Pieces, Pieces]()
 
     def read(path: Path) -> None:

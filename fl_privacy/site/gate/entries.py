@@ -198,7 +198,7 @@ class Limits:
 
 
 def epsilon_of(rho: float, delta: float) -> float:
-    """Return the epsilon at ``delta`` of releases that are together ``rho``-zCDP; infinite for infinite ``rho``.
+    """Return the epsilon at ``delta`` of releases that are together ``rho``-zCDP; infinite if ``rho`` is.
 
     Their Renyi divergences are at most rho a for every order a > 1 (Bun, Steinke 2016); by Proposition 12 of Canonne,
     Kamath, Steinke 2020, epsilon = rho a + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), minimal over a. This is
