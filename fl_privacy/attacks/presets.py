@@ -440,8 +440,8 @@ def model_inversion(
     The paper runs L-BFGS for 1,500 or 2,000 iterations at step length 0.01 or 0.001; ``lr=1`` with
     ``line_search="strong_wolfe"`` reaches that minimum in a tenth of the iterations.
 
-    ``recover_at`` names a later module whose input Lemma 1 gives in closed form. Without one, ``matching`` searches the
-    private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
+    ``recover_at`` names a later module whose input Lemma 1 gives in closed form. If it is ``None``, ``matching``
+    searches the private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
     """
     found = GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)
     if matching != "l2":

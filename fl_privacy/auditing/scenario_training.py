@@ -26,14 +26,14 @@ def examples_of(seen: Watched) -> int:
 def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the examples of one epoch from each of ``inputs`` (N, ...).
 
-    Without observed epochs, return the distinct ones among the first ``MOST_POOL`` examples.
+    If no epoch was observed, return the distinct examples among the first ``MOST_POOL``.
     """
     number = sum(seen.passes.values())
     return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
 
 
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return up to ``MOST_POOL`` loaded examples (N, ...), in the scale of the attacker's guesses.
+    """Return up to ``MOST_POOL`` examples (N, ...) that the client loaded, in the scale of the attacker's guesses.
 
     ``None`` if the network has other inputs, or the app changes the examples before they enter it.
     """

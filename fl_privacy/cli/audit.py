@@ -112,9 +112,9 @@ def audit(  # noqa: PLR0917
 
 
 def _check(app: Path, asked: dict[str, Any], *, only: bool) -> None:
-    """Raise ``UserError`` if the audit ``asked`` can't start; with ``only``, print what the app needs, and exit.
+    """Raise ``UserError`` if the audit ``asked`` can't start; if ``only``, print what the app needs, and exit.
 
-    With drawn data, a project without a script to run is left to the audit of its network, and the reason noted.
+    If data are made up and no script can be run, the project's network is audited instead, and the reason noted.
     """
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
@@ -141,7 +141,7 @@ Audited = Callable[[Callable[[str], None]], tuple[str, Path]]
 
 
 def print_audit(run: Audited, *, as_json: bool, open_page: bool) -> None:
-    """Run an audit and print its summary, or with ``as_json`` the content of ``audit.json``."""
+    """Run an audit and print its summary or, if ``as_json``, the content of ``audit.json``."""
     from fl_privacy.cli.console import Lines  # noqa: PLC0415
 
     aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()

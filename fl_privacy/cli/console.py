@@ -214,7 +214,7 @@ class WrittenMonitor(Monitor):
 
 
 class Underway:
-    """Progress bar of parallel jobs; without a terminal, an occasional line."""
+    """Progress bar of parallel jobs; if there is no terminal, an occasional line."""
 
     def __init__(self, title: str, folders: Sequence[Path], console: Console) -> None:
         self._console, self._title = console, title

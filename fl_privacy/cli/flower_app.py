@@ -164,7 +164,7 @@ def _settings(context: Context) -> RunSettings:
 def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
     """Outside simulations, log a ``UserError`` that has a path, and raise one without details instead.
 
-    With ``own_folder``, do so for every ``UserError``.
+    If ``own_folder``, do so for every ``UserError``.
     """
     try:
         yield

@@ -241,8 +241,8 @@ def encode_labels(
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Return label columns as class indices (N,) int64, and the K class names; all ``parts`` share the classes.
 
-    With ``names``, values are indices of these, else the classes are the sorted distinct values. ``UserError``, with
-    the other arguments in its message, if values are missing or do not fit, or there is only one class.
+    If ``names`` are given, values are their indices, else the classes are the sorted distinct values. ``UserError``,
+    with the other arguments in its message, if values are missing or do not fit, or there is only one class.
     """
     values = np.concatenate([np.asarray(part) for part in parts])
     if values.dtype == object or values.ndim != 1:

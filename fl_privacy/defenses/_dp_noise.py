@@ -73,7 +73,7 @@ def dp_noise(
 ) -> Defense:
     """Clip the update, if asked, and add independent noise to every element (Abadi et al. 2016; DLG section 5.1).
 
-    Without ``clip_norm`` no ``scale`` gives a guarantee; with it, ``privacy.guarantee`` computes one.
+    If ``clip_norm`` is ``None``, no ``scale`` gives a guarantee; else ``privacy.guarantee`` computes one.
 
     Args:
         noise: ``gaussian`` or ``laplace``, independent for each element.

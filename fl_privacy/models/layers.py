@@ -272,7 +272,7 @@ def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection
 def behind_activation(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
     """Return the name of the module after the activation of the last private layer.
 
-    Without private layers, the first layer counts as private. Without an activation module behind the last private one,
+    If no layer is private, the first layer counts as private. If no activation module follows the last private layer,
     the result is that of :func:`cut_layer`. FDL-PP's private part ends with an activation (Gu et al. 2021, Def. 4).
     """
     layers = called_layers(model, image_shape)

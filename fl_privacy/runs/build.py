@@ -267,7 +267,7 @@ def attack_of_run(config: RunSettings) -> ReconstructionAttack | None:
 
 
 def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPlan:
-    """Build the clients' local plan; with adapters in ``model``, only these and the head are trained."""
+    """Build the clients' local plan; if ``model`` has adapters, only these and the head are trained."""
     settings = plain_settings(section)
     adapted = model.get("lora_rank") is not None or model.get("peft") is not None
     if adapted and not (settings.get("trained") or settings.get("frozen")):

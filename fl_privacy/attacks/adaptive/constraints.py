@@ -229,7 +229,7 @@ def choose_transforms(number: int, restart: int, size: int, generator: torch.Gen
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
     """List all transforms that the augmentation ``policies`` (such as ``3-43-15``, numbers in ``table``) may result in.
 
-    Signed operations occur with both signs; with ``by_probability``, each operation may also be skipped.
+    Signed operations occur with both signs; if ``by_probability``, each operation may also be skipped.
     """
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):

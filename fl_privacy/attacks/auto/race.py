@@ -183,7 +183,7 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 
 @torch.no_grad()
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
-    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if unchanged, or without a bias gradient.
+    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if unchanged, or if no bias gradient was uploaded.
 
     The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
     classes. Images keep their labels as far as the counts allow.

@@ -375,8 +375,7 @@ def find_patch_embedding(
 ) -> PatchEmbedding | None:
     """Find the model's patch embedding; ``None`` if the model's first layer is something else.
 
-    Without a layer that has parameters, raise ``NotFullyConnectedError``. ``fixed_norms``: see
-    :func:`find_first_layer`.
+    If no layer has parameters, raise ``NotFullyConnectedError``. ``fixed_norms``: see :func:`find_first_layer`.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     layer = seen.module

@@ -247,8 +247,8 @@ class ModelInversion(GroupAttack):
     ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). O is the output of the victim's private layers;
     F are the private layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
 
-    With ``front="joint"`` the parameters of F are optimized with each image. ``recover_at``: later module whose input
-    is O, instead of the first public layer's, such as one where :func:`recover_by_lemma` is exact.
+    If ``front`` is ``joint``, the parameters of F are optimized with each image. ``recover_at``: later module whose
+    input is O, instead of the first public layer's, such as one where :func:`recover_by_lemma` is exact.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))

@@ -62,8 +62,8 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
     """Return the rows that came or went between two rounds of one client, for each class that changed.
 
     Differences of sums and sums of squares give one row, or mean +- deviation of two; an exchange of x for x' gives x -
-    x' and x^2 - x'^2. Without counts, only changes by one row are found. Rounds with different numbers of classes or
-    features raise ``UserError``.
+    x' and x^2 - x'^2. If counts are unknown, only changes by one row are found. Rounds with different numbers of
+    classes or features raise ``UserError``.
     """
     if before.means.shape != after.means.shape:
         raise UserError(

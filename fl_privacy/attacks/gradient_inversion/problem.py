@@ -177,7 +177,7 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, at most ``_LARGE`` times ``zero_loss``, the unit of smoothness."""
+        """Return victims' objective for gray images, the unit of smoothness; at most ``_LARGE`` times ``zero_loss``."""
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
         labels = self.labels

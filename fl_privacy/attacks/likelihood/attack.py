@@ -47,9 +47,9 @@ class Likelihood:
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
     ) -> Tensor:
-        """Return the loss (V,) of images (V, B, C, H, W).
+        """Return the loss (V,) of V victims' images (V, B, C, H, W).
 
-        ``softening``: additional noise, as a share of each tensor's root mean square. With ``rng``, the loss is
+        ``softening``: additional noise, as a share of each tensor's root mean square. If ``rng`` is given, the loss is
         estimated from a random part of ``states``.
         """
         chosen = list(range(len(self.states)))

@@ -103,10 +103,10 @@ class Channel:
         return replace(self, observed=observed, uploads=both)
 
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
-        """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
+        """Return V victims' negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
 
-        With one victim, ``uploads`` may hold many guesses. ``softening``: further noise at the start of a descent, as a
-        share of each tensor's root mean square. ``doubt``: relative error allowed for the largest magnitude of a
+        For a single victim, ``uploads`` may hold many guesses. ``softening``: further noise at the start of a descent,
+        as a share of each tensor's root mean square. ``doubt``: relative error allowed for the largest magnitude of a
         stochastically rounded tensor; 0 allows any.
         """
         if self.own:

@@ -76,7 +76,7 @@ class ServerAttack(ABC):
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
-    """Raise ``UserError``, beginning with ``who``, if clients keep layers of ``model`` private."""
+    """Raise ``UserError`` if clients keep layers of ``model`` private; ``who``: beginning of its message."""
     if missing := [name for name, _ in model.named_parameters() if name not in state.parameters]:
         raise UserError(f"{who}: a whole model is expected, but clients keep {missing[0]}; use defense=none.")
 

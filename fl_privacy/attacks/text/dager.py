@@ -337,7 +337,7 @@ class Peeling:
         """Subtract the gradient of ``text`` and its copies, if one of its words occurs in no other text.
 
         The text's gradients for each label are scaled to explain those words' parts of the gradient. ``left`` itself is
-        returned if no word is the text's alone.
+        returned if all words occur in other texts, too.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:

@@ -88,7 +88,7 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Return ``text`` with ``clear`` set to whether texts with another token are much farther from the span.
+        """Return ``text``; ``clear`` is ``True`` if texts with another token are much farther from the span.
 
         If lengths are unknown, texts that are one token shorter or longer are compared, too.
         """

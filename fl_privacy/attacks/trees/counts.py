@@ -46,7 +46,7 @@ class Leaf:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstTree:
-    """Row and label counts of the first tree; with ``subsample``, only of the rows drawn for this tree."""
+    """Row and label counts of the first tree; if XGBoost drew a subsample for it, only of the rows drawn."""
 
     leaves: tuple[Leaf, ...]  # from left to right, like ``Tree.leaves``
     whole: bool  # all counts are whole up to rounding; else rows are weighted or sums were changed

@@ -276,9 +276,9 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
     A bundle is unpacked. In a folder without Flower's app format, the app consists of the scripts that start Flower, or
-    else of the only folder inside that has the format. ``chosen``: options of ``find_scripts``; with a script, the
-    folder's app format is ignored. With ``network=True``, no script is sought, since only a network is trained.
-    ``UserError`` if ``path`` is no Flower app.
+    else of the only folder inside that has the format. ``chosen``: options of ``find_scripts``; if they name a script,
+    the folder's app format is ignored. If ``network`` is ``True``, no script is sought, since only a network is
+    trained. ``UserError`` if ``path`` is no Flower app.
     """
     place = expanded(path).absolute()
     if (chosen or {}).get("network") and place.is_dir():

@@ -234,7 +234,7 @@ _MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w
 def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFile]:
     """Parse a project's Python files and notebooks, without hidden ones, tests and files that can't be parsed.
 
-    ``unread`` collects the names of files that can't be parsed or are too large; with it, tests are parsed, too.
+    ``unread`` collects the names of files that can't be parsed or are too large; if it is given, tests are parsed, too.
     """
     found, together, gone = dict[Path, SourceFile](), 0, [] if unread is None else unread
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))
@@ -387,7 +387,7 @@ def _guessed(
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:
-    """Return the usual value of an option ``name``, or ``None``; with ``of_client``, also for a client's number."""
+    """Return the usual value of an option ``name``, or ``None``; if ``of_client``, also for a client's number."""
     if of_client and name and _OF_CLIENT.match(name):
         return "{partition}"
     if _COUNT.match(name):

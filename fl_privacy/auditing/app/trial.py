@@ -56,7 +56,7 @@ class Course:
 
 
 def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[str]:
-    """Run ``app`` without and with ``policy`` and describe both runs in lines of text.
+    """Run ``app`` without and with a site's ``policy`` on messages, and describe both runs in lines of text.
 
     The app's code is executed in this process. Ledgers are temporary; replies do not wait for the policy's
     ``every_seconds``. ``UserError`` if the app can't be loaded, or lacks a key of ``settings.run_config``.

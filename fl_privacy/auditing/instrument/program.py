@@ -360,7 +360,7 @@ class ReplayModel(nn.Module):
 def fixed_inputs(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
     """Return ids of constants, except ``variables``, that have an entry for each example and are passed to modules.
 
-    With ``whole``, also of those passed to other functions, such as the loss.
+    If ``whole``, include constants passed to other functions, such as the loss.
     """
     constants = program.constants
     taken = [number for call in program.calls if call.part >= 0 for number in call.taken]

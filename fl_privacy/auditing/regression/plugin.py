@@ -51,7 +51,7 @@ def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
 
 
 class LeakageCheck:
-    """Fixture that compares the leakage measured by a test with its baseline, or with ``update`` stores a new one."""
+    """Fixture that compares the leakage measured by a test with its baseline or, if ``update``, stores a new one."""
 
     def __init__(self, *, test: str, path: Path, update: bool, said: list[str]) -> None:
         self.test, self.path, self.update, self.said = test, path, update, said
@@ -74,7 +74,7 @@ class LeakageCheck:
     ) -> None:
         """Draw from ``mechanism`` and fail if the draws statistically contradict a ``claimed`` epsilon at ``delta``.
 
-        Nothing is compared with a stored baseline. With ``contradicts``, the test fails unless the draws contradict the
+        Nothing is compared with a stored baseline. If ``contradicts``, the test fails unless the draws contradict the
         claim. ``asked``: see :func:`verdict_on`.
         """
         try:

@@ -275,7 +275,7 @@ def transform(
     """Transform each of ``images`` (N, C, H, W) in [0, 1] by a random one of ``policies``, with random signs.
 
     Images are rounded to 256 levels first, like image files. The number of draws per image does not depend on the
-    policy. With ``by_probability``, each operation is applied with AutoAugment's probability. ``UserError`` for images
+    policy. If ``by_probability``, each operation is applied with AutoAugment's probability. ``UserError`` for images
     that are neither gray nor RGB.
     """
     check_shape(images.shape[1:])

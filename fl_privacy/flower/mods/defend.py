@@ -56,7 +56,7 @@ class DefendedClient(NumPyClient):
         return self.inner.get_parameters(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Evaluate with the inner client; outside of a simulation once a round, with figures rounded to three digits.
+        """Evaluate with the inner client; outside of simulations only once a round, and with figures of three digits.
 
         ``UserError`` if the defense promises differential privacy (exact figures would break it), the round is missing
         or was answered, or ``fit`` would raise.

@@ -99,7 +99,7 @@ class ImageGenerator(nn.Module):
         return self.shape.filters[layer], side, side
 
     def features(self, latents: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the outputs (N, C, H, W) of layer 0 for latents (N, Z) and classes (N,) or probabilities (N, K)."""
+        """Return the outputs (N, C, H, W) of layer 0 for N latents (N, Z) and classes (N,) or probabilities (N, K)."""
         if self.classes is not None:
             if labels is None:
                 raise UserError("A generator with classes is expected to get labels, but got none; give labels.")

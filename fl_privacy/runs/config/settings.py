@@ -320,7 +320,7 @@ def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
 
 
 def groups(*, shown: bool = False) -> list[str]:
-    """Return the names of groups of options; with ``shown`` only those that HTML reports list."""
+    """Return the names of groups of options; if ``shown``, only those that HTML reports list."""
     return [f.name for f in fields(RunSettings) if "group" in f.metadata and (f.metadata["shown"] or not shown)]
 
 

@@ -24,8 +24,8 @@ Tabled = VictimScore | Run | Path | str  # result of ``evaluate`` or ``read_run`
 def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:
     """Return a table of scores, runs or their folders (one or several), with a row for each attacked example.
 
-    With a ``kind``, such as ``round``, the table has a row for each record of that kind in a run, see ``RECORDS`` in
-    :mod:`fl_privacy.runs.folder.records`. ``UserError`` without records or for another type.
+    If ``kind`` is given, such as ``round``, the table has a row for each record of that kind in a run, see ``RECORDS``
+    in :mod:`fl_privacy.runs.folder.records`. ``UserError`` if there are no records, or ``found`` has another type.
     """
     import pandas as pd  # noqa: PLC0415  (not needed by the core)
 
