@@ -78,7 +78,7 @@ class ClaimedApp:
 def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) -> list[ClaimVerdict]:
     """Find, recompute and test the differential privacy claims of the app in ``folder``.
 
-    The app's code is executed: its server until the training starts and, with ``train``, one client's training.
+    The app's code is executed: its server until the training starts and, if ``train``, one client's training.
     ``UserError`` if ``folder`` is no Flower app, or its server fails.
     """
     app = begun_app(folder)

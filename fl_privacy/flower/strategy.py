@@ -66,7 +66,7 @@ class Nodes(NodeRules):
     """Mapping from each of ``clients`` (partition numbers) to its node.
 
     Node ids are random, so each new node is asked for its partition. A partition belongs to the first node that claims
-    it, until that node leaves; with ``bound`` for ever.
+    it, until that node leaves or, if ``bound``, forever.
     """
 
     clients: Sequence[int]

@@ -139,7 +139,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return [published, mean, low, high, number of values] of ``of``; for several strengths without low and high."""
+    """Return [published, mean, low, high, number of values] of ``of``; low and high only for a single strength."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])

@@ -72,7 +72,7 @@ _common, _angle = _OfAllLayers(epsilon=1e-12), Cosine()
 
 @torch.no_grad()
 def judge(problem: Problem, variables: Tensor) -> Judgment:
-    """Score each victim's guess, a row of ``variables`` (V, N), with its images clamped to [0, 1]."""
+    """Score each victim's guess, a row of ``variables``, with its images clamped to [0, 1]."""
     images = problem.images(variables).clamp(0, 1)
     transform = problem.constraints.transform
     seen = transform(images) if transform else images

@@ -22,7 +22,7 @@ _NOISE = 2.0  # silent outputs of a ReLU are below this multiple of the depth of
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution without groups, with zero padding, from ``shape`` (C, H, W) to O output channels (O, P, Q)."""
+    """A convolution without groups, with zero padding, from ``shape`` (C, H, W) to O channels of P by Q outputs."""
 
     module: nn.Conv2d
     shape: tuple[int, ...]
@@ -90,7 +90,7 @@ def solve_inputs(
     Equations of outputs are weighted by the activation's slope; both kinds have the same total weight.
 
     Args:
-        outputs: (V, O, P, Q) without the bias.
+        outputs: (V, O, P, Q) without the bias, P by Q in each of O channels.
         slopes: (V, O, P, Q) of the activation, at least 0.
         deltas: (V, O, P, Q) gradient of the loss with respect to the outputs.
         gradient: (V, O, C, kernel) gradient of the loss with respect to the weight W.
@@ -227,7 +227,7 @@ def can_be_blind(layer: Convolution) -> bool:
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
     """Solve the convolution ``gradient = slopes * inputs`` with unknown slopes for one image's inputs.
 
-    ``gradient`` (O, C, kernel): the weight's, in float64. ``None`` if its rank is too low.
+    ``gradient``: the weight's, in float64. ``None`` if the rank of that is too low.
     """
     channels, places = layer.shape[0], layer.shape[1] * layer.shape[2]
     taps = gradient.flatten(2).permute(2, 0, 1)  # (K, O, C)

@@ -62,7 +62,7 @@ class Mixture:
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
     """Build the :class:`Mixture` of a layer with the parameters W and b (``layer``).
 
-    ``weight``, ``bias``: gradients G (M, N) and g (M,) of these. ``basis``: basis R (B, N) of the rows of G.
+    ``weight``, ``bias``: gradients G and g of these. ``basis``: basis R (B, N) of the rows of G, for N inputs.
     """
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T

@@ -168,7 +168,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of victims' gradients (V, O, D), kept as factors ``deltas`` (V, O, P) and ``inputs`` (V, D, P)."""
+    """Statistics of V victims' weight gradients, kept as factors ``deltas`` and ``inputs`` of P positions."""
 
     deltas: Tensor
     inputs: Tensor
@@ -268,8 +268,8 @@ def weighted_distance(
 ) -> Tensor:
     """Return each victim's sum (V,) over tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
 
-    ``formed``: gradients (V, *shape). ``factored``: output gradients (V, O, P) and inputs (V, D, P) of the other
-    tensors. ``targets``: without bounds. ``weights``: (a, b).
+    ``formed``: gradients (V, *shape) of V victims. ``factored``: output gradients and inputs of the other tensors.
+    ``targets``: without bounds. ``weights``: (a, b).
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
@@ -282,7 +282,7 @@ def weighted_distance(
 
 
 class _Compare(torch.autograd.Function):
-    """:func:`weighted_distance` of V victims' joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D).
+    """:func:`weighted_distance` of V victims' joined gradients (V, n), output gradients (deltas) and inputs.
 
     ``elementwise``: weights a and b (n,). ``products``: (a, b) of each. ``observed``: targets (V, n).
     """
@@ -319,7 +319,7 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add victims' distances of ``deltas`` (V, P, O)^T ``inputs`` (V, P, D) from ``observed`` to ``loss`` (V,).
+    """Add victims' distances of the products ``deltas``^T ``inputs`` from ``observed`` to ``loss``.
 
     Return the gradients with respect to ``deltas`` and ``inputs`` if ``wanted``.
     """

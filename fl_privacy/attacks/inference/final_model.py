@@ -103,7 +103,7 @@ class Compared:
         return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
     def scaled(self, others: Tensor) -> Tensor:
-        """Return features (N, F): signals and differences to reference models, standardized on ``others`` (N,)."""
+        """Return each example's features: signals and differences to reference models, standardized on ``others``."""
         ratio = ratio_to_usual((-self.own[:, :1]).exp(), self.usual((-self.references[..., :1]).exp())).log()
         found = torch.cat([self.own, self.own - self.usual(self.references), ratio], 1)
         sound = found[others & found.isfinite().all(1)]
@@ -217,8 +217,8 @@ def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, en
 
     For the N texts that are long enough, return (N,) ``True`` if the greedy continuation equals the text's end, and the
     log probability (N,) that a sampled one does (Hayes et al. 2024, "Measuring memorization through probabilistic
-    discoverable extraction"). ``logits``: function from tokens (1, L) to outputs (1, L, V). ``texts``: tokens (L,)
-    each; the end is the last half, of at most ``end`` tokens.
+    discoverable extraction"). ``logits``: function from L tokens (1, L) to a score of each token of the vocabulary. The
+    end of a text is its last half, of at most ``end`` tokens.
     """
     greedy, sampled = list[bool](), list[float]()
     for text in (text for text in texts if len(text) >= SHORTEST):

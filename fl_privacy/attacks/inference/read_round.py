@@ -35,7 +35,7 @@ class ReadRound:
     """The uploads of one round, and the candidate examples.
 
     ``victims``: pairs (row, upload of one example) for attribute inference; ``row`` is the victim's row in the scores
-    (V, A) of A attribute values.
+    of A attribute values, (victims, A).
     """
 
     observations: tuple[Observation, ...]  # K uploads, one for each client that replied

@@ -105,7 +105,7 @@ def learn_rows(schema: Schema, rows: Tensor, labels: Tensor) -> RowPrior:
 
 
 def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
-    """Return the parent (D,) of each column in the tree with the most mutual information (Chow and Liu 1968).
+    """Return the parent of each of D columns in the tree with the most mutual information (Chow and Liu 1968).
 
     ``joint``, ``shares``: (D, D, Q, Q) and (D, Q) joint and marginal probabilities of Q codes, from ``rows`` rows.
     """

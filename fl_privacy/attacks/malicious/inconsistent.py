@@ -100,7 +100,7 @@ _AT_ONCE = 1024  # images times labels
 def leaves_such_a_bias(
     observation: Observation, images: Tensor, rows: Tensor, measured: Tensor, *, bias: str, error: Tensor
 ) -> Tensor:
-    """Return ``True`` (N,) for images (N, D) whose gradient, with some label, explains the measured bias gradient.
+    """Return ``True`` (N,) for N images whose gradient, with some label, explains the measured bias gradient.
 
     Pixels are rounded to 8 bits. All images are accepted if an image's own gradient can't be computed: with batch
     statistics, dropout, several local steps, or too many classes. ``rows`` (N,): index of each image's element of

@@ -88,7 +88,7 @@ UNKNOWN = -1  # label of an image of unknown class
 def reconstruction_of(
     observation: Observation, images: Tensor, proven: Tensor, *, labels: bool = True
 ) -> Reconstruction:
-    """Return the reconstruction of images (N, D) or (N, C, H, W) found in ``observation``, a failed one without images.
+    """Return the reconstruction of N images found in ``observation``; it is failed if there are no images.
 
     ``proven``: (N,) ``True`` for images that are no mixtures; none is proven if the update shows signs of a defense.
     ``labels``: ``True`` if the update is one batch's, so that its output layer gives the labels.
@@ -198,8 +198,8 @@ def images_of_brightness(
 ) -> tuple[Tensor, Tensor]:
     """Scale rows (bins, D) of an update to images with brightness between ``low`` (bins,) and ``high`` (bins,).
 
-    Return pixels (N, D), and ``True`` (N,) for single images; the strongest rows come first. Rows with a norm below
-    ``smallest`` times the largest are dropped. ``rounding``: standard deviation of the rows' rounding.
+    Return each row's D pixels, (N, D), and ``True`` (N,) for single images; the strongest rows come first. Rows with a
+    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of the rows' rounding.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)

@@ -43,7 +43,7 @@ class BoxProblem:
     Args:
         first: counts of the first tree, if any, which fix rows' leaves and labels.
         rows, positives: numbers of rows and positives, used without ``first``.
-        known: (R, F) states and (R,) labels of rows of the same population, if any.
+        known: states and labels of rows of the same population, if any.
         possible: (S,) ``True`` for states that the schema allows; ``None`` for all.
     """
 

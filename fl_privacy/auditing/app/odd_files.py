@@ -40,7 +40,7 @@ class NoWeights(dict[str, Any]):
 
 
 class Pickle(BytesIO):
-    """Open file in place of a missing pickle, which is made up when it is loaded."""
+    """Stands in for the open file of a missing pickle; loading it returns made-up data."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -133,7 +133,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` in this process until it ends; with ``holds``, it can hold several messages at once."""
+    """Run ``flower-supernode`` in this process until it ends; if ``holds``, it can hold several messages at once."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:

@@ -98,7 +98,7 @@ class Ongoing:
 
 
 class Teller:
-    """Saves the progress of work in ``folder`` every few seconds, and deletes it at the end."""
+    """Saves the progress of some work to a file in ``folder`` every few seconds; deletes the file at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._pictures, self._texts = (folder / name for name in (PROGRESS, PICTURES, TEXTS))
@@ -180,7 +180,7 @@ def write_planned(out: Path, jobs: Sequence[str]) -> None:
 
 
 def read_planned(out: Path) -> list[str]:
-    """Return the folders planned by sweeps in ``out``; empty without a plan."""
+    """Return the folders planned by sweeps in ``out``; empty if there are none."""
     content = _read(out / PLAN)
     jobs = content.get("jobs") if isinstance(content, dict) else None
     return [str(job) for job in jobs] if isinstance(jobs, list) and fits(jobs, list[str]) else []
