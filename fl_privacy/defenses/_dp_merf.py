@@ -20,11 +20,11 @@ _NOISE = 10  # length of the noise, as in DP-MERF and GS-WGAN
 class Generator(nn.Module):
     """Image generator: a linear layer to ``width`` feature maps, and two convolutions with upsampling."""
 
-    def __init__(self, *, in_channels: int, image_size: int, num_classes: int, noise: int, width: int) -> None:
+    def __init__(self, *, in_channels: int, image_size: int, num_classes: int, width: int) -> None:
         super().__init__()
-        self.noise, self.num_classes, self.image_size = noise, num_classes, image_size
+        self.num_classes, self.image_size = num_classes, image_size
         self.side, self.width = -(-image_size // _COARSE), width
-        self.start = nn.Linear(noise + num_classes, width * self.side**2)
+        self.start = nn.Linear(_NOISE + num_classes, width * self.side**2)
         self.middle = nn.Conv2d(width, width // 2, 5, padding=2)
         self.end = nn.Conv2d(width // 2, in_channels, 5, padding=2)
 
@@ -34,10 +34,10 @@ class Generator(nn.Module):
         hidden = hidden.contiguous(memory_format=torch.channels_last)  # gradients take half the time on a CPU
         hidden = F.relu(self.middle(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
         images: Tensor = torch.sigmoid(self.end(F.interpolate(hidden, scale_factor=2, mode="bilinear")))
-        return images[..., : self.image_size, : self.image_size]
+        return images[..., : self.image_size, : self.image_size].contiguous()
 
     def draw(self, labels: Tensor, rng: torch.Generator) -> Tensor:
-        noise = torch.randn(len(labels), self.noise, generator=rng, device=rng.device).to(labels.device)
+        noise = torch.randn(len(labels), _NOISE, generator=rng, device=rng.device).to(labels.device)
         images: Tensor = self(noise, labels)
         return images
 
@@ -47,15 +47,11 @@ class Generator(nn.Module):
         return Batch(self.draw(labels, rng), labels)
 
 
-def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
-    """Build a generator with ``width`` channels for images of the size of ``batch``, initialized from ``rng``."""
-    return dc_dsa_dm.fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
-
-
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
     """Generate ``images_per_class`` images, in 256 levels, of every class, also of those that the client lacks."""
-    device = generator.start.weight.device
-    labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
+    labels = torch.arange(generator.num_classes, device=generator.start.weight.device).repeat_interleave(
+        images_per_class
+    )
     with torch.no_grad():
         images = generator.draw(labels, rng)
     return Batch((images * 255).round() / 255, labels)
@@ -105,7 +101,7 @@ def dp_merf(
         frequencies = frequencies / (bandwidth * math.sqrt(pixels))
         total = feature_sum(batch.inputs, hard_labels(batch.labels), frequencies, data.num_classes)
         wanted = (total + multiplier * _dp_noise.sample_noise(total, "gaussian", 1.0, rng)) / len(batch)
-        network = fresh_generator(batch, data.num_classes, rng, width=width)
+        network = dc_dsa_dm.fresh_network(Generator, batch.inputs, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(network.parameters(), lr=lr)
         for _ in counted("training the generator", range(iterations)):
             made = network.draw_any(batch_size, rng)

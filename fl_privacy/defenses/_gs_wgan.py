@@ -53,7 +53,7 @@ def gs_wgan(
 
     def make(batch: Batch, data: defense.LocalData) -> Batch:
         rng, device = data.rng, batch.inputs.device
-        generator = _dp_merf.fresh_generator(batch, data.num_classes, rng, width=width)
+        generator = dc_dsa_dm.fresh_network(_dp_merf.Generator, batch.inputs, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(generator.parameters(), lr=lr, betas=(0.5, 0.9))
         part = torch.randint(critics, (len(batch),), generator=rng, device=rng.device).to(device)
         judges: dict[int, Critic] = {}

@@ -96,6 +96,7 @@ def compare_images(
 def _compared(given: Sequence[Tensor], candidates: PublicImages | None) -> list[GuessComparison]:
     guesses, originals, unchanged, labels, controls = given
     exact, extra = _is_exact(guesses, originals) | _is_exact(guesses, unchanged), list(controls)
+    undecided: dict[int, GuessComparison] = {}
     figures, nearest = [GuessComparison(exact=same) for same in exact.tolist()], torch.arange(len(guesses))
     if (rest := (~exact).nonzero().flatten()).numel():
         seen = identify(guesses[rest], originals[rest], candidates)
@@ -126,10 +127,11 @@ def _compared(given: Sequence[Tensor], candidates: PublicImages | None) -> list[
         if own.likeness is not None and own.aligned_psnr is not None and own.aligned_psnr >= PROVEN_PSNR:
             alike = max(correlation(guesses[guess], truth) for guess in tries)  # candidates are looked at coarsely
             figures[place] = replace(own, likeness=_round(max(own.likeness, alike)))
-    open_still = [place for place, own in enumerate(figures) if own.depends_on_control_lead]
-    if candidates is not None and open_still:
-        leads = _control_leads(originals[open_still], [figures[place] for place in open_still], extra, candidates)
-        for place, lead in zip(open_still, leads, strict=True):
+        if figures[place].depends_on_control_lead:
+            undecided[place] = own
+    if candidates is not None and undecided:
+        leads = _control_leads(originals[[*undecided]], [*undecided.values()], extra, candidates)
+        for place, lead in zip(undecided, leads, strict=True):
             figures[place] = replace(figures[place], control_lead=_round(lead) if lead > -math.inf else None)
     return figures
 
@@ -207,14 +209,12 @@ def _control_leads(
     too, unless the attacker's guess, with its ``figures``, is clearly closer to that original.
     """
     found = [identify(each[None], originals, candidates).lead for each in extra]
-    highest = []
-    for number, (original, own) in enumerate(zip(originals, figures, strict=True)):
+    leads = [[float(each[place]) for each in found if each is not None] for place in range(len(originals))]
+    for original, own, highest in zip(originals, figures, leads, strict=True):
         lead, near = near_lead(original, candidates)
-        leads = [float(each[number]) for each in found if each is not None]
         if (near >= SAME or lead >= TWIN) and 1 - (own.likeness or 0.0) ** 2 > CLOSER * (1 - near**2):
-            leads.append(own.lead or 0.0 if lead >= TWIN else lead - LEAD)
-        highest.append(max(leads, default=-math.inf))
-    return highest
+            highest.append(own.lead or 0.0 if lead >= TWIN else lead - LEAD)
+    return [max(each, default=-math.inf) for each in leads]
 
 
 def _round(value: float | Tensor) -> float:

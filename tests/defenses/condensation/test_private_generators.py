@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fl_privacy.defenses import compose, dp_merf, gs_wgan, pruning
-from fl_privacy.defenses._dp_merf import feature_sum, fresh_generator
+from fl_privacy.defenses._dp_merf import Generator, feature_sum
 from fl_privacy.defenses._gs_wgan import Critic, sanitized
+from fl_privacy.defenses.dc_dsa_dm import fresh_network
 from fl_privacy.defenses.privacy import epsilon, guarantee, mixture_epsilon, mixture_noise_multiplier
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
@@ -95,7 +96,7 @@ def test_slopes_are_clipped_one_by_one_and_noised_for_the_whole_batch():
 def test_a_critic_learns_to_tell_its_own_examples():
     batch, rng = own_batch(), derive_generator(0)
     critic = Critic(batch, 5, rng, width=8, lr=2e-3)
-    generator = fresh_generator(batch, 5, rng, width=4)
+    generator = fresh_network(Generator, batch.inputs, 5, rng, width=4)
     for _ in range(30):
         critic.train(generator, 16, rng)
     with torch.no_grad():
