@@ -49,9 +49,7 @@ class Generator(nn.Module):
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
     """Generate ``images_per_class`` images, in 256 levels, of every class, also of those that the client lacks."""
-    labels = torch.arange(generator.num_classes, device=generator.start.weight.device).repeat_interleave(
-        images_per_class
-    )
+    labels = torch.arange(generator.num_classes).repeat_interleave(images_per_class).to(generator.start.weight.device)
     with torch.no_grad():
         images = generator.draw(labels, rng)
     return Batch((images * 255).round() / 255, labels)
