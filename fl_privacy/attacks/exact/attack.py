@@ -346,27 +346,32 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
 def _behind_blocks(
     network: Residual, seed: int, evaluations: int, observations: dict[int, Observation], report: Report
 ) -> dict[int, Reconstruction]:
+    if network.norms and len(observations) > 1:
+        apart = [_behind_blocks(network, seed, evaluations, {k: one}, report) for k, one in observations.items()]
+        return {k: found for each in apart for k, found in each.items()}
     observations = {k: complete_head(one, str(network.head.target)) for k, one in observations.items()}
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]
     gradients = stack(updates, list(network.names), network.device, torch.float64)
     network.use(observations.values())
     known = known_by_statistics(network, gradients) if network.norms else known_between(network, gradients)
-    results, rows = dict[int, Reconstruction](), known.found.nonzero().flatten()
-    for row in (~known.found).nonzero().flatten().tolist():
+    found = known.found.view(len(positions), -1).all(1)
+    results, rows = dict[int, Reconstruction](), found.nonzero().flatten().tolist()
+    for row in (~found).nonzero().flatten().tolist():
         own = positions[row]
         if len(positions) > 1 and known.started[row]:
             results |= _behind_blocks(network, seed, evaluations, {own: observations[own]}, lambda part: None)
         else:
             results[own] = failed(observations[own], _UNKNOWN)
-    if len(rows):
-        network.use(observations[positions[row]] for row in rows.tolist())
-        images, lost = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
-        for row, image, left in zip(rows.tolist(), images, lost.tolist(), strict=True):
+    if rows:
+        network.use(observations[positions[row]] for row in rows)
+        kept = known.of(found.repeat_interleave(network.count).nonzero().flatten())
+        images, lost = pixels_of(network, kept, evaluations=evaluations, seed=seed, report=report)
+        for row, batch, left in zip(rows, images.split(network.count), lost.split(network.count), strict=True):
             observation = observations[positions[row]]
             reproduction = certificate.Reproduction(observation, certificate.model_as_sent(observation))
-            solved = _certified_in_range(reproduction, certificate.Read(image[None], unique=False, loss=left))
-            results[positions[row]] = replace(solved, member=BLOCKS)
+            read = certificate.Read(batch, unique=False, loss=float(left.mean()))
+            results[positions[row]] = replace(_certified_in_range(reproduction, read), member=BLOCKS)
     return results
 
 
@@ -383,9 +388,8 @@ def _source(observation: Observation) -> _Source:
     fixed = observation.plan.batch_norm == "eval"
     source: _Source | None = None
     if observation.upload.num_examples == 1:
-        source = first_layer.find_patch_embedding(model, sent, shape, fixed_norms=fixed)
-        source = source or find_chain(observation) or find_residual(observation)
-    source = source or find_normalized_layer(observation)
+        source = first_layer.find_patch_embedding(model, sent, shape, fixed_norms=fixed) or find_chain(observation)
+    source = source or find_residual(observation) or find_normalized_layer(observation)
     source = source or first_layer.find_first_layer(model, sent, shape, fixed_norms=fixed)
     if missing := set(source.names) - observation.upload.tensors.keys():
         raise first_layer.NotFullyConnectedError(f"{min(missing)} is expected, but was withheld; use attack=auto.")

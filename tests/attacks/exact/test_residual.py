@@ -120,7 +120,7 @@ def test_inputs_of_one_place_are_a_direction_of_the_gradient():
     layer, gradient = Convolution(module, (6, 1, 1)), product(slopes, inputs, module)
     found = inputs_up_to_a_factor(layer, gradient)
     assert found.unique
-    torch.testing.assert_close(found.values.abs(), inputs / inputs.mean())
+    torch.testing.assert_close(found.values[0].abs(), inputs / inputs.mean())
     gradient[:, :, 1, 1] += torch.rand(9, 6, generator=rng) / 100
     assert not inputs_up_to_a_factor(layer, gradient).unique
     single = nn.Conv2d(1, 9, 3, padding=1, bias=False).double()
