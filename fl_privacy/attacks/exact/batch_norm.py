@@ -5,7 +5,7 @@ weight, the slopes in front of it are ``weight / deviation * (s - b / N - w z / 
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +21,7 @@ from fl_privacy.attacks.exact.convolution import (
     Shown,
     Slopes,
     above_noise,
+    conjugate_gradients,
     gated_inputs,
     inputs_up_to_a_factor,
 )
@@ -42,7 +43,8 @@ from fl_privacy.types import Tensors
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
 _SOLVED = 1e-6  # relative residual at which they stop
 _KEPT = 1e-4  # eigenvalues below this share of the largest are directions that the gradient does not show
-_MOST_HIDDEN = 512  # largest number of unknowns along such directions
+_NONE = 1e-10  # eigenvalues below this share of the largest are rounding
+_MOST_OPEN = 0.7  # largest number of unknowns along such directions for each known output
 _LEAST_WEIGHT = 1e-4  # weights of a norm below this share of the largest show no values in front of it
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
 
@@ -52,6 +54,7 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
     """Solve for activations of an update's B images, from its ``gradients`` (1, *shape), as near to them as possible."""
     own = {name: value.double() for name, value in gradients.items()}
     none = torch.zeros(network.count, dtype=torch.bool, device=network.device)
+    deepest: Known | None = None
     for link in timely(links(network)):
         hidden = _hidden(network, own, link)
         if hidden is None:
@@ -64,12 +67,14 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
         places = layer.shape[1] * layer.shape[2]
         if places > residual.MOST_PLACES or layer.gradients * places * network.count > residual.MOST_NUMBERS:
             return known
-        inputs, left = _before(network, own, link, hidden)
-        if not left < FITS:
-            return replace(known, left=known.left + left)
-        known = replace(known, values={input_of(first): inputs}, left=known.left + left)
-        return followed(network, own, known, _OwnStep) if input_of(first) in network.cuts else known
-    return Known({}, (), none, none, torch.ones(network.count).to(network.device))
+        behind = network.convolution(link[3]).back(hidden[1]) * (values > 0)
+        front = _front(network, own, first, behind, values)
+        inputs, left = _inputs(network, own, input_of(first), {first: front}, None)
+        deepest = deepest or replace(known, left=known.left + left)
+        if left < FITS:
+            known = replace(known, values={input_of(first): inputs}, left=known.left + left)
+            return followed(network, own, known, _OwnStep) if input_of(first) in network.cuts else known
+    return deepest or Known({}, (), none, none, torch.ones(network.count).to(network.device))
 
 
 def _hidden(network: Residual, own: Tensors, link: Link) -> tuple[Tensor, Tensor] | None:
@@ -79,13 +84,18 @@ def _hidden(network: Residual, own: Tensors, link: Link) -> tuple[Tensor, Tensor
     blind = inputs_up_to_a_factor(layer, own[f"{later.target}.weight"][0], network.count)
     if blind is None or not blind.unique:
         return None
-    signs = blind.values.sum((1, 2, 3), keepdim=True).sign()
-    inputs = above_noise(blind.values * signs)
-    sums = (layer.back(blind.slopes * signs) * (inputs > 0)).sum((2, 3))
+    inputs = above_noise(blind.values * blind.values.sum((1, 2, 3), keepdim=True).sign())
+    module, (down, across) = layer.module, layer.padding
+    seen = (
+        F.unfold(inputs, module.kernel_size, module.dilation, (down, across), module.stride).transpose(0, 1).flatten(1)
+    )
+    slopes = least_squares(seen, own[f"{later.target}.weight"][0].flatten(1).T).T
+    slopes = slopes.reshape(len(slopes), network.count, *blind.slopes.shape[2:]).transpose(0, 1)
+    sums = (layer.back(slopes) * (inputs > 0)).sum((2, 3))
     scales = least_squares(sums.T, bias[:, None])
     if (scales > 0).all() and (sums.T @ scales - bias[:, None]).norm() < FITS * bias.norm():
         scales = scales[..., None, None]
-        return inputs / scales, blind.slopes * signs * scales
+        return inputs / scales, slopes * scales
     return None
 
 
@@ -174,14 +184,10 @@ class _OwnStep(Step):
             return super()._behind_convolution(node, own)
         if given is self.before:
             return super()._behind_convolution(node, Slopes(front.slopes))
-        if given in self.values or not enough([self._equations(node)]):
+        if given in self.values or not enough([Equations(front.layer, own, self.gradients[f"{node.target}.weight"])]):
             return None
         self.values[given] = self._corrected(given, [node], None)
         return {given: Slopes(front.layer.back(front.slopes))}
-
-    def _equations(self, node: fx.Node) -> Equations:
-        front = self.fronts[node]
-        return Equations(front.layer, Slopes(front.slopes), self.gradients[f"{node.target}.weight"])
 
     def solved(self) -> Tensor | None:
         if not enough(self.equations):
@@ -190,79 +196,83 @@ class _OwnStep(Step):
         return self._corrected(self.before, nodes, self.shown())
 
     def _corrected(self, given: fx.Node, nodes: Sequence[fx.Node], shown: Shown | None) -> Tensor:
-        """Solve for the inputs (V, C, H, W) of convolutions, and correct the normalized values behind them in turn."""
-        layer = self.fronts[nodes[0]].layer
-        best = self.outputs.new_zeros(len(self.outputs), *layer.shape)
-        least = torch.full_like(best[:, 0, 0, 0], torch.inf)
-        relu = self.network.graph.kind(given) == "relu"
-        fixed = all(self.fronts[node].norm.fixed for node in nodes)
-        for _ in timely(range(1 if fixed else _ROUNDS)):
-            found, left = gated_inputs([self._equations(node) for node in nodes], shown)
-            better = left < least
-            best, least = torch.where(better[:, None, None, None], found, best), torch.where(better, left, least)
-            if os.environ.get("SAY"):
-                print("   ", given, left.tolist(), flush=True)
-            if least.max() < _SOLVED:
-                break
-            for node in nodes:
-                self.fronts[node].learn(found.clamp(min=0) if relu else found)
-        best = heard(self.network, given, best)
-        for node in nodes:
-            self.fronts[node].learn(best)
-        return best
+        fronts = {node: self.fronts[node] for node in nodes}
+        return _inputs(self.network, self.gradients, given, fronts, shown)[0]
 
 
-def _before(network: Residual, own: Tensors, link: Link, hidden: tuple[Tensor, Tensor]) -> tuple[Tensor, float]:
-    """Solve for the inputs (B, C, H, W) of the link's first convolution; also return their relative residual.
+def _inputs(
+    network: Residual, own: Tensors, given: fx.Node, fronts: Mapping[fx.Node, _Front], shown: Shown | None
+) -> tuple[Tensor, float]:
+    """Solve for the inputs (B, C, H, W) of convolutions; also return their relative residual.
 
-    Normalized values that the ReLU silences are unknown, and corrected in turn with the inputs.
+    Unknown normalized values behind the convolutions are corrected in turn with the inputs.
     """
-    earlier, _, _, later = link
-    assert earlier is not None
-    layer, (values, slopes) = network.convolution(earlier), hidden
-    front = _front(network, own, earlier, network.convolution(later).back(slopes) * (values > 0), values)
-    right = own[f"{earlier.target}.weight"][0].flatten(2).transpose(1, 2).flatten(0, 1)
-    best = torch.zeros(network.count, *layer.shape).to(values), torch.inf
-    outputs, relu = front.known * front.deviation + front.offset, network.graph.kind(input_of(earlier)) == "relu"
-    for _ in timely(range(1 if front.norm.fixed else _ROUNDS)):
-        moved = layer.moved(front.slopes).transpose(0, 1).flatten(1)
-        inputs = _solved(layer, moved, right, outputs, front.gates)
-        if inputs is None:
+    best, least = (
+        torch.zeros(network.count, *network.shapes[given]).to(shown[0] if shown else network.device),
+        torch.inf,
+    )
+    best, relu = best.double(), network.graph.kind(given) == "relu"
+    for _ in timely(range(1 if all(front.norm.fixed for front in fronts.values()) else _ROUNDS)):
+        equations = [
+            Equations(front.layer, Slopes(front.slopes), own[f"{node.target}.weight"]) for node, front in fronts.items()
+        ]
+        found = _solved(next(iter(fronts.values())), equations[0], shown) if len(fronts) == 1 else None
+        if found is None and not all(map(_determines, equations)):
             break
-        left = float((moved @ inputs.flatten(2).transpose(0, 1).flatten(1).T - right).norm() / right.norm())
+        found = gated_inputs(equations, shown)[0] if found is None else found
+        apart = [(each.left @ each.joined(found).mT - each.right).norm() / each.right.norm() for each in equations]
+        left = float(max(apart))
         if os.environ.get("SAY"):
-            print("before", left, flush=True)
-        best = (inputs, left) if left < best[1] else best
+            print("    ", given, left, flush=True)
+        best, least = (found, left) if left < least else (best, least)
         if left < _SOLVED:
             break
-        front.learn(inputs.clamp(min=0) if relu else inputs)
-    return heard(network, input_of(earlier), best[0]), best[1]
+        for front in fronts.values():
+            front.learn(found.clamp(min=0) if relu else found)
+    best = heard(network, given, best)
+    for front in fronts.values():
+        front.learn(best)
+    return best, least
 
 
-def _solved(layer: Convolution, left: Tensor, right: Tensor, outputs: Tensor, gates: Tensor) -> Tensor | None:
-    """Solve ``left x = right`` for inputs x (B, C, H, W) of B images; ``None`` if too much is left open.
+def _determines(own: Equations) -> bool:
+    left = own.left[0]
+    values = torch.linalg.eigvalsh(left.T @ left)
+    return bool(values[0] > _NONE * values[-1])
 
-    Known ``outputs`` (B, O, P, Q), where ``gates`` holds, determine x along directions that the gradient does not show.
+
+def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None:
+    """Solve ``own`` for the inputs (B, C, H, W) of a convolution; ``None`` if too much is left open.
+
+    Known outputs, and inputs that are ``shown``, determine the directions that the gradient does not show.
     """
+    layer, gates, left = front.layer, front.gates, own.left[0]
     values, vectors = torch.linalg.eigh(left.T @ left)
-    shown = values > _KEPT * values[-1]
-    seen, free = vectors[:, shown], vectors[:, ~shown]
-    found: Tensor = (seen / values[shown] @ (seen.T @ (left.T @ right))).T
-    count, channels, shape = free.shape[1], layer.shape[0], (layer.shape[0], len(outputs), *layer.shape[1:])
+    clear = values > _KEPT * values[-1]
+    seen, free = vectors[:, clear], vectors[:, ~clear]
+    found: Tensor = (seen / values[clear] @ (seen.T @ (left.T @ own.right[0]))).T
+    count, channels, shape = free.shape[1], layer.shape[0], (layer.shape[0], len(gates), *layer.shape[1:])
+    number = int(gates.sum()) + (int((shown[0] > 0).sum()) if shown else 0)
     if os.environ.get("SAY"):
-        print("free", count, "of", len(values), "channels", channels, flush=True)
-    most = min(_MOST_HIDDEN, residual.MOST_NUMBERS // max(found.numel(), outputs.numel()))
-    if count * channels > most:
+        print("free", count * channels, "known", number, flush=True)
+    if _MOST_OPEN * number < count * channels:
         return None
     found = found.reshape(shape).transpose(0, 1)
+
+    def along(values: Tensor) -> Tensor:
+        return (values.reshape(channels, count) @ free.T).reshape(shape).transpose(0, 1)
+
+    def across(outputs: Tensor, inputs: Tensor) -> Tensor:
+        sums = layer.back(outputs * gates) + (0 if shown is None else inputs)
+        return (sums.transpose(0, 1).flatten(1) @ free).reshape(1, -1)
+
+    def normal(values: Tensor) -> Tensor:
+        inputs = along(values)
+        return across(layer.outputs(inputs), inputs * often)
+
     if count:
-        one = free.T.reshape(count, len(outputs), 1, *layer.shape[1:])
-        moved = [  # by channel and direction, the outputs that are known
-            layer.outputs(F.pad(each, (0, 0, 0, 0, channel, channels - 1 - channel)))[gates]
-            for channel in range(channels)
-            for each in one
-        ]
-        rest = outputs[gates] - layer.outputs(found)[gates]
-        own = least_squares(torch.stack(moved, 1), rest[:, None]).reshape(channels, count) @ free.T
-        found = found + own.reshape(shape).transpose(0, 1)
+        often, sums = shown or (torch.zeros_like(found), torch.zeros_like(found))
+        rest = front.known * front.deviation + front.offset - layer.outputs(found)
+        right = across(rest, sums - often * found)
+        found = found + along(conjugate_gradients(normal, right, torch.ones_like(right)))
     return found

@@ -201,6 +201,7 @@ _MOST_NUMBERS = 1 << 27  # numbers of a factored matrix: a gigabyte
 _DRAWS = 4000  # places from which sums of images without zeros in common are separated
 _ZERO = 3e-3  # share of a sum's length that is taken for zero
 _BRIGHT = 0.2  # places are compared if brighter than this share of the median
+_ROUNDED = 10.0  # zeros are below this multiple of the median of their absolute values
 _ZEROS = 0.02  # least share of zeros of an image's inputs
 _ALIKE = 0.99  # cosine of directions that are the same
 
@@ -349,7 +350,11 @@ def _unmixed(sums: Tensor) -> Tensor | None:
         if all((own @ other).abs() < _ALIKE for other in found):
             if shares[number] < _ZEROS:
                 return None
-            exact = torch.linalg.svd(bright[(bright @ own).abs() < _ZERO], full_matrices=False)[2][-1]
+            exact, least = own, _ZERO
+            for _ in range(_STEPS):  # places that are less and less bright are zeros
+                apart = (bright @ exact).abs()
+                exact = torch.linalg.svd(bright[apart < least], full_matrices=False)[2][-1]
+                least = min(least, _ROUNDED * float(apart[apart < least].median()) + _RIDGE)
             found.append(exact * (white @ exact).sum().sign())
         if len(found) == len(sums):
             return torch.stack(found) @ torch.linalg.inv(mix).T
@@ -390,8 +395,12 @@ class Equations:
 
     @property
     def left(self) -> Tensor:
-        found = self.layer.moved(self.slopes.values)
-        return found.transpose(0, 1).flatten(1)[None] if self.together else found
+        return self.joined(self.layer.moved(self.slopes.values))
+
+    def joined(self, values: Tensor) -> Tensor:
+        """Return values (V, C, H, W) as (V, C, P), with P places; of a batch, as (1, C, V P)."""
+        flat = values.flatten(2)
+        return flat.transpose(0, 1).flatten(1)[None] if self.together else flat
 
     @property
     def together(self) -> bool:
@@ -451,9 +460,7 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
     if shown is None:
         found = torch.linalg.solve_ex(normal, sums)[0].mT
     else:
-        often, own = (_SHORTCUT * values.flatten(2) for values in shown)
-        if equations[0].together:
-            often, own = (values.transpose(0, 1).flatten(1)[None] for values in (often, own))
+        often, own = (_SHORTCUT * equations[0].joined(values) for values in shown)
         each, known = normal[:, None] + torch.diag_embed(often), sums.mT + own
         found = torch.linalg.solve_ex(each, known[..., None])[0][..., 0]
     apart = (left @ found.mT - right).flatten(1).norm(dim=1)
