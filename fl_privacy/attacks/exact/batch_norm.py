@@ -41,6 +41,7 @@ from fl_privacy.attacks.exact.residual import (
 from fl_privacy.types import Tensors
 
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
+_MISSED = 1e-3  # largest relative residual of a convolution between blocks
 _SOLVED = 1e-6  # relative residual at which they stop
 _KEPT = 1e-4  # eigenvalues below this share of the largest are directions that the gradient does not show
 _NONE = 1e-10  # eigenvalues below this share of the largest are rounding
@@ -184,20 +185,21 @@ class _OwnStep(Step):
             return super()._behind_convolution(node, own)
         if given is self.before:
             return super()._behind_convolution(node, Slopes(front.slopes))
-        if given in self.values or not enough([Equations(front.layer, own, self.gradients[f"{node.target}.weight"])]):
+        equations = Equations(front.layer, own, self.gradients[f"{node.target}.weight"])
+        if given in self.values or not enough([equations]):
             return None
-        self.values[given] = self._corrected(given, [node], None)
+        found, left = _inputs(self.network, self.gradients, given, {node: front}, None)
+        if left > _MISSED:
+            return None
+        self.values[given] = found
         return {given: Slopes(front.layer.back(front.slopes))}
 
     def solved(self) -> Tensor | None:
         if not enough(self.equations):
             return None
-        nodes = [node for node in self.fronts if input_of(node) is self.before]
-        return self._corrected(self.before, nodes, self.shown())
-
-    def _corrected(self, given: fx.Node, nodes: Sequence[fx.Node], shown: Shown | None) -> Tensor:
-        fronts = {node: self.fronts[node] for node in nodes}
-        return _inputs(self.network, self.gradients, given, fronts, shown)[0]
+        fronts = {node: front for node, front in self.fronts.items() if input_of(node) is self.before}
+        found, left = _inputs(self.network, self.gradients, self.before, fronts, self.shown())
+        return found if left < FITS else None
 
 
 def _inputs(

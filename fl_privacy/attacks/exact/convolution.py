@@ -350,11 +350,11 @@ def _unmixed(sums: Tensor) -> Tensor | None:
         if all((own @ other).abs() < _ALIKE for other in found):
             if shares[number] < _ZEROS:
                 return None
-            exact, least = own, _ZERO
-            for _ in range(_STEPS):  # places that are less and less bright are zeros
+            zeros, exact = (bright @ own).abs() < _ZERO, own
+            for _ in range(_STEPS):  # each leaves out places that are nearly, but not as dark
+                exact = torch.linalg.svd(bright[zeros], full_matrices=False)[2][-1]
                 apart = (bright @ exact).abs()
-                exact = torch.linalg.svd(bright[apart < least], full_matrices=False)[2][-1]
-                least = min(least, _ROUNDED * float(apart[apart < least].median()) + _RIDGE)
+                zeros = apart < _ROUNDED * apart[zeros].median() + _RIDGE
             found.append(exact * (white @ exact).sum().sign())
         if len(found) == len(sums):
             return torch.stack(found) @ torch.linalg.inv(mix).T

@@ -10,6 +10,7 @@ from torch import nn
 from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
+from fl_privacy.attacks.exact.batch_norm import known_by_statistics
 from fl_privacy.attacks.exact.certificate import _labels as labels_of_errors
 from fl_privacy.attacks.exact.convolution import (
     Convolution,
@@ -71,6 +72,30 @@ def test_both_factors_of_a_weights_gradient_are_found_up_to_one_number(size, pad
     assert F.cosine_similarity(found.values.flatten(), inputs.flatten(), dim=0).abs() > 1 - 1e-9
 
 
+@pytest.mark.parametrize(("count", "channels"), [(1, 8), (2, 20), (4, 30)])
+def test_inputs_of_several_images_are_separated_by_their_zeros(count, channels):
+    rng = torch.Generator().manual_seed(1)
+    module = nn.Conv2d(channels, channels, 3, padding=1, bias=False).double()
+    inputs = torch.randn(count, channels, 4, 4, generator=rng, dtype=torch.float64).relu()
+    slopes = torch.randn(inputs.shape, generator=rng, dtype=torch.float64)
+    gradient = torch.nn.grad.conv2d_weight(inputs, module.weight.shape, slopes, padding=1)
+    layer = Convolution(module, (channels, 4, 4))
+    assert can_be_blind(layer, count) and not can_be_blind(layer, 10)
+    found = inputs_up_to_a_factor(layer, gradient, count)
+    assert found is not None and found.unique
+    for values, own in ((found.values, inputs), (found.slopes, slopes)):
+        alike = F.normalize(values.flatten(1), dim=1) @ F.normalize(own.flatten(1), dim=1).T
+        assert alike.abs().amax(1).min() > 1 - 1e-9 and alike.abs().argmax(1).unique().numel() == count
+
+
+def test_sums_of_images_without_zeros_are_not_separated():
+    rng = torch.Generator().manual_seed(1)
+    module = nn.Conv2d(20, 20, 3, padding=1, bias=False).double()
+    inputs, slopes = (torch.rand(2, 20, 4, 4, generator=rng, dtype=torch.float64) + 0.1 for _ in range(2))
+    gradient = torch.nn.grad.conv2d_weight(inputs, module.weight.shape, slopes, padding=1)
+    assert inputs_up_to_a_factor(Convolution(module, (20, 4, 4)), gradient, 2) is None
+
+
 def test_what_is_no_such_product_is_not_taken_for_one():
     module = nn.Conv2d(20, 18, 3, padding=1, bias=False).double()
     layer = Convolution(module, (20, 4, 4))
@@ -112,6 +137,23 @@ def test_features_in_front_of_blocks_are_those_of_the_image():
         true = network.graph.run({network.graph.image: images}, node)
         assert (values - true).norm() < 1e-4 * true.norm(), node
     assert len(known.values) >= 8
+
+
+def test_both_images_of_a_batch_are_solved_for():
+    model, both = blocks(), [picture(seed) for seed in range(2)]
+    batch = Batch(torch.cat([one.inputs for one in both]), torch.cat([one.labels for one in both]))
+    seen = observe(model, batch, plan=EVAL)
+    network = find_residual(seen)
+    assert network is not None and network.count == 2
+    network.use([seen])
+    gradients = stack([as_gradient(seen)], list(network.names), network.device, torch.float64)
+    known = known_by_statistics(network, gradients)
+    assert known.found.all() and known.left.max() < 1e-3
+    for node, values in known.values.items():
+        true = network.graph.run({network.graph.image: batch.inputs.double()}, node)
+        apart = torch.cdist(values.flatten(1), true.flatten(1)) / true.flatten(1).norm(dim=1)
+        assert apart.amin(0).max() < 1e-3, node
+    assert len(known.values) >= 3
 
 
 def test_inputs_of_one_place_are_a_direction_of_the_gradient():
