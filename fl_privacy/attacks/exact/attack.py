@@ -367,7 +367,7 @@ def _behind_blocks(
         network.use(observations[positions[row]] for row in rows)
         kept = known.of(found.repeat_interleave(network.count).nonzero().flatten())
         images, lost = pixels_of(network, kept, evaluations=evaluations, seed=seed, report=report)
-        for row, batch, left in zip(rows, images.split(network.count), lost.split(network.count), strict=True):
+        for row, batch, left in zip(rows, *(torch.split(each, network.count) for each in (images, lost)), strict=True):
             observation = observations[positions[row]]
             reproduction = certificate.Reproduction(observation, certificate.model_as_sent(observation))
             read = certificate.Read(batch, unique=False, loss=float(left.mean()))

@@ -4,8 +4,7 @@ With N places, slopes s of the loss behind a norm, normalized values z, and grad
 weight, the slopes in front of it are ``weight / deviation * (s - b / N - w z / N)`` (Ioffe and Szegedy 2015).
 """
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,8 +21,9 @@ from fl_privacy.attacks.exact.convolution import (
     Slopes,
     above_noise,
     conjugate_gradients,
-    gated_inputs,
     inputs_up_to_a_factor,
+    solve,
+    turn_gates,
 )
 from fl_privacy.attacks.exact.residual import (
     FITS,
@@ -44,6 +44,7 @@ _ROUNDS = 12  # most corrections of the silent values; five reach the rounding o
 _MISSED = 1e-3  # largest relative residual of a convolution between blocks
 _SOLVED = 1e-6  # relative residual at which they stop
 _KEPT = 1e-4  # eigenvalues below this share of the largest are directions that the gradient does not show
+_FALLS = 0.9  # least factor by which a correction lowers the residual
 _NONE = 1e-10  # eigenvalues below this share of the largest are rounding
 _MOST_OPEN = 0.7  # largest number of unknowns along such directions for each known output
 _LEAST_WEIGHT = 1e-4  # weights of a norm below this share of the largest show no values in front of it
@@ -52,7 +53,7 @@ _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their v
 
 @torch.no_grad()
 def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
-    """Solve for activations of an update's B images, from its ``gradients`` (1, *shape), as near to them as possible."""
+    """Solve for activations of an update's B images, from ``gradients`` (1, *shape), as near to them as possible."""
     own = {name: value.double() for name, value in gradients.items()}
     none = torch.zeros(network.count, dtype=torch.bool, device=network.device)
     deepest: Known | None = None
@@ -68,7 +69,7 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
         places = layer.shape[1] * layer.shape[2]
         if places > residual.MOST_PLACES or layer.gradients * places * network.count > residual.MOST_NUMBERS:
             return known
-        behind = network.convolution(link[3]).back(hidden[1]) * (values > 0)
+        behind = Slopes(network.convolution(link[3]).back(hidden[1]), values > 0)
         front = _front(network, own, first, behind, values)
         inputs, left = _inputs(network, own, input_of(first), {first: front}, None)
         deepest = deepest or replace(known, left=known.left + left)
@@ -111,7 +112,7 @@ class _Front:
     layer: Convolution
     norm: OwnStatistics
     of_norm: tuple[Tensor, Tensor]  # gradients (1, O) of bias and weight
-    behind: Tensor
+    behind: Slopes
     values: Tensor | None
 
     def __post_init__(self) -> None:
@@ -123,8 +124,8 @@ class _Front:
         self.deviation, bias = (variance + norm.eps).sqrt(), self.layer.module.bias
         self.offset = mean if bias is None else mean - bias.view(-1, 1, 1)
         self.live = self.weight.abs() > _LEAST_WEIGHT * self.weight.abs().max()
-        self.places = self.behind[:, 0].numel()
-        values = torch.zeros_like(self.behind) if self.values is None else self.values
+        self.places = self.behind.full[:, 0].numel()
+        values = torch.zeros_like(self.behind.full) if self.values is None else self.values
         self.gates = self.live & (values > 0)
         self.known = torch.where(self.gates, (values - self.bias) / self.weight, 0)
         self.number = (~self.gates).sum((0, 2, 3), keepdim=True).clamp_min(1)
@@ -143,9 +144,10 @@ class _Front:
         return torch.where(self.gates, self.known, (guess - middle) * scale + self.center)
 
     @property
-    def slopes(self) -> Tensor:
-        moved = 0 if self.norm.fixed else (self.by_bias + self.z * self.by_weight) / self.places
-        return self.weight / self.deviation * (self.behind - moved)
+    def slopes(self) -> Slopes:
+        scale = self.weight / self.deviation
+        moved = None if self.norm.fixed else scale * (self.by_bias + self.z * self.by_weight) / self.places
+        return Slopes(scale * self.behind.full, self.behind.open, moved)
 
     def learn(self, inputs: Tensor) -> None:
         """Estimate the unknown normalized values from a guess of the convolution's ``inputs`` (V, C, H, W)."""
@@ -156,7 +158,7 @@ class _Front:
         self.z = self._completed(z)
 
 
-def _front(network: Residual, own: Tensors, convolution: fx.Node, behind: Tensor, values: Tensor | None) -> _Front:
+def _front(network: Residual, own: Tensors, convolution: fx.Node, behind: Slopes, values: Tensor | None) -> _Front:
     (node,) = convolution.users
     norm = network.graph.layer(node)
     assert isinstance(norm, OwnStatistics)
@@ -176,7 +178,7 @@ class _OwnStep(Step):
             return None
         known = {self.at: self.outputs, **self.values}
         values = next((known[one] for one in node.users if one in known), None)
-        self.fronts[before] = _front(self.network, self.gradients, before, own.values, values)
+        self.fronts[before] = _front(self.network, self.gradients, before, own, values)
         return {before: own}
 
     def _behind_convolution(self, node: fx.Node, own: Slopes) -> dict[fx.Node, Slopes] | None:
@@ -184,7 +186,7 @@ class _OwnStep(Step):
         if front is None:
             return super()._behind_convolution(node, own)
         if given is self.before:
-            return super()._behind_convolution(node, Slopes(front.slopes))
+            return super()._behind_convolution(node, front.slopes)
         equations = Equations(front.layer, own, self.gradients[f"{node.target}.weight"])
         if given in self.values or not enough([equations]):
             return None
@@ -192,7 +194,7 @@ class _OwnStep(Step):
         if left > _MISSED:
             return None
         self.values[given] = found
-        return {given: Slopes(front.layer.back(front.slopes))}
+        return {given: Slopes(front.layer.back(front.slopes.values))}
 
     def solved(self) -> Tensor | None:
         if not enough(self.equations):
@@ -214,21 +216,24 @@ def _inputs(
         torch.inf,
     )
     best, relu = best.double(), network.graph.kind(given) == "relu"
-    for _ in timely(range(1 if all(front.norm.fixed for front in fronts.values()) else _ROUNDS)):
+    turned = False
+    for _ in timely(range(_ROUNDS)):
         equations = [
-            Equations(front.layer, Slopes(front.slopes), own[f"{node.target}.weight"]) for node, front in fronts.items()
+            Equations(front.layer, front.slopes, own[f"{node.target}.weight"]) for node, front in fronts.items()
         ]
         found = _solved(next(iter(fronts.values())), equations[0], shown) if len(fronts) == 1 else None
         if found is None and not all(map(_determines, equations)):
             break
-        found = gated_inputs(equations, shown)[0] if found is None else found
+        found = solve(equations, shown)[0] if found is None else found
         apart = [(each.left @ each.joined(found).mT - each.right).norm() / each.right.norm() for each in equations]
         left = float(max(apart))
-        if os.environ.get("SAY"):
-            print("    ", given, left, flush=True)
+        stalls = left > _FALLS * least
         best, least = (found, left) if left < least else (best, least)
-        if left < _SOLVED:
+        if least < _SOLVED or (stalls and turned):
             break
+        turned = stalls
+        for each in equations if stalls else ():
+            turn_gates(each)
         for front in fronts.values():
             front.learn(found.clamp(min=0) if relu else found)
     best = heard(network, given, best)
@@ -246,7 +251,7 @@ def _determines(own: Equations) -> bool:
 def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None:
     """Solve ``own`` for the inputs (B, C, H, W) of a convolution; ``None`` if too much is left open.
 
-    Known outputs, and inputs that are ``shown``, determine the directions that the gradient does not show.
+    Known outputs, and inputs that are ``shown``, determine the directions that the gradient does not show, if any.
     """
     layer, gates, left = front.layer, front.gates, own.left[0]
     values, vectors = torch.linalg.eigh(left.T @ left)
@@ -255,9 +260,7 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
     found: Tensor = (seen / values[clear] @ (seen.T @ (left.T @ own.right[0]))).T
     count, channels, shape = free.shape[1], layer.shape[0], (layer.shape[0], len(gates), *layer.shape[1:])
     number = int(gates.sum()) + (int((shown[0] > 0).sum()) if shown else 0)
-    if os.environ.get("SAY"):
-        print("free", count * channels, "known", number, flush=True)
-    if _MOST_OPEN * number < count * channels:
+    if not 0 < count * channels <= _MOST_OPEN * number:
         return None
     found = found.reshape(shape).transpose(0, 1)
 
@@ -272,9 +275,7 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
         inputs = along(values)
         return across(layer.outputs(inputs), inputs * often)
 
-    if count:
-        often, sums = shown or (torch.zeros_like(found), torch.zeros_like(found))
-        rest = front.known * front.deviation + front.offset - layer.outputs(found)
-        right = across(rest, sums - often * found)
-        found = found + along(conjugate_gradients(normal, right, torch.ones_like(right)))
-    return found
+    often, sums = shown or (torch.zeros_like(found), torch.zeros_like(found))
+    rest = front.known * front.deviation + front.offset - layer.outputs(found)
+    right = across(rest, sums - often * found)
+    return found + along(conjugate_gradients(normal, right, torch.ones_like(right)))

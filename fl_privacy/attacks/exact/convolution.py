@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -228,7 +228,7 @@ class BlindInputs:
 def can_be_blind(layer: Convolution, count: int = 1) -> bool:
     """Return whether the weight's gradient alone can determine ``count`` images' inputs of a layer of this shape."""
     module, taps = layer.module, layer.module.kernel_size
-    if module.stride != (1, 1) or module.dilation != (1, 1) or taps[0] != taps[1] or not 2 <= taps[0] <= 5:  # noqa: PLR2004
+    if module.stride != (1, 1) or module.dilation != (1, 1) or taps[0] != taps[1] or not 2 <= taps[0] <= 5:
         return False
     height, width = _grid(layer)
     rank = count * height * width
@@ -312,7 +312,7 @@ def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, 
         factors.append(torch.linalg.cholesky(own))
 
     def inverse(right: Tensor) -> Tensor:
-        parts = list(right.split(n))
+        parts = list(torch.split(right, n))
         for row, factor in enumerate(factors):
             rest = parts[row] - between[row - 1].T @ parts[row - 1] if row else parts[row]
             parts[row] = torch.linalg.solve_triangular(factor, rest, upper=False)
@@ -343,7 +343,7 @@ def _unmixed(sums: Tensor) -> Tensor | None:
     bright = bright / bright.norm(dim=1, keepdim=True)
     drawn = torch.randint(len(bright), (_DRAWS, len(sums) - 1), generator=torch.Generator().manual_seed(0))
     directions = torch.linalg.svd(bright[drawn.to(bright.device)])[2][:, -1]
-    shares = torch.cat([((part @ bright.T).abs() < _ZERO).double().mean(1) for part in directions.split(256)])
+    shares = torch.cat([((part @ bright.T).abs() < _ZERO).double().mean(1) for part in torch.split(directions, 256)])
     found = list[Tensor]()
     for number in shares.argsort(descending=True).tolist():
         own = directions[number]
@@ -357,7 +357,8 @@ def _unmixed(sums: Tensor) -> Tensor | None:
                 zeros = apart < _ROUNDED * apart[zeros].median() + _RIDGE
             found.append(exact * (white @ exact).sum().sign())
         if len(found) == len(sums):
-            return torch.stack(found) @ torch.linalg.inv(mix).T
+            separated: Tensor = torch.stack(found) @ torch.linalg.inv(mix).T
+            return separated
     return None
 
 
@@ -368,17 +369,19 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full`` times ``open``, if that is given.
+    """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full`` times ``open``, minus ``rest``.
 
     ``open``: mask of the active elements of the ReLU behind the layer.
     """
 
     full: Tensor
     open: Tensor | None = None
+    rest: Tensor | None = None
 
     @property
     def values(self) -> Tensor:
-        return self.full if self.open is None else self.full * self.open
+        values = self.full if self.open is None else self.full * self.open
+        return values if self.rest is None else values - self.rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -409,7 +412,7 @@ class Equations:
 
     def of(self, rows: Tensor) -> "Equations":
         gates = None if self.slopes.open is None else self.slopes.open[rows]
-        return Equations(self.layer, Slopes(self.slopes.full[rows], gates), self.gradient[rows])
+        return Equations(self.layer, replace(self.slopes, full=self.slopes.full[rows], open=gates), self.gradient[rows])
 
 
 Shown = tuple[Tensor, Tensor]
@@ -424,14 +427,16 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
     residual falls. ``shown``: values of the inputs known from elsewhere.
     """
     for own in equations:
-        if own.slopes.open is not None and not own.together and own.layer.module.kernel_size != (1, 1):
-            _turn_gates(own, own.slopes.open)
-    return _solved(equations, shown)
+        turn_gates(own)
+    return solve(equations, shown)
 
 
-def _turn_gates(own: Equations, gates: Tensor) -> None:
-    """Flip, in place, the elements of the ReLU mask ``gates`` (V, O, P, Q) whose change lowers the residual most."""
-    found, left = _solved([own], None)
+def turn_gates(own: Equations) -> None:
+    """Flip, in place, the elements of the ReLU mask (V, O, P, Q) of ``own`` whose change lowers the residual most."""
+    gates = own.slopes.open
+    if gates is None or own.layer.module.kernel_size == (1, 1):
+        return
+    found, left = solve([own], None)
     flat, going = gates.flatten(1), left > 0
     for _ in range(_FLIPS):
         gain, place = _gains(own, gates, found).flatten(1).max(1)
@@ -441,7 +446,7 @@ def _turn_gates(own: Equations, gates: Tensor) -> None:
         rows = going.nonzero().flatten()
         flat[rows, place[rows]] ^= True
         gates.copy_(flat.view_as(gates))
-        trial, after = _solved([own], None)
+        trial, after = solve([own], None)
         better = going & (after < _BETTER * left)
         undone = (going & ~better).nonzero().flatten()
         flat[undone, place[undone]] ^= True
@@ -450,7 +455,8 @@ def _turn_gates(own: Equations, gates: Tensor) -> None:
         left, going = torch.where(better, after, left), better
 
 
-def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
+def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
+    """Solve ``equations`` as they are; see :func:`gated_inputs`."""
     left = torch.cat([each.left for each in equations], 1)
     right = torch.cat([each.right for each in equations], 1)
     normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)
@@ -476,7 +482,7 @@ def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)
-    rest = own.right - left @ found.flatten(2).mT
+    rest = own.right - left @ own.joined(found).mT
     rest = rest.reshape(len(rest), outputs, -1, rest.shape[2])  # (V, O, K, C)
     module, (down, across) = own.layer.module, own.layer.padding
     seen = F.unfold(found, module.kernel_size, module.dilation, (down, across), module.stride)

@@ -134,7 +134,9 @@ def test_statistics_of_another_image_solve_nothing_before_a_norm() -> None:
 def test_without_statistics_or_with_several_images_no_network_is_solved() -> None:
     seen = step(preactivated(), picture(0))
     assert find_residual(replace(seen, upload=replace(seen.upload, buffers={}))) is None
-    assert find_residual(replace(seen, upload=replace(seen.upload, num_examples=4))) is None, "more than its rank allows"
+    assert find_residual(replace(seen, upload=replace(seen.upload, num_examples=4))) is None, (
+        "more than its rank allows"
+    )
     plain = preactivated()
     plain[3] = nn.BatchNorm2d(48, affine=False)
     assert find_residual(step(plain, picture(0))) is None, "a norm without parameters shows no scale"

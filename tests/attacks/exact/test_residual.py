@@ -10,7 +10,6 @@ from torch import nn
 from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
-from fl_privacy.attacks.exact.batch_norm import known_by_statistics
 from fl_privacy.attacks.exact.certificate import _labels as labels_of_errors
 from fl_privacy.attacks.exact.convolution import (
     Convolution,
@@ -137,23 +136,6 @@ def test_features_in_front_of_blocks_are_those_of_the_image():
         true = network.graph.run({network.graph.image: images}, node)
         assert (values - true).norm() < 1e-4 * true.norm(), node
     assert len(known.values) >= 8
-
-
-def test_both_images_of_a_batch_are_solved_for():
-    model, both = blocks(), [picture(seed) for seed in range(2)]
-    batch = Batch(torch.cat([one.inputs for one in both]), torch.cat([one.labels for one in both]))
-    seen = observe(model, batch, plan=EVAL)
-    network = find_residual(seen)
-    assert network is not None and network.count == 2
-    network.use([seen])
-    gradients = stack([as_gradient(seen)], list(network.names), network.device, torch.float64)
-    known = known_by_statistics(network, gradients)
-    assert known.found.all() and known.left.max() < 1e-3
-    for node, values in known.values.items():
-        true = network.graph.run({network.graph.image: batch.inputs.double()}, node)
-        apart = torch.cdist(values.flatten(1), true.flatten(1)) / true.flatten(1).norm(dim=1)
-        assert apart.amin(0).max() < 1e-3, node
-    assert len(known.values) >= 3
 
 
 def test_inputs_of_one_place_are_a_direction_of_the_gradient():
