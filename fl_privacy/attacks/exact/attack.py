@@ -198,8 +198,8 @@ class ExactInversion(GroupAttack):
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
-    - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`); a
-      descent matches its first layers.
+    - Images behind a residual network are solved for block by block (:mod:`fl_privacy.attacks.exact.residual`, for
+      batches :mod:`fl_privacy.attacks.exact.batch_norm`); a descent matches the first layers.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, the signs of the
     ReLU's inputs match the zeros of the gradient, and the whole update is reproduced. The proof concerns the model's

@@ -265,11 +265,13 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
     found = found.reshape(shape).transpose(0, 1)
 
     def along(values: Tensor) -> Tensor:
-        return (values.reshape(channels, count) @ free.T).reshape(shape).transpose(0, 1)
+        inputs: Tensor = (values.reshape(channels, count) @ free.T).reshape(shape).transpose(0, 1)
+        return inputs
 
     def across(outputs: Tensor, inputs: Tensor) -> Tensor:
         sums = layer.back(outputs * gates) + (0 if shown is None else inputs)
-        return (sums.transpose(0, 1).flatten(1) @ free).reshape(1, -1)
+        flat: Tensor = (sums.transpose(0, 1).flatten(1) @ free).reshape(1, -1)
+        return flat
 
     def normal(values: Tensor) -> Tensor:
         inputs = along(values)

@@ -227,7 +227,7 @@ def test_of_other_networks_nothing_wrong_is_said(settings):
     assert found.failure is not None or found.member == BLOCKS
 
 
-def test_several_images_are_left_to_other_members():
-    two = [picture(seed) for seed in range(2)]
-    both = Batch(torch.cat([one.inputs for one in two]), torch.cat([one.labels for one in two]))
-    assert find_residual(observe(blocks(), both, plan=EVAL)) is None
+def test_more_images_than_the_rank_allows_are_left_to_other_members():
+    some = [picture(seed) for seed in range(11)]
+    batch = Batch(torch.cat([one.inputs for one in some]), torch.cat([one.labels for one in some]))
+    assert find_residual(observe(blocks(), batch, plan=EVAL)) is None
