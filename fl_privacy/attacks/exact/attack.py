@@ -31,7 +31,8 @@ SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
 _SURE = 1e-3
 """Outputs of a ReLU above this share of the largest determine its inputs; smaller ones only bound the inputs."""
 
-_SPREAD = 0.02  # spread of the first pixels around 0.5
+_SPREADS = (0.02, 1.0, 1.0)  # spread of the first pixels around 0.5, by try; the first for fixed norms
+_SOLVED = 1e-4  # mismatch below which no other start is tried
 _NEAREST = 2  # blocks nearest to the image whose outputs are matched
 _DEEPER = 3  # factor on the evaluations in training mode, where fewer blocks are solved for; each costs a third
 _PATIENCE, _PROGRESS = 30, 1e-3  # evaluations without this relative fall of the loss that end a stage, in training mode
@@ -42,13 +43,29 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
     Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: per victim.
     """
-    missed = _loss(network, known)
-    like = next(iter(known.values.values()))
-    rng = torch.Generator().manual_seed(seed)
-    start = 0.5 + _SPREAD * (torch.rand(1, *network.shapes[network.graph.image], generator=rng, dtype=like.dtype) - 0.5)
-    images = start.to(like.device).repeat(len(like), 1, 1, 1)
-    deep = bool(network.norms)
-    each = max(1, (_DEEPER if deep else 1) * evaluations // len(SMOOTH))
+    missed, deep = _loss(network, known), bool(network.norms)
+    like, shape = next(iter(known.values.values())), network.shapes[network.graph.image]
+    rng, each = torch.Generator().manual_seed(seed), max(1, (_DEEPER if deep else 1) * evaluations // len(SMOOTH))
+    best, least = like.new_zeros(len(like), *shape), torch.full_like(known.left, torch.inf)
+    tries = _SPREADS if deep else _SPREADS[:1]
+    for turn, spread in enumerate(timely(tries)):
+        start = 0.5 + spread * (torch.rand(1, *shape, generator=rng, dtype=like.dtype) - 0.5)
+        images = start.to(like.device).repeat(len(like), 1, 1, 1)
+        shown = part_of(report, turn / len(tries), (turn + 1) / len(tries))
+        with even_share(len(tries) - turn):
+            images = _staged(missed, images, each, shown, patience=_PATIENCE if deep else each)
+        with torch.no_grad():
+            lost = missed(images)
+        better = lost < least
+        best, least = torch.where(better[:, None, None, None], images, best), torch.where(better, lost, least)
+        if least.max() < _SOLVED:
+            break
+    return best, least
+
+
+def _staged(
+    missed: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report, *, patience: int
+) -> Tensor:
     for stage, weight in enumerate(timely(SMOOTH)):
 
         def loss(images: Tensor, weight: float = weight) -> Tensor:
@@ -60,9 +77,8 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
         shown = part_of(report, stage / len(SMOOTH), (stage + 1) / len(SMOOTH))
         with even_share(len(SMOOTH) - stage):
-            images = _descended(loss, images, each, shown, patience=_PATIENCE if deep else each)
-    with torch.no_grad():
-        return images, missed(images)
+            images = _descended(loss, images, evaluations, shown, patience=patience)
+    return images
 
 
 def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:

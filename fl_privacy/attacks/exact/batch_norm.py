@@ -75,7 +75,9 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
         deepest = deepest or replace(known, left=known.left + left)
         if left < FITS:
             known = replace(known, values={input_of(first): inputs}, left=known.left + left)
-            return followed(network, own, known, _OwnStep) if input_of(first) in network.cuts else known
+            if input_of(first) in network.cuts:  # equations behind values that stay unknown are left out
+                known = replace(followed(network, own, known, _OwnStep), equations=())
+            return known
     return deepest or Known({}, (), none, none, torch.ones(network.count).to(network.device))
 
 
