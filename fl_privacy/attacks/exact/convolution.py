@@ -303,7 +303,7 @@ def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, 
         return found.reshape(n, n)
 
     factors, between = list[Tensor](), list[Tensor]()
-    for row in timely(range(height)):
+    for row in range(height):
         own = block(row, row)
         own.diagonal().add_(_RIDGE)
         if row:
