@@ -31,7 +31,7 @@ SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
 _SURE = 1e-3
 """Outputs of a ReLU above this share of the largest determine its inputs; smaller ones only bound the inputs."""
 
-_SPREADS = (0.02, 1.0, 1.0)  # spread of the first pixels around 0.5, by try; the first for fixed norms
+_SPREADS = (0.02, 1.0, 1.0, 1.0, 1.0)  # spread of the first pixels around 0.5, by try; the first for fixed norms
 _SOLVED = 1e-4  # mismatch below which no other start is tried
 _NEAREST = 2  # blocks nearest to the image whose outputs are matched
 _DEEPER = 3  # factor on the evaluations in training mode, where fewer blocks are solved for; each costs a third
