@@ -31,8 +31,9 @@ SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
 _SURE = 1e-3
 """Outputs of a ReLU above this share of the largest determine its inputs; smaller ones only bound the inputs."""
 
-_SPREADS = (0.02, 1.0, 1.0, 1.0, 1.0)  # spread of the first pixels around 0.5, by try; the first for fixed norms
-_SOLVED = 1e-4  # mismatch below which no other start is tried
+_SPREAD = 0.02  # spread of the first pixels around 0.5
+_BLURS = (1, 3, 5, 3, 5)  # pixels over which the best images are averaged before each try; those of fixed norms once
+_SOLVED = 1e-4  # mismatch below which images are not averaged and fitted again
 _NEAREST = 2  # blocks nearest to the image whose outputs are matched
 _DEEPER = 3  # factor on the evaluations in training mode, where fewer blocks are solved for; each costs a third
 _PATIENCE, _PROGRESS = 30, 1e-3  # evaluations without this relative fall of the loss that end a stage, in training mode
@@ -46,11 +47,11 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
     missed, deep = _loss(network, known), bool(network.norms)
     like, shape = next(iter(known.values.values())), network.shapes[network.graph.image]
     rng, each = torch.Generator().manual_seed(seed), max(1, (_DEEPER if deep else 1) * evaluations // len(SMOOTH))
-    best, least = like.new_zeros(len(like), *shape), torch.full_like(known.left, torch.inf)
-    tries = _SPREADS if deep else _SPREADS[:1]
-    for turn, spread in enumerate(timely(tries)):
-        start = 0.5 + spread * (torch.rand(1, *shape, generator=rng, dtype=like.dtype) - 0.5)
-        images = start.to(like.device).repeat(len(like), 1, 1, 1)
+    start = 0.5 + _SPREAD * (torch.rand(1, *shape, generator=rng, dtype=like.dtype) - 0.5)
+    best, least = start.to(like.device).repeat(len(like), 1, 1, 1), torch.full_like(known.left, torch.inf)
+    tries = _BLURS if deep else _BLURS[:1]
+    for turn, width in enumerate(timely(tries)):
+        images = F.avg_pool2d(F.pad(best, [width // 2] * 4, mode="replicate"), width, 1)
         shown = part_of(report, turn / len(tries), (turn + 1) / len(tries))
         with even_share(len(tries) - turn):
             images = _staged(missed, images, each, shown, patience=_PATIENCE if deep else each)

@@ -41,6 +41,7 @@ from fl_privacy.attacks.exact.residual import (
 from fl_privacy.types import Tensors
 
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
+_SCALED = 5e-2  # largest relative residual of the equations of an image's scale, far fewer than a norm's channels
 _MISSED = 1e-3  # largest relative residual of a convolution between blocks
 _SOLVED = 1e-6  # relative residual at which they stop
 _KEPT = 1e-4  # eigenvalues below this share of the largest are directions that the gradient does not show
@@ -97,7 +98,7 @@ def _hidden(network: Residual, own: Tensors, link: Link) -> tuple[Tensor, Tensor
     slopes = slopes.reshape(len(slopes), network.count, *blind.slopes.shape[2:]).transpose(0, 1)
     sums = (layer.back(slopes) * (inputs > 0)).sum((2, 3))
     scales = least_squares(sums.T, bias[:, None])
-    if (scales > 0).all() and (sums.T @ scales - bias[:, None]).norm() < FITS * bias.norm():
+    if (scales > 0).all() and (sums.T @ scales - bias[:, None]).norm() < _SCALED * bias.norm():
         scales = scales[..., None, None]
         return inputs / scales, slopes * scales
     return None
