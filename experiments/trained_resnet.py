@@ -113,7 +113,7 @@ def observe(model: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Obse
     shape = tuple(images.shape[1:])
     seen = Observation.of_gradients(model, gradient, input_shape=shape, batch_size=len(images), batch_norm=mode)
     statistics = {name: after[name] for name in seen.sent.buffers if mode == "train"}
-    return replace(seen, upload=replace(seen.upload, buffers=seen.upload.buffers | statistics))
+    return replace(seen, upload=replace(seen.upload, buffers={**seen.upload.buffers, **statistics}))
 
 
 def figures(guesses: Tensor, images: Tensor, candidates: PublicImages) -> Iterator[dict[str, Any]]:

@@ -225,7 +225,8 @@ def _inputs(
             Equations(front.layer, front.slopes, own[f"{node.target}.weight"]) for node, front in fronts.items()
         ]
         found = _solved(next(iter(fronts.values())), equations[0], shown) if len(fronts) == 1 else None
-        if found is None and not all(map(_determines, equations)):
+        ends = [torch.linalg.eigvalsh(each.left[0].T @ each.left[0])[[0, -1]] for each in equations if found is None]
+        if not all(low > _NONE * high for low, high in ends):
             break
         found = solve(equations, shown)[0] if found is None else found
         apart = [(each.left @ each.joined(found).mT - each.right).norm() / each.right.norm() for each in equations]
@@ -243,12 +244,6 @@ def _inputs(
     for front in fronts.values():
         front.learn(best)
     return best, least
-
-
-def _determines(own: Equations) -> bool:
-    left = own.left[0]
-    values = torch.linalg.eigvalsh(left.T @ left)
-    return bool(values[0] > _NONE * values[-1])
 
 
 def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None:

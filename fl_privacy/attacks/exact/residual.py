@@ -197,17 +197,17 @@ class Residual:
     def use(self, observations: Iterable[Observation]) -> None:
         """Set the statistics of V images, from running statistics that were uploaded, else sent."""
         seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
-        seen = [one for one in seen for _ in range(self.count)]
         for name, norm in self.norms.items():
-            mean, variance = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
-            norm.running_mean, norm.running_var = mean.to(norm.weight), variance.to(norm.weight)
+            of_batch = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
+            each = (values.repeat_interleave(self.count, 0).to(norm.weight) for values in of_batch)
+            norm.running_mean, norm.running_var = each
 
     def slopes_at(self, node: fx.Node, values: Tensor, gradients: Tensors) -> Tensor:
         """Return the loss's gradient (V, C, H, W) with respect to the ``values`` of a node."""
-        norms, inputs = [each for each in self.norms.values() if not each.fixed], values.detach().requires_grad_(True)
+        norms, inputs = self.norms.values(), values.detach().requires_grad_(True)
         weight, slopes = (gradients[f"{self.head.target}.{kind}"] for kind in ("weight", "bias"))
         for norm in norms:
-            norm.moving = True
+            norm.moving = not norm.fixed
         with torch.enable_grad():
             behind = self.graph.values({node: inputs}, self.head)
             if self.count > 1:  # whose gradients are sums
@@ -246,10 +246,8 @@ def find_residual(observation: Observation) -> Residual | None:
     modules, count = list(observation.model.modules()), observation.upload.num_examples
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     trains = observation.plan.batch_norm == "train" and norms > 0
-    joint = trains or count > 1
-    if not any(isinstance(module, nn.Conv2d) for module in modules):
-        return None
-    given = not trains or uploaded_statistics(observation)
+    joint, given = trains or count > 1, any(isinstance(module, nn.Conv2d) for module in modules)
+    given = given and (not trains or bool(uploaded_statistics(observation)))
     graph = traced(model_as_sent(observation).eval()) if given else None
     if graph is None or graph.logits is None or graph.kind(graph.logits) != "linear":
         return None
@@ -290,8 +288,8 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
     own = {name: value.double() for name, value in gradients.items()}
     at, values, found = _started(network, own, own[f"{network.head.target}.bias"])
     if not found.any():
-        return Known({}, (), found, found, torch.ones_like(values[:, 0, 0, 0]))
-    return followed(network, own, Known({at: values}, (), found, found, torch.zeros_like(values[:, 0, 0, 0])), Step)
+        return Known({}, (), found, found, (~found).to(values))
+    return followed(network, own, Known({at: values}, (), found, found, torch.zeros_like(found.to(values))), Step)
 
 
 def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) -> Known:
