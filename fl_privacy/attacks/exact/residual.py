@@ -190,8 +190,7 @@ class Residual:
         return (*(f"{name}.weight" for name in own), f"{self.head.target}.weight", f"{self.head.target}.bias", *norms)
 
     @property
-    def norms(self) -> Mapping[str, OwnStatistics]:
-        """Return the norms, by name, of a batch or in training mode; of single images in evaluation mode, none."""
+    def norms(self) -> Mapping[str, OwnStatistics]:  # of single images in evaluation mode, none
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observations: Iterable[Observation]) -> None:
