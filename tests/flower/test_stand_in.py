@@ -114,6 +114,45 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
             audit_app(read_app(folder), without)
 
 
+SCANS = """
+from datasets import load_dataset
+from torchvision.transforms import ToTensor
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 2, 5, stride=4), nn.Linear(2 * 11 * 11, 3)
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)).flatten(1))
+rows = load_dataset("somebody/scans", split="train").select(range(40))
+images = torch.stack([ToTensor()(row["image"]) for row in rows])
+loader = DataLoader(TensorDataset(images, torch.tensor(rows["label"][:])), batch_size=8)
+"""
+COLUMNS = (
+    NET.format(inputs=14, classes=2)
+    + """
+import pandas as pd
+frame = pd.read_csv("/somewhere/heart.csv")
+rows = pd.concat([frame.drop(columns=["diagnosis"]), frame[["age", "pulse"]]], axis=1).values[:40]
+loader = DataLoader(TensorDataset(torch.tensor(rows).float(), torch.tensor(frame["diagnosis"].values[:40])), 8)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "shape"), [(SCANS, "channels 1, side 48"), (COLUMNS, "further columns -2")], ids=["pictures", "rows"]
+)
+def test_examples_are_drawn_again_in_the_shape_that_the_network_takes(tmp_path: Path, code: str, shape: str) -> None:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "main.py").write_text(HEAD + code + TAIL)
+    request = AppAuditRequest(out=tmp_path / "out", victims=1, clients=1, seconds=0.0, stand_in=True)
+    with written_once(), attacked_only(()):
+        session = audit_app(read_app(folder), request)
+    record = json.loads((session.page.parent / "audit.json").read_text())
+    assert not record["problems"] and record["models"], record["headline"]
+    assert f"What was drawn has the shape that its network takes ({shape})." in record["notes"]
+
+
 def test_what_is_there_is_loaded_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np  # noqa: PLC0415
     import pandas as pd  # noqa: PLC0415

@@ -21,6 +21,7 @@ from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, modules_in, 
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
+from fl_privacy.auditing.app.hub_models import fit
 from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
 from fl_privacy.auditing.app.odd_files import Score
 from fl_privacy.auditing.app.scripts import named
@@ -110,23 +111,29 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         try:
             session.run(app, config, node_config, files)
         except UserError as error:
-            failed[number], error.args = error, (session.on_drawn(str(error)),)
-        why = str(failed.get(number, "")) or session.silence
+            failed[len(vain)], error.args = error, (session.on_drawn(str(error)),)
+        why = str(failed.get(len(vain), "")) or session.silence
         if not why:
             return session, app
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
         vain.append(f"{run}: {why.rstrip('.')}")
-        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < USUAL_NODES
-        if (other := app if few else app.another()) is None:
+        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < session.usual_nodes
+        fitted = {} if few or session.drawing is None else fit(session.drawing)
+        again = few or bool(fitted)
+        if (other := app if again else app.another()) is None:
             break
         if few:
-            said.append(f"Of {asked.nodes} clients the server chose none, so that {USUAL_NODES} joined.")
-            asked = replace(asked, nodes=USUAL_NODES)
-        else:
+            said.append(f"Of {asked.nodes} clients the server chose none, so that {session.usual_nodes} joined.")
+            asked = replace(asked, nodes=session.usual_nodes)
+        elif not again:
             said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
         _forget(app.folder)
-        app, config = other, config if few else {}
-        session = AppAudit(app, asked, first.folder, first.tell, first.show)
+        app, config = other, config if again else {}
+        session = AppAudit(app, asked, first.folder, first.tell, first.show, fitted=fitted)
+        if again:  # the same code, whose first end does not count
+            vain.pop()
+            failed.pop(len(vain), None)
+            first = first if vain else session
     others = [f"Other scripts were run, too. {'. '.join(vain[1:])}."] if vain[1:] else []
     if 0 in failed:
         raise UserError(" ".join([str(failed[0]), *others])) from failed[0].__cause__
@@ -180,8 +187,12 @@ class AppAudit(AuditSession):
         *,
         defense: Defense | None = None,
         before: AuditRecord | None = None,
+        fitted: Mapping[str, int] = {},
     ) -> None:
         super().__init__(folder, show)
+        self.fitted, self.usual_nodes = fitted, USUAL_NODES
+        shape = ", ".join(f"{name} {number}" for name, number in fitted.items())
+        self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if fitted else []
         self.defense, self.before, self.figures = defense, before, dict[str, float]()
         self.name, self.asked, self.tell = app.name, asked, tell
         self.grid: TappedGrid | None = None
@@ -212,12 +223,13 @@ class AppAudit(AuditSession):
                 self.notes.append(f"Not installed here, and left out until it is called: {', '.join(self.absent)}.")
             self.problems += [there.missing] if there.missing else []
             if asked.stand_in:
-                self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0))
+                self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0, self.fitted))
             tables: dict[str, np.ndarray] = {}
             with LoadedBy(tables).looking():  # some apps load their data on import
                 started = app.load(stops_of)
             wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
             nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
+            self.usual_nodes = min(started.nodes or 0, MOST_NODES) if (started.nodes or 0) > nodes else USUAL_NODES
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             self.notes += [app.misnamed] * bool(app.misnamed)
             for name, place in app.renamed.items():

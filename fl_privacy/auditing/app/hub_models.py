@@ -1,12 +1,16 @@
-"""Small networks and drawn tokenizers in place of those of Hugging Face's hub that are not here."""
+"""Small networks and drawn tokenizers in place of those of Hugging Face's hub, and the shapes that networks take."""
 
 import importlib
 import re
 import string
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fl_privacy.auditing.app.stand_in import WORDS, Drawing
 from fl_privacy.federation.replies import Failure, attempt
@@ -34,6 +38,10 @@ _OF_HUB = re.compile(
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ROOM, _LONGEST, _FEW = 512, 512, 100
 """Size of the vocabulary, tokens of the longest text, and smallest vocabulary of a tokenizer that was found."""
+
+_SIDES = (28, 32, 48, 64, 96, 100, 112, 128, 144, 150, 160, 180, 200, 208, 224, 227, 240, 256, 299, 300, 320, 384, 512)
+_LONGEST_FIT = 20.0
+"""Usual sides of pictures in pixels, and seconds after which no further one is tried."""
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
@@ -107,3 +115,48 @@ def _tokenizer(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
     settings |= {key: kwargs[key] for key in ("padding_side", "truncation_side") if key in kwargs}
     fast = importlib.import_module("transformers").PreTrainedTokenizerFast
     return fast(tokenizer_object=made, model_max_length=kwargs.get("model_max_length", _LONGEST), **settings)
+
+
+def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call ``network``; if its first input does not fit it, note both in ``drawing.unfit``, the outermost last."""
+    entered = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    try:
+        made = original(network, *args, **kwargs)
+    except (RuntimeError, ValueError):
+        if drawing.asked and entered is not None and any(True for _ in network.parameters()):
+            drawing.unfit = network, tuple(entered.shape)
+        raise
+    if isinstance(made, torch.Tensor) and entered is not None and not drawing.unfit:
+        folded = made.dim() == 2 and entered.dim() == 4 and len(made) != len(entered)  # by a view of another size
+        drawing.unfit = (network, tuple(entered.shape)) if folded and drawing.asked else ()
+    return made
+
+
+def fit(drawing: Drawing) -> dict[str, int]:
+    """Return the shape that the network in ``drawing.unfit`` takes, as options of ``Drawing``; empty if none is found.
+
+    These are ``channels`` and ``side`` of pictures, or the number of ``further columns`` of rows.
+    """
+    network, shape = drawing.unfit or (None, ())
+    if len(shape) == 2:
+        wanted = next((each.in_features for each in network.modules() if hasattr(each, "in_features")), shape[1])
+        return {"further columns": wanted - shape[1]} if wanted != shape[1] and _takes(network, (wanted,)) else {}
+    if len(shape) != 4:
+        return {}
+    pairs, until = (
+        product(dict.fromkeys([shape[1], 1, 3]), dict.fromkeys([shape[2], *_SIDES])),
+        time.monotonic() + _LONGEST_FIT,
+    )
+    tried = takewhile(lambda pair: time.monotonic() < until, pairs)
+    colors, side = next((pair for pair in tried if _takes(network, (*pair, pair[1]))), shape[1:3])
+    return {} if (colors, side) == shape[1:3] else {"channels": colors, "side": side}
+
+
+def _takes(network: Any, shape: tuple[int, ...]) -> bool:
+    before = [(each, each.training) for each in network.modules()]
+    network.eval()
+    with torch.no_grad():
+        made = attempt(lambda: network(torch.zeros(2, *shape)))
+    for each, training in before:
+        each.training = training
+    return not isinstance(made, Failure) and (not isinstance(made, torch.Tensor) or len(made) == 2)

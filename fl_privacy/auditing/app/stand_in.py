@@ -5,7 +5,7 @@ import importlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +147,14 @@ class Drawing:
     """Makes up random data for an app, by the columns and classes in its code.
 
     ``folder``: place of the files that are written. ``asked``: requested name -> phrase on the data made up for it.
-    ``shares``: largest number of clients among which the app divides a data set.
+    ``shares``: largest number of clients among which the app divides a data set. ``fitted``: pictures' ``channels`` and
+    ``side``, or number of ``further columns``, that its network needs. ``unfit``: network and shape that did not fit.
     """
 
     def __init__(
         self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] = {}
     ) -> None:
+        self.fitted, self.unfit = dict[str, int](), tuple[Any, ...]()
         self.files, self._seed = folder, seed
         columns = {key: value for key, value in config.items() if _COLUMN.search(key)}
         self.asked: dict[str, str] = {}
@@ -190,7 +192,7 @@ class Drawing:
         outer = [last for _, last in widths if 1 <= last <= 200]
         self.classes = max(named[0] if named else min(outer) if outer else 0, 0)
         firsts = [first for first, _ in widths if isinstance(first, int)]
-        self.features = features[0] if features else firsts[0] if firsts else 0
+        self.features = (features or firsts or [0])[0]
         texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
         self._suffix = next((found[0].lower() for found in map(_PICTURE.search, texts) if found), ".png")
 
@@ -370,6 +372,7 @@ class Drawing:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
             width = self.features + self._around + 1 if self.features else max(len(names), 10)
+            width += self.fitted.get("further columns", 0)
             rest = [f"feature_{n}" for n in range(len(names), width)]
             for each in [*rest, *names]:
                 drawn.setdefault(each, self.column_of(each, number, classes, rng))
@@ -386,8 +389,9 @@ class Drawing:
 
     def as_images(self, number: int, shape: Shape, rng: np.random.Generator) -> list[Any]:
         pillow = importlib.import_module("PIL.Image")
-        drawn = pictures(number, shape, rng)
-        return [pillow.fromarray(each[..., 0] if shape.channels == 1 else each) for each in drawn]
+        side, channels = self.fitted.get("side", shape.side), self.fitted.get("channels", shape.channels)
+        drawn = pictures(number, replace(shape, side=side, channels=channels), rng)
+        return [pillow.fromarray(each[..., 0] if channels == 1 else each) for each in drawn]
 
     def table(self, path: object) -> Any:
         """Make up a pandas table with the columns that the code names; others are added on first access."""
@@ -398,6 +402,7 @@ class Drawing:
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
         width = self.features + self._around if self.features else max(len(kept), 10)
+        width += self.fitted.get("further columns", 0)
         rest += [f"feature_{n}" for n in range(len(kept), width)]
 
         drawn_column, indexing = self.column_of, importlib.import_module("pandas.core.indexing")
@@ -457,7 +462,7 @@ class Drawing:
             return labels(number, classes)
         entry, pictured = self.entry, self.entry or self.colors or self.features in (0, 784, 1024, 3072)
         if len(entry) in (1, 2) or not pictured:
-            size = entry or (self.features,)
+            size = entry or (self.features + self.fitted.get("further columns", 0),)
             return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
         known = re.search("path|derma|blood|retina", str(path))
         colors = 3 if known else self.colors or 1

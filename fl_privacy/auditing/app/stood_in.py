@@ -45,11 +45,14 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 
 
 @contextmanager
-def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
-    """Make up random data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
+def drawn_for(
+    app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}
+) -> Iterator[Drawing]:
+    """Make up random data, of the shape ``fitted``, that ``app`` loads and that are neither here nor in ``mirror``."""
     code = parsed(app.folder)
     begun = [] if app.renamed else entries(app, code)[0]  # imports by another name lead nowhere
     drawing = Drawing(reached(begun or list(code), code), files, seed, app.config)
+    drawing.fitted |= fitted
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
 
@@ -96,6 +99,7 @@ class Hooks:
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", _unless_missing),
+            ("torch.nn", "Module.__call__", partial(hub_models.called, drawing)),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
             ("torch.utils.data", "DataLoader.__init__", self.loader),
