@@ -635,6 +635,25 @@ def test_environment_variables_that_are_not_set_get_usual_values_or_are_named(tm
         runner.run(tmp_path / "main.py", ())
 
 
+@pytest.mark.parametrize("asked", ["os.environ['{}']", "os.environ.get('{}')", "os.getenv('{}')"])
+def test_environment_variables_have_the_values_that_the_project_s_commands_set(tmp_path: Path, asked: str) -> None:
+    start = "import flwr\nflwr.simulation.start_simulation(num_clients=4)"
+    server = f"import os\nassert {asked.format('ROUNDS')} == '1' and 'SITE' not in os.environ\n"
+    server += f"assert {asked.format('PART')} == 'north' and os.environ.get('SITE', 'x') == 'x'\n"
+    (tmp_path / "main.py").write_text(server + start)
+    (tmp_path / "run.sh").write_text("export PART=north\nexport SITE='here'\npython main.py\nexport PART=south\n")
+    runner = _Runner(tmp_path)
+    assert runner.run(tmp_path / "main.py", ())["simulations"]
+    assert runner.failed == [
+        "The environment variable ROUNDS is not set: 1 was taken",
+        "The environment variable PART is not set: north was taken",
+    ]
+    (tmp_path / "main.py").write_text(f"import os\nassert os.getenv('SITE', 'x') == 'here'\n{start}")
+    runner = _Runner(tmp_path)
+    assert runner.run(tmp_path / "main.py", ())["simulations"], "since its default fails"
+    assert runner.failed == ["The environment variable SITE is not set: here was taken"]
+
+
 def test_a_script_that_fails_names_its_arguments_and_options_that_it_was_not_given(tmp_path: Path) -> None:
     parser = "import argparse, configparser\nparser = argparse.ArgumentParser()\nparser.add_argument('--data')\n"
     parser += "parser.add_argument('--settings', required=True)\nargs = parser.parse_args()\n"

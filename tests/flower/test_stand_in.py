@@ -139,7 +139,7 @@ loader = DataLoader(TensorDataset(torch.tensor(rows).float(), torch.tensor(frame
 
 
 @pytest.mark.parametrize(
-    ("code", "shape"), [(SCANS, "channels 1, side 48"), (COLUMNS, "further columns -2")], ids=["pictures", "rows"]
+    ("code", "shape"), [(SCANS, "channels 1, side 48"), (COLUMNS, "columns -2")], ids=["pictures", "rows"]
 )
 def test_examples_are_drawn_again_in_the_shape_that_the_network_takes(tmp_path: Path, code: str, shape: str) -> None:
     folder = tmp_path / "app"

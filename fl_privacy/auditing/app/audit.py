@@ -117,14 +117,15 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
             return session, app
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
         vain.append(f"{run}: {why.rstrip('.')}")
-        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < session.usual_nodes
+        more = session.own_nodes if session.own_nodes > (session.asked.nodes or 0) else USUAL_NODES
+        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
         fitted = {} if few or session.drawing is None else fit(session.drawing)
         again = few or bool(fitted)
         if (other := app if again else app.another()) is None:
             break
         if few:
-            said.append(f"Of {asked.nodes} clients the server chose none, so that {session.usual_nodes} joined.")
-            asked = replace(asked, nodes=session.usual_nodes)
+            said.append(f"Of {asked.nodes} clients the server chose none, so that {more} joined.")
+            asked = replace(asked, nodes=more)
         elif not again:
             said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
         _forget(app.folder)
@@ -190,7 +191,7 @@ class AppAudit(AuditSession):
         fitted: Mapping[str, int] = {},
     ) -> None:
         super().__init__(folder, show)
-        self.fitted, self.usual_nodes = fitted, USUAL_NODES
+        self.fitted, self.own_nodes = fitted, USUAL_NODES
         shape = ", ".join(f"{name} {number}" for name, number in fitted.items())
         self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if fitted else []
         self.defense, self.before, self.figures = defense, before, dict[str, float]()
@@ -227,9 +228,8 @@ class AppAudit(AuditSession):
             tables: dict[str, np.ndarray] = {}
             with LoadedBy(tables).looking():  # some apps load their data on import
                 started = app.load(stops_of)
-            wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
-            nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
-            self.usual_nodes = min(started.nodes or 0, MOST_NODES) if (started.nodes or 0) > nodes else USUAL_NODES
+            self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
+            nodes = whole("--nodes", asked.nodes or self.own_nodes, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             self.notes += [app.misnamed] * bool(app.misnamed)
             for name, place in app.renamed.items():

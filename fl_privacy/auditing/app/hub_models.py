@@ -135,12 +135,12 @@ def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: 
 def fit(drawing: Drawing) -> dict[str, int]:
     """Return the shape that the network in ``drawing.unfit`` takes, as options of ``Drawing``; empty if none is found.
 
-    These are ``channels`` and ``side`` of pictures, or the number of ``further columns`` of rows.
+    These are ``channels`` and ``side`` of pictures, or the number of further ``columns`` of rows.
     """
     network, shape = drawing.unfit or (None, ())
     if len(shape) == 2:
         wanted = next((each.in_features for each in network.modules() if hasattr(each, "in_features")), shape[1])
-        return {"further columns": wanted - shape[1]} if wanted != shape[1] and _takes(network, (wanted,)) else {}
+        return {"columns": wanted - shape[1]} if wanted != shape[1] and _takes(network, (wanted,)) else {}
     if len(shape) != 4:
         return {}
     pairs, until = (

@@ -251,3 +251,19 @@ def records(drawing: Drawing, path: Path) -> Path | None:
     made.write_text(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]), encoding="utf-8")
     drawing.note(str(path), f"{TRAIN} drawn records with {', '.join(keys)}")
     return made
+
+
+def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
+    """Return what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, without a download."""
+    if OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
+        return NoWeights()
+    return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
+
+
+def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load weights into ``network``, unless they are a placeholder."""
+    torch = importlib.import_module("torch")
+    stands = NoWeights, Saved, torch.utils.data.TensorDataset  # by a name that may not speak of weights
+    if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+    return original(network, *args, **kwargs)

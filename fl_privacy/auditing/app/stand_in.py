@@ -83,7 +83,6 @@ OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|e
 """Name of a file of weights."""
 
 _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
-
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
@@ -148,7 +147,7 @@ class Drawing:
 
     ``folder``: place of the files that are written. ``asked``: requested name -> phrase on the data made up for it.
     ``shares``: largest number of clients among which the app divides a data set. ``fitted``: pictures' ``channels`` and
-    ``side``, or number of ``further columns``, that its network needs. ``unfit``: network and shape that did not fit.
+    ``side``, or further ``columns`` of rows, that its network needs. ``unfit``: network and shape that did not fit.
     """
 
     def __init__(
@@ -371,9 +370,8 @@ class Drawing:
         elif worded:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
-            width = self.features + self._around + 1 if self.features else max(len(names), 10)
-            width += self.fitted.get("further columns", 0)
-            rest = [f"feature_{n}" for n in range(len(names), width)]
+            usual = self.features + self._around + 1 if self.features else max(len(names), 10)
+            rest = [f"feature_{n}" for n in range(len(names), usual + self.fitted.get("columns", 0))]
             for each in [*rest, *names]:
                 drawn.setdefault(each, self.column_of(each, number, classes, rng))
             return {**{each: drawn.pop(each) for each in rest}, **drawn}, None
@@ -401,9 +399,8 @@ class Drawing:
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
-        width = self.features + self._around if self.features else max(len(kept), 10)
-        width += self.fitted.get("further columns", 0)
-        rest += [f"feature_{n}" for n in range(len(kept), width)]
+        usual = self.features + self._around if self.features else max(len(kept), 10)
+        rest += [f"feature_{n}" for n in range(len(kept), usual + self.fitted.get("columns", 0))]
 
         drawn_column, indexing = self.column_of, importlib.import_module("pandas.core.indexing")
 
@@ -462,7 +459,7 @@ class Drawing:
             return labels(number, classes)
         entry, pictured = self.entry, self.entry or self.colors or self.features in (0, 784, 1024, 3072)
         if len(entry) in (1, 2) or not pictured:
-            size = entry or (self.features + self.fitted.get("further columns", 0),)
+            size = entry or (self.features + self.fitted.get("columns", 0),)
             return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
         known = re.search("path|derma|blood|retina", str(path))
         colors = 3 if known else self.colors or 1

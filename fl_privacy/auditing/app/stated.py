@@ -1,4 +1,4 @@
-"""What a project states of its scripts' options."""
+"""What a project states of its scripts' options and environment."""
 
 import os
 import re
@@ -20,6 +20,7 @@ LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "test
 _PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
 _RUN = r"(?:(?<![\w-]){0}\.py|-m (?:[\w.]+\.)?{0}) ([^;&|\n]*)"
 _GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)((?:\./)?\w[\w./:-]{,200})\2(?![^\s`"')])""")
+_SET = re.compile(r"""^\s*(?:export|ENV)\s+(\w+)[= ](["']?)([\w./:-]{1,200})\2\s*$""", re.MULTILINE)
 _BLANK = "path file dir folder name n num number int float str value"
 _SETTINGS = re.compile(r"(^|[-_])(config|cfg|conf|settings|params)([-_](file|path))?$")
 _OF_SETTINGS = ("*.yaml", "*.yml", "*.json", "*.cfg", "*.ini", "*.conf")
@@ -47,18 +48,28 @@ class OptionsStated:
         return [path.relative_to(self.folder).as_posix() for path in sorted(self._settings, key=rank)[:1]]
 
     @cached_property
+    def variables(self) -> dict[str, str]:
+        """Return each environment variable that commands set, with its first value."""
+        return {name: value for page in reversed(self._pages) for name, _, value in reversed(_SET.findall(page))}
+
+    @cached_property
     def _given(self) -> dict[str, list[str]]:
-        own, room = re.compile(_RUN.format(re.escape(self.script.stem))), MOST_TOGETHER
-        found = dict[str, list[str]]()
+        own, found = re.compile(_RUN.format(re.escape(self.script.stem))), dict[str, list[str]]()
+        for text in self._pages:
+            for flag, _, value in chain.from_iterable(map(_GIVEN.findall, own.findall(text.replace("\\\n", " ")))):
+                found.setdefault(flag, []).append(value)
+        return found
+
+    @cached_property
+    def _pages(self) -> list[str]:
+        found, room = list[str](), MOST_TOGETHER
         for path in _listed(self.folder, _PAGES):
             with (
                 suppress(OSError, UserError),
                 os.fdopen(open_regular(path), encoding="utf-8", errors="replace") as page,
             ):
-                text = page.read(min(room, MOST_BYTES))
-                room -= len(text)
-                for flag, _, value in chain.from_iterable(map(_GIVEN.findall, own.findall(text.replace("\\\n", " ")))):
-                    found.setdefault(flag, []).append(value)
+                found.append(page.read(min(room, MOST_BYTES)))
+                room -= len(found[-1])
         return found
 
     @cached_property
