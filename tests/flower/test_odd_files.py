@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fl_privacy.auditing.app import hub_models
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import older_names_lent
@@ -258,3 +260,42 @@ def test_a_server_has_the_clients_of_its_name(tmp_path: Path) -> None:
     for but, name in (([], "fl"), ([tmp_path / "fl_server.py"], "sim_of_it")):
         found = find_scripts(tmp_path, but=but)
         assert found is not None and [each.stem for each in found.clients] == [f"{name}_client"]
+
+
+def test_recordings_and_scans_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("datasets")  # which would import the packages below
+    for name, module in (("mne", "mne.io"), ("nibabel", "nibabel"), ("SimpleITK", "SimpleITK")):
+        for each in dict.fromkeys([name, module]):
+            monkeypatch.setitem(sys.modules, each, made := ModuleType(each))
+            made.__spec__ = ModuleSpec(each, None)
+        made.read_raw_edf = made.load = made.ReadImage = lambda path, **options: f"read {path}"  # type: ignore[attr-defined]
+        sys.modules[name].io = made  # type: ignore[attr-defined]
+        sys.modules[name].create_info = lambda *given: given  # type: ignore[attr-defined]
+        made.RawArray = lambda values, info, **options: (values, info)  # type: ignore[attr-defined]
+        made.Nifti1Image = lambda values, affine: values  # type: ignore[attr-defined]
+        made.GetImageFromArray = lambda values: values  # type: ignore[attr-defined]
+    (tmp_path / "there.edf").touch()
+    code = """
+import os, mne, nibabel, SimpleITK as sitk
+assert os.path.exists("records/a.edf") and mne.io.read_raw_edf("there.edf", preload=True) == "read there.edf"
+recording, info = mne.io.read_raw_edf("records/a.edf", preload=True)
+assert recording.shape == (32, 60 * 256) and info == (32, 256, "eeg")
+volume, labels = nibabel.load("scan.nii"), sitk.ReadImage("scan_seg.mha")
+assert volume.shape == (64, 64, 32) and labels.shape == (32, 64, 64)
+assert 0 <= volume.min() < volume.max() <= 1 and {*labels.ravel().tolist()} == {0, 1}
+"""
+    drawing = drawing_of(code, tmp_path)
+    with stood_in(drawing):
+        exec(code, {})
+        drawing.fitted["rate"] = 512
+        exec("import mne\nassert mne.io.read_raw_edf('records/a.edf')[1][1] == 512", {})
+    assert "a drawn scan of 32 slices, 64 x 64 each" in drawing.in_words()
+
+
+def test_the_length_of_recordings_that_a_network_takes_is_found(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    drawing.note("a.edf", "a drawn recording")
+    net = torch.nn.Sequential(torch.nn.Conv1d(20, 2, 1), torch.nn.Flatten(), torch.nn.Linear(2048, 2))
+    with stood_in(drawing), pytest.raises(RuntimeError):
+        net(torch.zeros(3, 20, 512))
+    assert hub_models.fit(drawing) == {"rate": 512}

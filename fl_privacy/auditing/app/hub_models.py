@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fl_privacy.auditing.app.odd_files import RATE
 from fl_privacy.auditing.app.stand_in import WORDS, Drawing
 from fl_privacy.federation.replies import Failure, attempt
 
@@ -40,8 +41,31 @@ _ROOM, _LONGEST, _FEW = 512, 512, 100
 """Size of the vocabulary, tokens of the longest text, and smallest vocabulary of a tokenizer that was found."""
 
 _SIDES = (28, 32, 48, 64, 96, 100, 112, 128, 144, 150, 160, 180, 200, 208, 224, 227, 240, 256, 299, 300, 320, 384, 512)
+_LENGTHS = (
+    64,
+    100,
+    128,
+    140,
+    178,
+    187,
+    200,
+    250,
+    256,
+    300,
+    360,
+    500,
+    512,
+    640,
+    750,
+    1000,
+    1024,
+    1250,
+    1280,
+    2000,
+    2048,
+)
 _LONGEST_FIT = 20.0
-"""Usual sides of pictures in pixels, and seconds after which no further one is tried."""
+"""Usual sides of pictures in pixels and lengths of recordings, and seconds after which no further one is tried."""
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
@@ -135,21 +159,25 @@ def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: 
 def fit(drawing: Drawing) -> dict[str, int]:
     """Return the shape that the network in ``drawing.unfit`` takes, as options of ``Drawing``; empty if none is found.
 
-    These are ``channels`` and ``side`` of pictures, or the number of further ``columns`` of rows.
+    These are ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
+    recordings, in values a second.
     """
     network, shape = drawing.unfit or (None, ())
-    if len(shape) == 2:
-        wanted = next((each.in_features for each in network.modules() if hasattr(each, "in_features")), shape[1])
-        return {"columns": wanted - shape[1]} if wanted != shape[1] and _takes(network, (wanted,)) else {}
-    if len(shape) != 4:
+    first, until = tuple(shape[1:]), time.monotonic() + _LONGEST_FIT
+    if len(first) == 1:  # rows
+        tried = [(each.in_features,) for each in network.modules() if hasattr(each, "in_features")][:1]
+    elif len(first) == 2:  # recordings
+        tried = [(first[0], length) for length in _LENGTHS]
+    else:
+        pairs = product(dict.fromkeys([*first[:1], 1, 3]), dict.fromkeys([*first[1:2], *_SIDES]))
+        tried = [(channels, side, side) for channels, side in pairs if len(first) == 3]
+    left = takewhile(lambda _: time.monotonic() < until, [first, *tried] if first else [])
+    found = next((each for each in left if _takes(network, each)), first)
+    if found == first:
         return {}
-    pairs, until = (
-        product(dict.fromkeys([shape[1], 1, 3]), dict.fromkeys([shape[2], *_SIDES])),
-        time.monotonic() + _LONGEST_FIT,
-    )
-    tried = takewhile(lambda pair: time.monotonic() < until, pairs)
-    colors, side = next((pair for pair in tried if _takes(network, (*pair, pair[1]))), shape[1:3])
-    return {} if (colors, side) == shape[1:3] else {"channels": colors, "side": side}
+    if len(first) == 1:
+        return {"columns": found[0] - first[0]}
+    return {"rate": RATE * found[1] // first[1]} if len(first) == 2 else {"channels": found[0], "side": found[1]}
 
 
 def _takes(network: Any, shape: tuple[int, ...]) -> bool:

@@ -12,12 +12,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TEST, TRAIN, Drawing, Shape, labels, numbers, texts
+from fl_privacy.auditing.app.stand_in import (
+    IMAGE,
+    LABEL,
+    OF_MODEL,
+    TEST,
+    TRAIN,
+    Drawing,
+    Shape,
+    labels,
+    numbers,
+    pictures,
+    texts,
+)
 from fl_privacy.federation.replies import attempt
 
 PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
 """Files of connections, which are not needed if all run in one process."""
+
+RATE = 256
+"""Values a second of a drawn recording, unless the network takes another number."""
 
 UNTRAINED = "a network as it begins, without trained weights,"
 
@@ -118,6 +133,13 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
             yield module, "load", partial(_loaded, drawing)
     if drawing.uses("scipy"):
         yield "scipy.io", "loadmat", partial(_loaded, drawing)
+    for package, module, name, draw in (
+        *(("mne", "mne.io", f"read_raw_{kind}", _recording) for kind in ("edf", "bdf")),
+        ("nibabel", "nibabel", "load", _scan),
+        ("SimpleITK", "SimpleITK", "ReadImage", _scan),
+    ):
+        if drawing.uses(package):
+            yield module, name, partial(_unless_there, partial(draw, drawing, package))
 
 
 def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +147,32 @@ def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: An
     if missing or isinstance(file, Pickle):
         return unpickled(drawing, Path(file) if missing else file.path)
     return original(file, *args, **kwargs)
+
+
+def _unless_there(
+    draw: Callable[[Path], Any], original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any
+) -> Any:
+    missing = isinstance(path, str | Path) and not os.access(path, os.F_OK)
+    return draw(Path(path)) if missing else original(path, *args, **kwargs)
+
+
+def _recording(drawing: Drawing, package: str, path: Path) -> Any:
+    """Make up a minute of 32 channels, in volts; the drawing can say how many values a second has."""
+    library, rate = importlib.import_module(package), drawing.fitted.get("rate", RATE)
+    drawing.note(str(path), f"a drawn recording of 32 channels with {rate} values a second")
+    values = 1e-5 * drawing.rng(str(path)).normal(size=(32, 60 * rate))
+    return library.io.RawArray(values, library.create_info(32, rate, "eeg"), verbose=False)
+
+
+def _scan(drawing: Drawing, package: str, path: Path) -> Any:
+    """Make up a smooth volume of 32 slices, 64 x 64 each, in [0, 1]; a file of labels has 0 and 1."""
+    library, shape = importlib.import_module(package), Shape(side=64, channels=32, classes=1)
+    volume = pictures(1, shape, drawing.rng(str(path)))[0].astype(np.float32) / 255
+    volume = volume.round() if re.search("seg|mask|label", path.name, re.IGNORECASE) else volume
+    drawing.note(str(path), "a drawn scan of 32 slices, 64 x 64 each")
+    if package == "nibabel":
+        return library.Nifti1Image(volume, np.eye(4))
+    return library.GetImageFromArray(np.moveaxis(volume, 2, 0))
 
 
 def unpickled(drawing: Drawing, path: Path) -> Any:

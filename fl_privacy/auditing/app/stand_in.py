@@ -73,7 +73,7 @@ SETS = OF_TORCHVISION | OF_FILES
 
 OF_KERAS = {name: _shape_of(name) for name in ("mnist", "fashion_mnist", "cifar10", "cifar100")}
 
-DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"}
+DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy", ".edf", ".bdf", ".nii", ".mha"}
 """Suffixes of files that are drawn where they are missing."""
 
 OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|hospital|raw|input|\d$", re.IGNORECASE)
