@@ -6,7 +6,7 @@ import json
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -299,3 +299,24 @@ def test_the_length_of_recordings_that_a_network_takes_is_found(tmp_path: Path) 
     with stood_in(drawing), pytest.raises(RuntimeError):
         net(torch.zeros(3, 20, 512))
     assert hub_models.fit(drawing) == {"rate": 512}
+
+
+def test_a_text_of_labels_names_files_as_the_code_splits_its_lines(tmp_path: Path) -> None:
+    code = """
+def read(name):
+    with open(name) as file:
+        return [line.rstrip().split(", ") for line in file]
+assert read("y_train/labels.txt")[:3] == [["0.png", "0"], ["1.png", "1"], ["2.png", "2"]]
+assert len(read("corpus.txt")[0]) == 1
+"""
+    (tmp_path / "app.py").write_text(code)
+    with stood_in(drawing_of("num_classes = 3", tmp_path)):
+        exec(compile(code, str(tmp_path / "app.py"), "exec"), {})
+
+
+def test_a_network_of_keras_names_the_shape_that_it_takes(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    drawing.unfit = SimpleNamespace(input_shape=(None, 32, 32, 3)), (8, 64, 64, 3)
+    assert hub_models.fit(drawing) == {"channels": 3, "side": 32}
+    drawing.unfit = SimpleNamespace(input_shape=(None, 12)), (8, 10)
+    assert hub_models.fit(drawing) == {"columns": 2}

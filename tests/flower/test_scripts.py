@@ -641,6 +641,7 @@ def test_environment_variables_have_the_values_that_the_project_s_commands_set(t
     server = f"import os\nassert {asked.format('ROUNDS')} == '1' and 'SITE' not in os.environ\n"
     server += f"assert {asked.format('PART')} == 'north' and os.environ.get('SITE', 'x') == 'x'\n"
     (tmp_path / "main.py").write_text(server + start)
+    (tmp_path / "README.md").write_text("Say so:\n    export SITE=x\n    export PART=your_part\n")
     (tmp_path / "run.sh").write_text("export PART=north\nexport SITE='here'\npython main.py\nexport PART=south\n")
     runner = _Runner(tmp_path)
     assert runner.run(tmp_path / "main.py", ())["simulations"]

@@ -147,7 +147,7 @@ def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: 
     try:
         made = original(network, *args, **kwargs)
     except (RuntimeError, ValueError):
-        if drawing.asked and entered is not None and any(True for _ in network.parameters()):
+        if drawing.asked and entered is not None and any(True for _ in getattr(network, "parameters", tuple)()):
             drawing.unfit = network, tuple(entered.shape)
         raise
     if isinstance(made, torch.Tensor) and entered is not None and not drawing.unfit:
@@ -164,6 +164,11 @@ def fit(drawing: Drawing) -> dict[str, int]:
     """
     network, shape = drawing.unfit or (None, ())
     first, until = tuple(shape[1:]), time.monotonic() + _LONGEST_FIT
+    stated = getattr(network, "input_shape", None)  # of Keras
+    if isinstance(stated, tuple) and len(stated) == len(shape) in (2, 4) and None not in stated[1:]:
+        wanted = tuple(stated[1:])
+        fitting = {"columns": wanted[0] - first[0]} if len(first) == 1 else {"channels": wanted[-1], "side": wanted[0]}
+        return {} if wanted == first else fitting
     if len(first) == 1:  # rows
         tried = [(each.in_features,) for each in network.modules() if hasattr(each, "in_features")][:1]
     elif len(first) == 2:  # recordings

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import linecache
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fl_privacy.auditing.app.lent import caller
 from fl_privacy.auditing.app.stand_in import (
     IMAGE,
     LABEL,
@@ -227,12 +229,26 @@ def written(drawing: Drawing, path: Path) -> Path:
     made = drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".txt":
+        if path.suffix == ".txt" and (separator := _separator()) and re.search("label|annot|list", path.stem, re.I):
+            drawing.note(str(path), f"{TRAIN} drawn lines with a file and its label")
+            classes = labels(TRAIN, max(drawing.classes, 2))
+            made.write_text(
+                "".join(f"{n}.png{separator}{label}\n" for n, label in enumerate(classes)), encoding="utf-8"
+            )
+        elif path.suffix == ".txt":
             drawing.note(str(path), f"{TRAIN} drawn lines of text")
             made.write_text("\n".join(texts(TRAIN, 1, drawing.rng(str(path)))), encoding="utf-8")
         else:
             drawing.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
     return made
+
+
+def _separator() -> str:
+    """Return what the calling file of the app splits lines by; empty if it splits none."""
+    frame = caller(r"\bpathlib\b")
+    lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename)
+    found = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(lines))
+    return found[2].replace(r"\t", "\t") if found else ""
 
 
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:

@@ -397,7 +397,7 @@ class _Runner:
             asker = asker.f_back.f_back if asker.f_back.f_code.co_name == "getenv" else asker.f_back
         if asks == "__contains__" or asker is None or not Path(asker.f_code.co_filename).is_relative_to(self.folder):
             raise KeyError(key)
-        value = self._stated.variables.get(key)
+        value = next((each for each in self._stated.variables.get(key, ()) if each != default), None)
         if default is not None and key not in self._taken:
             self._untaken |= {} if value is None else {key: value}
             raise KeyError(key)

@@ -48,28 +48,32 @@ class OptionsStated:
         return [path.relative_to(self.folder).as_posix() for path in sorted(self._settings, key=rank)[:1]]
 
     @cached_property
-    def variables(self) -> dict[str, str]:
-        """Return each environment variable that commands set, with its first value."""
-        return {name: value for page in reversed(self._pages) for name, _, value in reversed(_SET.findall(page))}
+    def variables(self) -> dict[str, list[str]]:
+        """Return each environment variable that commands set, with its values, those of scripts first."""
+        found = dict[str, list[str]]()
+        for _, text in sorted(self._pages.items(), key=lambda page: page[0].suffix in {".md", ".rst"}):
+            for name, _, value in _SET.findall(text):
+                found.setdefault(name, []).extend(allowed([value], name.lower(), "", ()))
+        return found
 
     @cached_property
     def _given(self) -> dict[str, list[str]]:
         own, found = re.compile(_RUN.format(re.escape(self.script.stem))), dict[str, list[str]]()
-        for text in self._pages:
+        for text in self._pages.values():
             for flag, _, value in chain.from_iterable(map(_GIVEN.findall, own.findall(text.replace("\\\n", " ")))):
                 found.setdefault(flag, []).append(value)
         return found
 
     @cached_property
-    def _pages(self) -> list[str]:
-        found, room = list[str](), MOST_TOGETHER
+    def _pages(self) -> dict[Path, str]:
+        found, room = dict[Path, str](), MOST_TOGETHER
         for path in _listed(self.folder, _PAGES):
             with (
                 suppress(OSError, UserError),
                 os.fdopen(open_regular(path), encoding="utf-8", errors="replace") as page,
             ):
-                found.append(page.read(min(room, MOST_BYTES)))
-                room -= len(found[-1])
+                found[path] = page.read(min(room, MOST_BYTES))
+                room -= len(found[path])
         return found
 
     @cached_property

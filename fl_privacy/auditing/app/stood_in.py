@@ -130,6 +130,7 @@ class Hooks:
             yield "keras.src.legacy.preprocessing.image", "DirectoryIterator.__init__", self.folder
             yield "keras", "Model.load_weights", odd_files.unless_missing
             yield "keras", "Model.save", partial(_in_made_folder, 1)
+            yield "keras", "Layer.__call__", partial(hub_models.called, drawing)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
             ("timm", "timm.models._builder", "load_pretrained", fetched(NoWeights)),
