@@ -114,6 +114,18 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
             audit_app(read_app(folder), without)
 
 
+def test_a_column_whose_values_are_counted_has_few(tmp_path: Path) -> None:
+    code = """
+import pandas as pd
+frame = pd.read_csv("flows.csv")
+parts = {part: frame[frame["Slice"] == part] for part in sorted(frame["Slice"].unique())}
+assert len(parts) == 2 and frame["bytes"].nunique() == 2 and frame["speed"].max() > 2
+assert frame["Label"].nunique() == 5 and frame["client_id"].nunique() > 2
+"""
+    with stood_in(Drawing([SourceFile(tmp_path / "app.py", ast.parse(f"num_classes = 5\n{code}"))], tmp_path)):
+        exec(code, {})
+
+
 SCANS = """
 from datasets import load_dataset
 from torchvision.transforms import ToTensor

@@ -88,6 +88,7 @@ _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.
 _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
 _EXAMPLE = re.compile(r"(row|example|sample|item|record|entry)$")
 _INPUTS = re.compile(r"(x|features?|inputs?)(_|$)", re.IGNORECASE)
+_COUNTS = {"unique", "nunique", "value_counts"}
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -163,7 +164,7 @@ class Drawing:
         self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
         self._removed, self._made = set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
-        self._around, self._of_example, self._worded = 0, set[str](), set[str]()
+        self._around, self._of_example, self._worded, self._counted = 0, set[str](), set[str](), set[str]()
         self.names = _names([*columns.values()])
         sets = (value for key, value in config.items() if re.match(r"data[-_]?set([-_](name|id))?$", key))
         self.set_named = next(sets, None)
@@ -260,8 +261,7 @@ class Drawing:
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
         first = constant(node.args[0]) if node.args else None
         if called(node) in {"Input", "InputLayer"}:
-            given = (*node.args[:1], *(each.value for each in node.keywords))
-            pairs += [("input_shape", self._value(each)) for each in given]
+            pairs += [("input_shape", value) for value in (*map(self._value, node.args[:1]), *(v for _, v in pairs))]
         elif called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
             layers.append([first, constant(node.args[1])])
         elif called(node) == "Dense" and ("activation", "softmax") in pairs:
@@ -278,21 +278,28 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of strings, and how many ``x = rows[:, 3:-2]`` leaves out, without a last one of labels."""
+        """Find columns of strings or few values, and how many ``x = rows[:, 3:-2]`` leaves out but the last label."""
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
-        of = node.value if isinstance(node, ast.Attribute) and node.attr == "str" else None
+        attribute = node.attr if isinstance(node, ast.Attribute) else ""
+        of = node.value if isinstance(node, ast.Attribute) and attribute in {"str", *_COUNTS} else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(constant(node.right), str):
             of = node.left
         name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
-        self._worded |= {name} if isinstance(name, str) and not (TEXT.search(name) or TIME.search(name)) else set()
+        found = self._counted if attribute in _COUNTS else self._worded
+        found |= {name} if isinstance(name, str) and not (TEXT.search(name) or TIME.search(name)) else set()
 
     def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
         if strings := self.values.get(name, ["north", "south", "east"] if name in self._worded else []):
             strings = strings if len(strings) > 1 else [*strings, "other"]
             return [strings[n] for n in labels(number, len(strings))]
-        return labels(number, classes) if name in self._classed else column(name, number, classes, rng)
+        few = name in self._counted and not (LABEL.search(name) or OF_SOME.search(name))
+        return (
+            labels(number, 2 if few else classes)
+            if few or name in self._classed
+            else column(name, number, classes, rng)
+        )
 
     def note(self, asked: str, drawn: str, *, pretrained: bool = False) -> None:
         self.asked[asked] = drawn
@@ -338,10 +345,9 @@ class Drawing:
         if isinstance(split, str):
             asked = re.match(r"\w+", split)
             return made["test" if asked and asked[0] in {"test", "valid", "validation"} else "train"]
-        whole = hf.DatasetDict(made)
         if isinstance(split, list):
-            return [whole[str(each)] if str(each) in whole else whole["train"] for each in split]
-        return whole
+            return [made.get(str(each), made["train"]) for each in split]
+        return hf.DatasetDict(made)
 
     def _columns(self, hf: Any, known: str, number: int) -> tuple[dict[str, Any], Any]:
         rng = self.rng(f"{known} {number}")
@@ -401,7 +407,6 @@ class Drawing:
         kept = [name for name in rest if name not in self._dropped]
         usual = self.features + self._around if self.features else max(len(kept), 10)
         rest += [f"feature_{n}" for n in range(len(kept), usual + self.fitted.get("columns", 0))]
-
         drawn_column, indexing = self.column_of, importlib.import_module("pandas.core.indexing")
 
         class Places(indexing._LocIndexer):  # type: ignore[name-defined]
@@ -448,8 +453,7 @@ class Drawing:
         drawn: dict[str, Any] = {name: [str(n // 40) for n in range(number)] for name in ids}
         drawn |= {name: self.column_of(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
-        order = rng.permutation(number)
-        return Table(drawn).iloc[order].reset_index(drop=True)
+        return Table(drawn).iloc[rng.permutation(number)].reset_index(drop=True)
 
     def array(self, name: str, path: object) -> np.ndarray:
         """Make up labels or inputs, such as pictures or rows, by an array's ``name``; ``path`` seeds the draws."""
@@ -478,11 +482,7 @@ class Drawing:
         return made
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
-        """Write pictures to the folder ``made``, unless it exists.
-
-        Each class gets its own folder if ``by_class``, or if the name of ``made`` suggests a data set. ``asked``: path
-        that the app requested.
-        """
+        """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set."""
         names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
         classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
         by_class = by_class or bool(OF_DATA.search(made.name))
