@@ -264,16 +264,15 @@ def test_a_server_has_the_clients_of_its_name(tmp_path: Path) -> None:
 
 def test_recordings_and_scans_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("datasets")  # which would import the packages below
-    for name, module in (("mne", "mne.io"), ("nibabel", "nibabel"), ("SimpleITK", "SimpleITK")):
-        for each in dict.fromkeys([name, module]):
-            monkeypatch.setitem(sys.modules, each, made := ModuleType(each))
-            made.__spec__ = ModuleSpec(each, None)
-        made.read_raw_edf = made.load = made.ReadImage = lambda path, **options: f"read {path}"  # type: ignore[attr-defined]
-        sys.modules[name].io = made  # type: ignore[attr-defined]
-        sys.modules[name].create_info = lambda *given: given  # type: ignore[attr-defined]
-        made.RawArray = lambda values, info, **options: (values, info)  # type: ignore[attr-defined]
-        made.Nifti1Image = lambda values, affine: values  # type: ignore[attr-defined]
-        made.GetImageFromArray = lambda values: values  # type: ignore[attr-defined]
+    made: dict[str, Any] = {name: ModuleType(name) for name in ("mne", "mne.io", "mne.io.edf", "nibabel", "SimpleITK")}
+    for name, module in made.items():
+        module.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    mne, io, edf, nibabel, sitk = made.values()
+    mne.io, mne.create_info, io.RawArray = io, lambda *given: given, lambda values, info, **options: (values, info)
+    io.__getattr__ = lambda name: getattr(edf, name)  # as MNE's, which loads what is used
+    edf.read_raw_edf = edf.read_raw_bdf = nibabel.load = sitk.ReadImage = lambda path, **options: f"read {path}"
+    nibabel.Nifti1Image, sitk.GetImageFromArray = lambda values, affine: values, lambda values: values
     (tmp_path / "there.edf").touch()
     code = """
 import os, mne, nibabel, SimpleITK as sitk
@@ -320,3 +319,12 @@ def test_a_network_of_keras_names_the_shape_that_it_takes(tmp_path: Path) -> Non
     assert hub_models.fit(drawing) == {"channels": 3, "side": 32}
     drawing.unfit = SimpleNamespace(input_shape=(None, 12)), (8, 10)
     assert hub_models.fit(drawing) == {"columns": 2}
+
+
+def test_the_classes_that_a_network_tells_apart_are_found(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    drawing.note("a.csv", "drawn rows")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    with stood_in(drawing), pytest.raises(IndexError, match="out of bounds") as caught:
+        torch.nn.functional.cross_entropy(net(torch.zeros(1, 4)), torch.tensor([8]))
+    assert hub_models.fit(drawing, str(caught.value)) == {"classes": 3} and hub_models.fit(drawing) == {}

@@ -119,7 +119,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         vain.append(f"{run}: {why.rstrip('.')}")
         more = session.own_nodes if session.own_nodes > (session.asked.nodes or 0) else USUAL_NODES
         few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
-        fitted = {} if few or session.drawing is None else fit(session.drawing)
+        fitted = {} if few or session.drawing is None else fit(session.drawing, why)
         again = few or bool(fitted)
         if (other := app if again else app.another()) is None:
             break
@@ -347,9 +347,11 @@ class AppAudit(AuditSession):
         kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
         of_data = re.search(rf"\b({kinds})Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
-        others = self.versions[:3] if of_versions else ()
+        asked = {each: re.match(r"it asks for ([\w-]+)", each) for each in self.versions if of_versions}
+        blamed = [each for each, name in asked.items() if name and re.search(rf"\b{name[1].replace('-', '_')}\b", why)]
+        others = (blamed or [*asked])[:3]
         own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
-        others = others if own is None or "site-packages" in own[1] else ()
+        others = others if own is None or "site-packages" in own[1] else []
         may = {
             f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
             f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,

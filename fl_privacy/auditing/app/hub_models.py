@@ -150,18 +150,21 @@ def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: 
         if drawing.asked and entered is not None and any(True for _ in getattr(network, "parameters", tuple)()):
             drawing.unfit = network, tuple(entered.shape)
         raise
+    drawing.outputs = made.shape[1] if isinstance(made, torch.Tensor) and made.dim() == 2 else drawing.outputs
     if isinstance(made, torch.Tensor) and entered is not None and not drawing.unfit:
         folded = made.dim() == 2 and entered.dim() == 4 and len(made) != len(entered)  # by a view of another size
         drawing.unfit = (network, tuple(entered.shape)) if folded and drawing.asked else ()
     return made
 
 
-def fit(drawing: Drawing) -> dict[str, int]:
-    """Return the shape that the network in ``drawing.unfit`` takes, as options of ``Drawing``; empty if none is found.
+def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
+    """Return the shape of examples that the app's network takes, for ``drawing.fitted``; empty if none is found.
 
-    These are ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
-    recordings, in values a second.
+    It has ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
+    recordings, in values a second; or the number of ``classes``, if the error ``why`` is of labels.
     """
+    if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
+        return {"classes": drawing.outputs}
     network, shape = drawing.unfit or (None, ())
     first, until = tuple(shape[1:]), time.monotonic() + _LONGEST_FIT
     stated = getattr(network, "input_shape", None)  # of Keras

@@ -136,7 +136,7 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
     if drawing.uses("scipy"):
         yield "scipy.io", "loadmat", partial(_loaded, drawing)
     for package, module, name, draw in (
-        *(("mne", "mne.io", f"read_raw_{kind}", _recording) for kind in ("edf", "bdf")),
+        *(("mne", "mne.io.edf", f"read_raw_{kind}", _recording) for kind in ("edf", "bdf")),
         ("nibabel", "nibabel", "load", _scan),
         ("SimpleITK", "SimpleITK", "ReadImage", _scan),
     ):
@@ -247,7 +247,8 @@ def _separator() -> str:
     """Return what the calling file of the app splits lines by; empty if it splits none."""
     frame = caller(r"\bpathlib\b")
     lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename)
-    found = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(lines))
+    after = "".join(lines[frame.f_lineno - 1 :]) if frame is not None else ""
+    found = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", after)
     return found[2].replace(r"\t", "\t") if found else ""
 
 

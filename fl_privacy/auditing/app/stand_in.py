@@ -83,7 +83,7 @@ OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|e
 """Name of a file of weights."""
 
 _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
-_CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
+_CLASSES = re.compile(r"^(num|n|number_of)_?(clas{1,2}es|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
 _EXAMPLE = re.compile(r"(row|example|sample|item|record|entry)$")
@@ -149,12 +149,13 @@ class Drawing:
     ``folder``: place of the files that are written. ``asked``: requested name -> phrase on the data made up for it.
     ``shares``: largest number of clients among which the app divides a data set. ``fitted``: pictures' ``channels`` and
     ``side``, or further ``columns`` of rows, that its network needs. ``unfit``: network and shape that did not fit.
+    ``outputs``: number of outputs of the network called last.
     """
 
     def __init__(
         self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] = {}
     ) -> None:
-        self.fitted, self.unfit = dict[str, int](), tuple[Any, ...]()
+        self.fitted, self.unfit, self.outputs = dict[str, int](), tuple[Any, ...](), 0
         self.files, self._seed = folder, seed
         columns = {key: value for key, value in config.items() if _COLUMN.search(key)}
         self.asked: dict[str, str] = {}
@@ -466,10 +467,9 @@ class Drawing:
             size = entry or (self.features + self.fitted.get("columns", 0),)
             return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
         known = re.search("path|derma|blood|retina", str(path))
-        colors = 3 if known else self.colors or 1
-        usual = (28 if known or colors == 1 else 32, colors)
+        usual = (28 if known or self.colors != 3 else 32, 3 if known else self.fitted.get("channels", self.colors or 1))
         side, *_, colors = entry if len(entry) == 3 and entry[-1] in (1, 3) else usual
-        drawn = pictures(number, Shape(side=side, channels=colors, classes=classes), rng)
+        drawn = pictures(number, Shape(side=self.fitted.get("side", side), channels=colors, classes=classes), rng)
         return drawn[..., 0] if colors == 1 and not entry else drawn
 
     def picture(self, path: object) -> Any:

@@ -52,7 +52,7 @@ def drawn_for(
     code = parsed(app.folder)
     begun = [] if app.renamed else entries(app, code)[0]  # imports by another name lead nowhere
     drawing = Drawing(reached(begun or list(code), code), files, seed, app.config)
-    drawing.fitted |= fitted
+    drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
 
