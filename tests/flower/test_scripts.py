@@ -391,10 +391,12 @@ run_simulation(server_app=server, client_app=client, num_supernodes=50)
 """
 
 
-def test_as_many_clients_join_as_a_share_of_them_needs(tmp_path: Path) -> None:
-    record = audited(project(tmp_path / "a", main=SHARE), tmp_path / "out", nodes=3)
-    assert record["nodes"] == 10 and record["rounds"] == 1
-    assert "Of 3 clients the server chose none, so that 10 joined." in record["problems"]
+@pytest.mark.parametrize(("own", "joined"), [(50, 10), (5, 5)])
+def test_as_many_clients_join_as_a_share_of_them_needs(tmp_path: Path, own: int, joined: int) -> None:
+    folder = project(tmp_path / "a", main=SHARE.replace("num_supernodes=50", f"num_supernodes={own}"))
+    record = audited(folder, tmp_path / "out", nodes=3)
+    assert record["nodes"] == joined and record["rounds"] == 1
+    assert f"Of 3 clients the server chose none, so that {joined} joined." in record["problems"]
     assert "its clients took no training step of PyTorch" in record["headline"]
 
 

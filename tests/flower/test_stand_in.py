@@ -827,6 +827,16 @@ def test_a_name_that_the_apps_own_module_lacks_is_of_no_version(place: str, of_v
     assert ("Other versions may be why" in AppAudit.on_drawn(asked, why)) is of_versions
 
 
+def test_a_version_is_blamed_whose_package_the_error_names() -> None:
+    versions = [
+        "it asks for torch==2.3.1, and 2.15.0 is installed.",
+        "it asks for trl==0.8.1, and 1.16.0 is installed.",
+    ]
+    why = "ImportError: cannot import name 'Collator' from 'trl' (/x/site-packages/trl/__init__.py)"
+    said = AppAudit.on_drawn(SimpleNamespace(drawing=None, versions=versions), why)  # type: ignore[arg-type]
+    assert said.endswith("Other versions may be why: it asks for trl==0.8.1, and 1.16.0 is installed.")
+
+
 @pytest.mark.parametrize(
     ("why", "said"),
     [
