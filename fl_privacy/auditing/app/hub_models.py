@@ -4,7 +4,7 @@ import importlib
 import re
 import string
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product, takewhile
 from pathlib import Path
@@ -166,6 +166,7 @@ def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
     if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
         return {"classes": drawing.outputs}
     network, shape = drawing.unfit or (None, ())
+    tried: Sequence[tuple[int, ...]]
     first, until = tuple(shape[1:]), time.monotonic() + _LONGEST_FIT
     stated = getattr(network, "input_shape", None)  # of Keras
     if isinstance(stated, tuple) and len(stated) == len(shape) in (2, 4) and None not in stated[1:]:

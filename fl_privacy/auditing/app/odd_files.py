@@ -132,30 +132,23 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
     """Yield (module, function name, replacement) for functions that load pickles and .mat files, also missing ones."""
     for module in ("pickle", "joblib"):
         if drawing.uses(module):
-            yield module, "load", partial(_loaded, drawing)
+            yield module, "load", partial(_loaded, partial(unpickled, drawing))
     if drawing.uses("scipy"):
-        yield "scipy.io", "loadmat", partial(_loaded, drawing)
+        yield "scipy.io", "loadmat", partial(_loaded, partial(unpickled, drawing))
     for package, module, name, draw in (
         *(("mne", "mne.io.edf", f"read_raw_{kind}", _recording) for kind in ("edf", "bdf")),
         ("nibabel", "nibabel", "load", _scan),
         ("SimpleITK", "SimpleITK", "ReadImage", _scan),
     ):
         if drawing.uses(package):
-            yield module, name, partial(_unless_there, partial(draw, drawing, package))
+            yield module, name, partial(_loaded, partial(draw, drawing, package))
 
 
-def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+def _loaded(draw: Callable[[Path], Any], original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
     missing = isinstance(file, str | Path) and not os.access(file, os.F_OK)
     if missing or isinstance(file, Pickle):
-        return unpickled(drawing, Path(file) if missing else file.path)
+        return draw(Path(file) if missing else file.path)
     return original(file, *args, **kwargs)
-
-
-def _unless_there(
-    draw: Callable[[Path], Any], original: Callable[..., Any], path: Any, *args: Any, **kwargs: Any
-) -> Any:
-    missing = isinstance(path, str | Path) and not os.access(path, os.F_OK)
-    return draw(Path(path)) if missing else original(path, *args, **kwargs)
 
 
 def _recording(drawing: Drawing, package: str, path: Path) -> Any:
@@ -229,9 +222,12 @@ def written(drawing: Drawing, path: Path) -> Path:
     made = drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".txt" and (separator := _separator()) and re.search("label|annot|list", path.stem, re.I):
+        frame = caller(r"\bpathlib\b")
+        code = [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
+        split = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(code))  # where the code reads the lines
+        if path.suffix == ".txt" and split and re.search("label|annot|list", path.stem, re.IGNORECASE):
             drawing.note(str(path), f"{TRAIN} drawn lines with a file and its label")
-            classes = labels(TRAIN, max(drawing.classes, 2))
+            classes, separator = labels(TRAIN, max(drawing.classes, 2)), split[2].replace(r"\t", "\t")
             made.write_text(
                 "".join(f"{n}.png{separator}{label}\n" for n, label in enumerate(classes)), encoding="utf-8"
             )
@@ -241,15 +237,6 @@ def written(drawing: Drawing, path: Path) -> Path:
         else:
             drawing.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
     return made
-
-
-def _separator() -> str:
-    """Return what the calling file of the app splits lines by; empty if it splits none."""
-    frame = caller(r"\bpathlib\b")
-    lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename)
-    after = "".join(lines[frame.f_lineno - 1 :]) if frame is not None else ""
-    found = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", after)
-    return found[2].replace(r"\t", "\t") if found else ""
 
 
 def opened(drawing: Drawing, path: Path, mode: str) -> Any:

@@ -391,11 +391,10 @@ class _Runner:
         """
         with suppress(KeyError):
             return original(environ, key)
-        asker, default = sys._getframe(2), None  # the frame between is the hook's
-        if (asks := asker.f_code.co_name) == "get" and asker.f_back is not None:
-            default = asker.f_locals.get("default")
-            asker = asker.f_back.f_back if asker.f_back.f_code.co_name == "getenv" else asker.f_back
-        if asks == "__contains__" or asker is None or not Path(asker.f_code.co_filename).is_relative_to(self.folder):
+        asked, asker = sys._getframe(2), caller("<frozen")  # the frame between is the hook's
+        default = asked.f_locals.get("default") if asked.f_code.co_name == "get" else None
+        asks = asker is not None and Path(asker.f_code.co_filename).is_relative_to(self.folder)
+        if not asks or asked.f_code.co_name == "__contains__":
             raise KeyError(key)
         value = next((each for each in self._stated.variables.get(key, ()) if each != default), None)
         if default is not None and key not in self._taken:
