@@ -119,18 +119,18 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         vain.append(f"{run}: {why.rstrip('.')}")
         more = session.own_nodes if (session.asked.nodes or 0) < session.own_nodes < USUAL_NODES else USUAL_NODES
         few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
-        fitted = {} if few or session.drawing is None else fit(session.drawing, why)
-        again = few or bool(fitted)
+        fitted = {**session.fitted, **({} if few or session.drawing is None else fit(session.drawing, why))}
+        again = number + 1 < MOST_TRIED and (few or fitted != session.fitted)
         if (other := app if again else app.another()) is None:
             break
-        if few:
+        if few and again:
             said.append(f"Of {asked.nodes} clients the server chose none, so that {more} joined.")
             asked = replace(asked, nodes=more)
         elif not again:
             said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
         _forget(app.folder)
         app, config = other, config if again else {}
-        session = AppAudit(app, asked, first.folder, first.tell, first.show, fitted=fitted)
+        session = AppAudit(app, asked, first.folder, first.tell, first.show, fitted=fitted if again else {})
         if again:  # the same code, whose first end does not count
             vain.pop()
             failed.pop(len(vain), None)

@@ -135,13 +135,13 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
             yield module, "load", partial(_loaded, partial(unpickled, drawing))
     if drawing.uses("scipy"):
         yield "scipy.io", "loadmat", partial(_loaded, partial(unpickled, drawing))
-    for package, module, name, draw in (
-        *(("mne", "mne.io.edf", f"read_raw_{kind}", _recording) for kind in ("edf", "bdf")),
-        ("nibabel", "nibabel", "load", _scan),
-        ("SimpleITK", "SimpleITK", "ReadImage", _scan),
+    for package, module, name in (
+        *(("mne", "mne.io.edf", f"read_raw_{kind}") for kind in ("edf", "bdf")),
+        ("nibabel", "nibabel", "load"),
+        ("SimpleITK", "SimpleITK", "ReadImage"),
     ):
         if drawing.uses(package):
-            yield module, name, partial(_loaded, partial(draw, drawing, package))
+            yield module, name, partial(_loaded, partial(_recorded, drawing, package))
 
 
 def _loaded(draw: Callable[[Path], Any], original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,23 +151,17 @@ def _loaded(draw: Callable[[Path], Any], original: Callable[..., Any], file: Any
     return original(file, *args, **kwargs)
 
 
-def _recording(drawing: Drawing, package: str, path: Path) -> Any:
-    """Make up a minute of 32 channels, in volts; the drawing can say how many values a second has."""
-    library, rate = importlib.import_module(package), drawing.fitted.get("rate", RATE)
-    drawing.note(str(path), f"a drawn recording of 32 channels with {rate} values a second")
-    values = 1e-5 * drawing.rng(str(path)).normal(size=(32, 60 * rate))
-    return library.io.RawArray(values, library.create_info(32, rate, "eeg"), verbose=False)
-
-
-def _scan(drawing: Drawing, package: str, path: Path) -> Any:
-    """Make up a smooth volume of 32 slices, 64 x 64 each, in [0, 1]; a file of labels has 0 and 1."""
-    library, shape = importlib.import_module(package), Shape(side=64, channels=32, classes=1)
-    volume = pictures(1, shape, drawing.rng(str(path)))[0].astype(np.float32) / 255
+def _recorded(drawing: Drawing, package: str, path: Path) -> Any:
+    """Make up a minute of 32 channels, in volts, or a smooth scan of 32 slices in [0, 1]; one of labels has 0 and 1."""
+    library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
+    scan = "a drawn scan of 32 slices, 64 x 64 each"
+    drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
+    if package == "mne":
+        info = library.create_info(32, rate, "eeg")
+        return library.io.RawArray(1e-5 * rng.normal(size=(32, 60 * rate)), info, verbose=False)
+    volume = pictures(1, Shape(side=64, channels=32, classes=1), rng)[0].astype(np.float32) / 255
     volume = volume.round() if re.search("seg|mask|label", path.name, re.IGNORECASE) else volume
-    drawing.note(str(path), "a drawn scan of 32 slices, 64 x 64 each")
-    if package == "nibabel":
-        return library.Nifti1Image(volume, np.eye(4))
-    return library.GetImageFromArray(np.moveaxis(volume, 2, 0))
+    return library.Nifti1Image(volume, np.eye(4)) if package == "nibabel" else library.GetImageFromArray(volume.T)
 
 
 def unpickled(drawing: Drawing, path: Path) -> Any:
