@@ -112,8 +112,11 @@ def arrays_writable(code: str) -> Iterator[None]:
 
     def writable(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
-        held = not isinstance(found, np.ndarray) or found.flags.writeable
-        return found if held or lent.is_installed(lent.caller(r"\b(pandas|numpy)\b")) else found.copy()
+        if not isinstance(found, np.ndarray) or found.flags.writeable:
+            return found
+        near = sys._getframe(2), sys._getframe(3)  # the frame between is the hook's; pandas' own work needs no copies
+        own = all(re.search(r"\bpandas\b", each.f_code.co_filename) for each in near)
+        return found if own or lent.is_installed(lent.caller(r"\b(pandas|numpy)\b")) else found.copy()
 
     with ExitStack() as stack:
         for place in _READ_ONLY if "pandas" in code and importlib.util.find_spec("pandas") is not None else ():
