@@ -264,7 +264,7 @@ def test_a_server_has_the_clients_of_its_name(tmp_path: Path) -> None:
 
 def test_recordings_and_scans_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("datasets")  # which would import the packages below
-    made: dict[str, Any] = {name: ModuleType(name) for name in ("mne", "mne.io", "mne.io.edf", "nibabel", "SimpleITK")}
+    made: dict[str, Any] = {name: ModuleType(name) for name in ("mne", "mne.io", "edf", "nibabel", "SimpleITK")}
     for name, module in made.items():
         module.__spec__ = ModuleSpec(name, None)
         monkeypatch.setitem(sys.modules, name, module)

@@ -335,6 +335,15 @@ def test_a_function_that_takes_arguments_or_is_another_library_s_is_no_start(tmp
     assert find_scripts(project(tmp_path, run=start.replace(head, "@click.command()\ndef go(*, a=1, b=2)"))) is not None
 
 
+def test_a_client_s_script_gets_the_number_of_clients_that_joined(tmp_path: Path) -> None:
+    client = "import sys\nimport flwr as fl\nfrom network import FlowerClient\nfirst, count = map(int, sys.argv[1:])\n"
+    client += "assert first < count\nfl.client.start_numpy_client(server_address='x', client=FlowerClient(first))\n"
+    folder = project(tmp_path / "a", server=parts.SERVER, client=client, network=parts.NETWORK)
+    chosen = {"server": "server.py", "clients": ["client.py"], "client_arguments": ["{partition}", "{nodes}"]}
+    record = audited(folder, tmp_path / "out", nodes=3, chosen=chosen)
+    assert not record["problems"] and record["models"] == {"Net": 3}
+
+
 def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code = "from threading import Thread\nimport flwr as fl\n"
     code += "def client(number):\n    fl.client.start_client(client=number)\n"
@@ -344,7 +353,7 @@ def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.Capture
     scripts, runner = find_scripts(project(tmp_path, all=code)), _Runner(tmp_path)
     assert scripts is not None and len(runner.run(scripts.server, ())["servers"]) == 1
     made = _Clients(scripts, runner, [], 3)
-    assert [made._new(partition)["client"] for partition in range(3)] == [7, 8, 7]
+    assert [made._new(partition, 3)["client"] for partition in range(3)] == [7, 8, 7]
     assert "Traceback" not in capfd.readouterr().err
 
 

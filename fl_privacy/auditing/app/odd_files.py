@@ -136,7 +136,7 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
     if drawing.uses("scipy"):
         yield "scipy.io", "loadmat", partial(_loaded, partial(unpickled, drawing))
     for package, module, name in (
-        *(("mne", "mne.io.edf", f"read_raw_{kind}") for kind in ("edf", "bdf")),
+        *(("mne", "mne.io", f"read_raw_{kind}") for kind in ("edf", "bdf")),
         ("nibabel", "nibabel", "load"),
         ("SimpleITK", "SimpleITK", "ReadImage"),
     ):

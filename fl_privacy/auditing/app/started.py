@@ -194,15 +194,15 @@ class _Clients:
     def client(self, context: Context) -> LegacyClient:
         partition = int(context.node_config["partition-id"])
         if partition not in self._made:
-            self._made[partition] = self._new(partition)
+            self._made[partition] = self._new(partition, context.node_config.get("num-partitions", self._nodes))
         made = self._made[partition]
         return _as_client(made["client"] if made.get("client") is not None else _client_fn(made["client_fn"])(context))
 
-    def _new(self, partition: int) -> dict[str, Any]:
+    def _new(self, partition: int, nodes: Any) -> dict[str, Any]:
         if not self._scripts.clients:
             return self._given[partition % len(self._given)]
         path = self._scripts.clients[partition % len(self._scripts.clients)]
-        calls = self._runner.run(path, self._scripts.client_arguments, partition=partition, nodes=self._nodes)
+        calls = self._runner.run(path, self._scripts.client_arguments, partition=partition, nodes=int(nodes))
         if not calls["clients"]:
             raise self._runner.silent(path, "a client", "name its arguments by --client-args '--option {partition}'")
         return calls["clients"][partition % len(calls["clients"])]

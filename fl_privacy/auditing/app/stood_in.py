@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,8 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
                 continue
             kind, _, last = name.rpartition(".")
             owner = getattr(owner, kind, None) if kind else owner
-            if last in getattr(owner, "__dict__", ()):  # others inherit it
+            lazy = isinstance(owner, ModuleType) and hasattr(owner, last)  # such as MNE, which loads what is used
+            if lazy or last in getattr(owner, "__dict__", ()):  # others inherit it
                 stack.enter_context(replaced(owner, last, hook))
         yield drawing
 
