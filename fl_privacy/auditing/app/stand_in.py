@@ -279,7 +279,7 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of strings or few values, and the number of non-label columns that ``x = rows[:, 3:-2]`` skips."""
+        """Find columns of strings or few values, and how many ``x = rows[:, 3:-2]`` leaves out besides the label."""
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
