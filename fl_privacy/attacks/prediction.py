@@ -162,8 +162,8 @@ def _of_convolutions(
         outcome: Outcome = "reconstructible" if solved else "not by these attacks" if mixed else "unknown"
         return outcome, first.name, f"The position embedding's gradient is {sums}."
     if norm is not None and drawn:
-        hopeless = size > 1 and deep and called & _KINKED and not called & _OTHERS
-        but = "running statistics, if uploaded, give them" if size == 1 else "batch_norm=eval fixes them"
+        hopeless = size > _FEW_IMAGES and deep and called & _KINKED and not called & _OTHERS
+        but = "running statistics, if uploaded, give them" if size <= _FEW_IMAGES else "batch_norm=eval fixes them"
         why = f"Batch norm in training mode adds the batch's statistics to the unknowns; {but}."
         return "not by these attacks" if hopeless else "unknown", norm, why
     for name, each in owners(model).items():

@@ -23,7 +23,7 @@ from fl_privacy.measure.descriptors import (
 )
 from fl_privacy.measure.images import psnr, ssim
 from fl_privacy.measure.outcome import LEAD, SAME, SURE, GuessComparison
-from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way, gallery_of
+from fl_privacy.measure.turning import HOPELESS, LEAST_SIDE, NEAREST, Gallery, Turning, Way, gallery_of
 
 ALIKE = 3  # most public images that count as of the same scene as an original
 
@@ -259,9 +259,7 @@ def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
 
 
 REFERENCE = 200  # number of candidates whose correlations define mean and spread
-NEAREST = 60  # number of candidates nearest at low resolution that are compared at high resolution
 USUAL_TURNED = 100  # ``REFERENCE`` for turned guesses
-HOPELESS = 0.1  # share of candidates nearer at low resolution, above which no comparison at high resolution is made
 
 
 def identify(

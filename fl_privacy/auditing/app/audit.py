@@ -21,6 +21,7 @@ from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, modules_in, 
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
+from fl_privacy.auditing.app.hub_models import fit
 from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
 from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, NetworkAlone
 from fl_privacy.auditing.app.network_found import BuiltNetworks
@@ -130,23 +131,30 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
             with built.looking() if asked.stand_in else contextlib.nullcontext():
                 session.run(app, config, node_config, files)
         except UserError as error:
-            failed[number], error.args = error, (session.on_drawn(str(error)),)
-        why = str(failed.get(number, "")) or session.silence
+            failed[len(vain)], error.args = error, (session.on_drawn(str(error)),)
+        why = str(failed.get(len(vain), "")) or session.silence
         if not why:
             return session, app
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
         vain.append(f"{run}: {why.rstrip('.')}")
-        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < USUAL_NODES
-        if (other := app if few else app.another()) is None:
+        more = session.own_nodes if (session.asked.nodes or 0) < session.own_nodes < USUAL_NODES else USUAL_NODES
+        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
+        fitted = {**session.fitted, **({} if few or session.drawing is None else fit(session.drawing, why))}
+        again = number + 1 < MOST_TRIED and (few or fitted != session.fitted)
+        if (other := app if again else app.another()) is None:
             break
-        if few:
-            said.append(f"Of {asked.nodes} clients the server chose none, so that {USUAL_NODES} joined.")
-            asked = replace(asked, nodes=USUAL_NODES)
-        else:
+        if few and again:
+            said.append(f"Of {asked.nodes} clients the server chose none, so that {more} joined.")
+            asked = replace(asked, nodes=more)
+        elif not again:
             said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
         _forget(app.folder)
-        app, config = other, config if few else {}
-        session = AppAudit(app, asked, first.folder, first.tell, first.show)
+        app, config = other, config if again else {}
+        session = AppAudit(app, asked, first.folder, first.tell, first.show, fitted=fitted if again else {})
+        if again:  # the same code, whose first end does not count
+            vain.pop()
+            failed.pop(len(vain), None)
+            first = first if vain else session
     others = [f"Other scripts were run, too. {'. '.join(vain[1:])}."] if vain[1:] else []
     if asked.stand_in:
         why = str(failed[0]) if 0 in failed else first.last.silence
@@ -218,8 +226,12 @@ class AppAudit(AuditSession):
         *,
         defense: Defense | None = None,
         before: AuditRecord | None = None,
+        fitted: Mapping[str, int] = {},
     ) -> None:
         super().__init__(folder, show)
+        self.fitted, self.own_nodes = fitted, USUAL_NODES
+        shape = ", ".join(f"{name} {number}" for name, number in fitted.items())
+        self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if fitted else []
         self.defense, self.before, self.figures = defense, before, dict[str, float]()
         self.name, self.asked, self.tell = app.name, asked, tell
         self.grid: TappedGrid | None = None
@@ -253,12 +265,12 @@ class AppAudit(AuditSession):
                 self.notes.append(f"Not installed here, and left out until it is called: {', '.join(self.absent)}.")
             self.problems += [there.missing] if there.missing else []
             if asked.stand_in:
-                self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0))
+                self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0, self.fitted))
             tables: dict[str, np.ndarray] = {}
             with LoadedBy(tables).looking():  # some apps load their data on import
                 started = app.load(stops_of)
-            wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
-            nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
+            self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
+            nodes = whole("--nodes", asked.nodes or self.own_nodes, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             self.notes += [app.misnamed] * bool(app.misnamed)
             for name, place in app.renamed.items():
@@ -379,9 +391,11 @@ class AppAudit(AuditSession):
         kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
         of_data = re.search(rf"\b({kinds})Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
-        others = self.versions[:3] if of_versions else ()
+        asked = {each: re.match(r"it asks for ([\w-]+)", each) for each in self.versions if of_versions}
+        blamed = [each for each, name in asked.items() if name and re.search(rf"\b{name[1].replace('-', '_')}\b", why)]
+        others = (blamed or [*asked])[:3]
         own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
-        others = others if own is None or "site-packages" in own[1] else ()
+        others = others if own is None or "site-packages" in own[1] else []
         may = {
             f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
             f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,

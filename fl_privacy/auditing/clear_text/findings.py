@@ -148,7 +148,7 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
             yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where, loaded)
     elif (statistic := _statistic(value, key, loaded)) is not None:
         yield leak_of("statistic", where, *statistic)
-    elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
+    elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and 0 < value < 2:
         what, seen = f"the client says that it has {value:g} example{'s' * (value != 1)}", loaded.examples
         why = "An update of a single example is the worst case: the whole upload is about one person."
         if value != seen:
