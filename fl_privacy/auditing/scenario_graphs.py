@@ -398,7 +398,7 @@ def linked(nodes: Tensor, edges: Tensor) -> list[list[int]]:
 
 
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
-    """Reconstruct one-hot nodes from the condition that layer inputs lie in the row spaces of the gradients.
+    """Reconstruct a graph's one-hot nodes, for which layer inputs lie in the row spaces of the gradients.
 
     See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if nothing is found.
     """

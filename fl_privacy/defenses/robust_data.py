@@ -33,7 +33,7 @@ def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: 
     """Return each element's weight in the utility metric UM (Eq. 3): |g theta| tau^i in layer i.
 
     ``target``: gradients g, (*shape) or (B, *shape). ``values``: parameters theta. ``depths``: i of each parameter.
-    ``by``: which of g and theta are factors. ``decay``: tau.
+    ``by``: factors among g and theta. ``decay``: tau.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,

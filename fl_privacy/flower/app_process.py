@@ -31,10 +31,10 @@ IDLE_SECONDS = 300.0
 
 
 class Cell:
-    """A ``ClientApp`` (``package.module:attribute``) in an isolated process that is started on demand.
+    """A ``ClientApp`` in an isolated process that is started on demand.
 
     Args:
-        app: reference of the app; empty only to test whether the system can isolate apps.
+        app: reference ``package.module:attribute``; empty only to test whether the system can isolate apps.
         bundle: bundle with the app; each message then gets a new process. ``None`` for an installed app.
         packages: folder of packages for the bundle.
     """

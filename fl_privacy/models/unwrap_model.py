@@ -93,7 +93,7 @@ def detached_copy(model: nn.Module) -> nn.Module:
 def outputs_of(given: object) -> object:
     """Return the output tensor in a model's result ``given``, with (B,) reshaped to (B, 1).
 
-    The result may be a mapping, a sequence or an object; a result without a tensor is returned as it is.
+    The result may be a mapping, a sequence or an object; if it holds no tensor, it is returned unchanged.
     """
     if isinstance(given, Mapping):
         given = next((given[name] for name in _OUTPUTS if name in given), given)

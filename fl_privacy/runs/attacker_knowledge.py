@@ -30,7 +30,7 @@ class AttackerKnowledge:
         same_data: returns the name of a victim's examples; see :func:`data_names`.
         labels: returns the labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
         public: labelled examples of the same domain as the clients' data.
-        defense: public description of the defense; ``None`` without an adaptive attacker.
+        defense: public description of the defense; ``None`` if no attacker knows it.
         defenses: client -> description of its defense, if it differs from ``defense``; may be empty.
         lengths: returns the lengths of texts; ``None`` if not known.
         remembers: ``True`` starts an attack from the last result on the same examples (attack.start=previous).

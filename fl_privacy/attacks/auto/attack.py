@@ -117,7 +117,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; store uncertain ones as starts. ``None`` if inapplicable."""
+    """Reconstruct images by :class:`ExactInversion`; descents start from uncertain ones. ``None`` if inapplicable."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])

@@ -256,7 +256,7 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Return whether columns of a layer's gradient are zero, as after a defense that mutes them.
+    """Return whether columns of a layer's gradient are zero, probably because a defense mutes them.
 
     A column is also zero if its pixel has the value ``shade`` in all images, since the layer's input is then zero. Only
     columns with a shade inside of (0, 1) count, since images seldom share such a value.

@@ -254,7 +254,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) 
     the shifted slopes (as in ESPRIT, Roy and Kailath 1989). Slopes of any image, or a sum of several, have this form;
     zeros of the inputs separate several images.
 
-    ``gradient``: the weight's, in float64. ``None`` if the rank of that is too low.
+    ``gradient``: the weight's, in float64. ``None`` if its rank is too low.
     """
     height, width = _grid(layer)
     length, taps, most = gradient.norm(), len(gradient[0, 0]) - 1, count * height * width

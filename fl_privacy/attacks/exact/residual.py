@@ -465,7 +465,7 @@ class Step:
         return heard(self.network, self.before, found)
 
     def shown(self) -> Shown | None:
-        """Return the values of a block's inputs that its shortcut reveals; ``None`` without a shortcut.
+        """Return the values of a block's inputs that its shortcut reveals; ``None`` if there is none.
 
         At active ReLUs, they are the block's outputs minus those of the other branch.
         """

@@ -83,9 +83,9 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield ever better factors D X^T of one victim's gradient G, after each round of ``starts`` random starts.
 
-    For the letters, see the module. The columns of D are sparse combinations of those of L, as behind a ReLU; their
+    For the letters, see the module. Due to a ReLU, the columns of D are sparse combinations of the columns of L; their
     scales follow from g. ``None`` is yielded while fewer than B independent directions are found. The iterator ends if
-    a few rounds find nothing sparse, as without a ReLU.
+    a few rounds find nothing sparse, which suggests that there is no ReLU.
 
     Args:
         weight: G (M, N).
@@ -257,7 +257,7 @@ class _Search:
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
     def _outside_of_chosen(self) -> Tensor:
-        """Search from directions orthogonal to the chosen ones, or to all but one, plus a random mixture of these."""
+        """Search from directions orthogonal to all chosen ones, or all but one, plus a random mixture of the chosen."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T

@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """A batch-norm layer's statistics for V victims' guesses (V, C), and usual ones: running (C,) or theirs (V, C)."""
+    """A batch-norm layer's statistics for V guesses (V, C), and usual ones: running (C,) or the victims' (V, C)."""
 
     mean: Tensor
     variance: Tensor

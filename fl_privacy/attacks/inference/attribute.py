@@ -71,7 +71,7 @@ class AttributeWatch:
     seen: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims with finite uploads; ``UserError`` if too few public examples have finite ones."""
+        """Classify the victims with finite uploads; ``UserError`` if too few public examples have finite uploads."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):

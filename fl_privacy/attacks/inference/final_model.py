@@ -131,7 +131,7 @@ def stacked(found: Compared) -> Tensor:
     """Return log odds (C,) of membership by a logistic regression on signals and differences to reference models.
 
     The regression learns from members and non-members of each reference model, by its signals and their differences to
-    the other reference models; none is trained on a candidate. NaN with a single reference model.
+    the other reference models; none is trained on a candidate. The result is NaN for a single reference model.
     """
     if len(found.outside) == 1:
         return torch.full((found.candidates,), torch.nan)

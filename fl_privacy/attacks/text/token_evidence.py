@@ -164,7 +164,7 @@ def few_false(expected: Tensor, texts: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Tokens inferred for one victim, with the evidence for each position."""
+    """Tokens inferred for one victim, with the evidence that each is at each position."""
 
     tokens: Tensor  # (k,) tokens found, the surest first
     evidence: Tensor  # (k, L) minus the log probability of as much by chance; L is 1 without positions

@@ -56,7 +56,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A reply to a training message with the arrays ``sent`` (by record/name), and what is needed to ask again."""
+    """A reply to a training message with the arrays ``sent`` (by record/name), and what repeating the message needs."""
 
     message: Message
     context: Context

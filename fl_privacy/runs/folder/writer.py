@@ -59,9 +59,9 @@ class RunFolder:
     ) -> RunFolder:
         """Open or create the folder ``<out>/<label>-<hash>`` of the run with plain settings ``config``.
 
-        An interrupted run is moved aside (``...-interrupted-1``), with ``overwrite`` also a finished one
-        (``...-previous-1``); only intercepted updates that were not to be kept are deleted.
-        ``UserError`` if another process is recording this run.
+        An interrupted run is moved aside (``...-interrupted-1``); so is a finished run if ``overwrite``
+        (``...-previous-1``); only intercepted updates that were not to be kept are deleted. ``UserError`` if another
+        process is recording this run.
         """
         identity = Identity.of(label, config, undefended=undefended)
         path = out / folder_name(label, config)

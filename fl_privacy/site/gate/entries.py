@@ -108,7 +108,7 @@ class Entry:
 
     @classmethod
     def read(cls, line: bytes) -> "Entry":
-        """Parse the line of an entry; ``ValueError`` or ``TypeError`` for any other line."""
+        """Parse an entry's line in a ledger; ``ValueError`` or ``TypeError`` for any other line."""
         found = json.loads(line)
         if not isinstance(found, dict):
             raise ValueError("no entry")
