@@ -20,7 +20,7 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.lent import moved_names_lent
-from fl_privacy.auditing.app.scripts import cells_of, find_scripts, parsed, usual_for
+from fl_privacy.auditing.app.scripts import NoScriptError, cells_of, find_scripts, parsed, usual_for
 from fl_privacy.auditing.app.started import _Clients, _Runner, start_scripts
 from fl_privacy.auditing.app.tapped_grid import _described
 from fl_privacy.auditing.clear_text.findings import Loaded, findings_of
@@ -359,7 +359,7 @@ def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.Capture
 
 def test_a_folder_of_other_code_has_no_scripts(tmp_path: Path) -> None:
     assert find_scripts(project(tmp_path, main="print('start_server(')\n", broken="def (")) is None
-    with pytest.raises(UserError, match="with scripts that start a simulation"):
+    with pytest.raises(NoScriptError, match="expected to have a script that starts clients"):
         read_app(tmp_path)
 
 
@@ -807,7 +807,7 @@ def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "no script that starts a client when it is run" in capsys.readouterr().err
     (folder / "server.py").unlink()
     assert run_command_line(["audit", str(folder), "--check"]) == 2
-    assert "with scripts that start a simulation" in capsys.readouterr().err
+    assert "is expected to have a script that starts clients" in capsys.readouterr().err
 
 
 def test_code_that_no_script_calls_is_named(tmp_path: Path) -> None:

@@ -299,10 +299,14 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
             if len(inner) > 1:
                 names = ", ".join(named(each, place) for each in inner[:4])
                 raise UserError(f"{path} is expected to hold one app, but holds {len(inner)}: name one of {names}.")
-            if not inner and any(each.starts for each in parsed(place).values()):
+            if not inner and (files := parsed(place)):
+                starts = any(each.starts for each in files.values())
                 raise NoScriptError(
                     f"{path} has code that starts Flower, but no script that does so when it is run; it may wait for a"
                     " button: write a script that calls it, and name it by --script."
+                    if starts
+                    else f"{path} is expected to have a script that starts clients, a server or a simulation of Flower,"
+                    " but has none, unless by a changed copy of Flower: name one by --script, or a network by --network"
                 )
             return _read(inner[0] if inner else place, path)
         return _read(place, path)
