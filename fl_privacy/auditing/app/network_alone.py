@@ -61,7 +61,7 @@ class NetworkAlone(App):
         """Find and build a network and its inputs; ``UserError`` if none of the project's can be trained."""
         drawing = Drawing([], self.folder, self.seed, self.config)
         limit = max(LEAST_SECONDS, self.seconds / 10)
-        defined, until = DefinedNetworks(self, drawing, limit), time.monotonic() + max(3 * limit, self.seconds)
+        defined, until = DefinedNetworks(self, drawing), time.monotonic() + max(3 * limit, self.seconds)
         drawing = defined.drawing = Drawing(list(defined.files.values()), self.folder, self.seed, self.config)
         sizes = CodeSizes.of(defined.files.values(), drawing, {**defined.settings, **self.config})
         losses = Counter[str]() if self.built is None else self.built.of_losses

@@ -105,6 +105,10 @@ class BuiltNetworks:
         whole = [key for key, size in sizes.items() if size and id(self._kept[key]) not in parts]
         whole = [key for key in whole if not _PARTS.search(key[0].__name__)]
 
+        def make(key: tuple[Any, ...]) -> nn.Module:
+            _not_huge(sizes[key])
+            return self._kept[key]
+
         def rank(key: tuple[Any, ...]) -> tuple[bool, bool, int]:
             alone = next(self._kept[key].children(), None) is None  # a layer of a network that was not finished
             return alone, Path(key[1]) not in of_clients, -sizes[key]
@@ -114,7 +118,7 @@ class BuiltNetworks:
                 name=kind.__name__,
                 place=f"{named(Path(file), folder)}:{line}",
                 code="by the project's own code while it ran",
-                make=partial(self._kept.__getitem__, (kind, file, line)),
+                make=partial(make, (kind, file, line)),
             )
             for kind, file, line in sorted(whole, key=rank)
         ]
@@ -122,6 +126,11 @@ class BuiltNetworks:
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _not_huge(parameters: int) -> None:
+    if parameters > MOST_PARAMETERS:
+        raise UserError(f"it has {parameters // 1_000_000} million parameters, more than are trained here")
 
 
 @dataclass(eq=False)
@@ -133,7 +142,6 @@ class DefinedNetworks:
 
     app: App
     drawing: Drawing
-    seconds: float
     skipped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -149,7 +157,8 @@ class DefinedNetworks:
         """Return the values in the project's settings files by their last key; those of the first file count."""
         found = dict[str, object]()
         paths = (path for kind in ("yaml", "yml", "json") for path in sorted(self.app.folder.rglob(f"*.{kind}")))
-        for path in islice(paths, MOST_SETTINGS):
+        shown = (path for path in paths if not re.search(r"/\.", path.relative_to(self.app.folder.parent).as_posix()))
+        for path in islice(shown, MOST_SETTINGS):
             left = [attempt(lambda: yaml.load(read_text(path, LARGEST_SETTINGS), PlainLoader))]  # noqa: B023
             while left:
                 each = left.pop(0)
@@ -252,8 +261,8 @@ class DefinedNetworks:
         build = partial(kind, *args, **kwargs)
         with torch.device("meta"):
             many = attempt(lambda: _size(build()))
-        if isinstance(many, int) and many > MOST_PARAMETERS:
-            raise UserError(f"it has {many // 1_000_000} million parameters, more than are built here")
+        if isinstance(many, int):
+            _not_huge(many)
         return build()
 
     def _arguments(self, kind: Any, path: Path, call: ast.Call | None) -> tuple[list[Any], dict[str, Any]]:
@@ -331,15 +340,15 @@ class DefinedNetworks:
         vars(module).update(__file__=str(path), __builtins__=__builtins__)
         sys.modules[module.__name__], words = module, sys.argv  # where dataclasses look, and parsers of options
         sys.argv = [str(path)]
-        for node in self.files[path].tree.body:
-            if not self._is_plain(node) or (isinstance(node, ast.Import | ast.ImportFrom) and self._bound(node, path)):
-                continue
-            with within_seconds(self.seconds):
-                code = ast.Module([node], [])
-                ended = attempt(lambda: exec(compile(code, str(path), "exec"), vars(module)))  # noqa: B023
-            if isinstance(ended, Failure) and isinstance(node, ast.FunctionDef | ast.ClassDef):
-                self._failed[path, node.name] = ended.reason
-        sys.argv = words
+        try:
+            for node in filter(self._is_plain, self.files[path].tree.body):
+                if isinstance(node, ast.Import | ast.ImportFrom) and self._bound(node, path):
+                    continue
+                ended = attempt(lambda: exec(compile(ast.Module([node], []), str(path), "exec"), vars(module)))  # noqa: B023
+                if isinstance(ended, Failure) and isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    self._failed[path, node.name] = ended.reason
+        finally:
+            sys.argv = words
         return module
 
     def _is_plain(self, node: ast.stmt) -> bool:
@@ -414,10 +423,9 @@ def within_seconds(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"it took more than {seconds:.0f} seconds")
 
     before = signal.signal(signal.SIGALRM, end)
-    left = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *left)
