@@ -105,17 +105,18 @@ from model import Net
 class Client(fl.client.NumPyClient):
     def get_parameters(self, config):
         return []
+    def fit(self, parameters, config):
+        raise OSError("no weights")
     def evaluate(self, parameters, config):
         return 0.0, 1, {"of": "anna.meier@example.org"}
 fl.simulation.start_simulation(
     client_fn=lambda cid: Client().to_client(), num_clients=2, config=fl.server.ServerConfig(num_rounds=1),
-    strategy=fl.server.strategy.FedAvg(fraction_fit=0.0, min_evaluate_clients=2),
+    strategy=fl.server.strategy.FedAvg(min_fit_clients=2, min_evaluate_clients=2),
 )
 """
     session, record = audited(written(tmp_path / "app", main=script, model=NET), tmp_path / "out")
-    assert session.silence.startswith("the app's server asked no client to train") and record["headline"].startswith(
-        "Clients send data in the clear: "
-    )
+    assert session.silence.startswith("no client trained: OSError")
+    assert record["headline"].startswith("Clients send facts about their data in the clear: an e-mail address")
 
 
 def test_in_a_sandbox_the_reason_has_its_remedy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

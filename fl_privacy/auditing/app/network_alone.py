@@ -139,7 +139,7 @@ class TrainedAlone:
         return (
             f"The network {self.network.name} ({self.network.place}) was built {self.network.code}, and trained by"
             f" FedAvg with {NODES} clients and plain SGD ({steps})"
-            f" on {task.in_words}: the first usual size that fits it."
+            f" on {task.in_words}: the first size tried that fits it."
         )
 
     def train(self, module: nn.Module, number: int, seed: int) -> None:
