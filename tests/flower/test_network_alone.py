@@ -260,7 +260,7 @@ def test_networks_of_clients_come_first_and_parts_of_networks_last(tmp_path: Pat
     )
     folder = written(tmp_path, model=NET, client=client, teacher=other)
     app = App(folder=folder, name="", server="", client="", config={})
-    names = [each.code for each in DefinedNetworks(app, Drawing([], folder)).networks()]
+    names = [each.code for each in DefinedNetworks(app).networks()]
     assert names[0] == "as Net(5, width=2)" and names.index("as Teacher()") > 1
 
 
@@ -368,6 +368,8 @@ def test_a_network_is_chosen_by_its_name(tmp_path: Path, capsys: pytest.CaptureF
         UserError, match=r"--network is expected to name .*FILE:NAME \(model\.py:Net\).*'model\.py:Nett'"
     ):
         first_of(folder, chosen="model.py:Nett")
+    assert run_command_line(["audit", str(folder), "--check", "--stand-in", "--network", "model.py:Net"]) == 0
+    assert "none" not in capsys.readouterr().out
     assert run_command_line(["audit", str(folder), "--network", "model.py:Net"]) == 2
     assert "--network is expected with --stand-in" in capsys.readouterr().err
 
@@ -448,7 +450,7 @@ def test_settings_are_not_those_of_hidden_folders(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.yml").write_text(f"width: {width}\n")
     app = App(folder=tmp_path, name="", server="", client="", config={})
-    assert DefinedNetworks(app, Drawing([], tmp_path)).settings == {"width": 4}
+    assert DefinedNetworks(app).settings == {"width": 4}
 
 
 def test_a_network_without_inputs_that_fit_says_so() -> None:

@@ -103,7 +103,6 @@ class BuiltNetworks:
         }
         parts = {id(part) for key in sizes for part in self._kept[key].modules() if part is not self._kept[key]}
         whole = [key for key, size in sizes.items() if size and id(self._kept[key]) not in parts]
-        whole = [key for key in whole if not _PARTS.search(key[0].__name__)]
 
         def make(key: tuple[Any, ...]) -> nn.Module:
             _not_huge(sizes[key])
@@ -121,6 +120,7 @@ class BuiltNetworks:
                 make=partial(make, (kind, file, line)),
             )
             for kind, file, line in sorted(whole, key=rank)
+            if not _PARTS.search(kind.__name__)
         ]
 
 
@@ -141,7 +141,7 @@ class DefinedNetworks:
     """
 
     app: App
-    drawing: Drawing
+    seed: int = 0
     skipped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -151,6 +151,10 @@ class DefinedNetworks:
     @cached_property
     def files(self) -> Mapping[Path, SourceFile]:
         return parsed(self.app.folder)
+
+    @cached_property
+    def drawing(self) -> Drawing:
+        return Drawing(list(self.files.values()), self.app.folder, self.seed, self.app.config)
 
     @cached_property
     def settings(self) -> dict[str, object]:
@@ -266,31 +270,22 @@ class DefinedNetworks:
         return build()
 
     def _arguments(self, kind: Any, path: Path, call: ast.Call | None) -> tuple[list[Any], dict[str, Any]]:
-        signature = inspect.signature(kind)
-        args = [] if call is None else list(takewhile(lambda each: not isinstance(each, ast.Starred), call.args))
-        kwargs = {} if call is None else {each.arg: each.value for each in call.keywords if each.arg}
-        given = signature.bind_partial(*args, **kwargs)
+        signature, nodes = inspect.signature(kind), [] if call is None else call.args
+        args = [self._value(each, path) for each in takewhile(lambda each: not isinstance(each, ast.Starred), nodes)]
+        keywords = [] if call is None else [each for each in call.keywords if each.arg]
+        bound = signature.bind_partial(*args, **{str(each.arg): self._value(each.value, path) for each in keywords})
+        given = bound.arguments
         for name, one in signature.parameters.items():
-            held = given.arguments.get(name)
-            if isinstance(held, tuple | dict):  # of *args or **kwargs
-                values = held.values() if isinstance(held, dict) else held
-                found = [self._value(each, path) for each in values]
-                if any(value is UNKNOWN for value in found):
-                    raise UserError(f"{name} is called with arguments that nothing states")
-                given.arguments[name] = dict(zip(held, found, strict=True)) if isinstance(held, dict) else tuple(found)
-                continue
             if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-                continue
-            value = UNKNOWN
-            if name in given.arguments:
-                value = self._value(given.arguments.pop(name), path)
-            if value is UNKNOWN and one.default is one.empty:
-                held = vars(self.module(path)).get(one.annotation, one.annotation)
-                value = held() if is_dataclass(held) and isinstance(held, type) else self.usual(name)
-            if value is not UNKNOWN:
-                given.arguments[name] = value
-        given.arguments = {name: given.arguments[name] for name in signature.parameters if name in given.arguments}
-        return list(given.args), given.kwargs
+                held = given.get(name, ())
+                if any(value is UNKNOWN for value in (held.values() if isinstance(held, dict) else held)):
+                    raise UserError(f"{name} is called with arguments that nothing states")
+            elif given.get(name, UNKNOWN) is UNKNOWN:
+                given.pop(name, None)
+                if one.default is one.empty:
+                    kind = vars(self.module(path)).get(one.annotation, one.annotation)
+                    given[name] = kind() if is_dataclass(kind) and isinstance(kind, type) else self.usual(name)
+        return list(bound.args), bound.kwargs
 
     def _value(self, node: ast.expr, path: Path) -> Any:
         value = attempt(partial(self._evaluated, node, path))
