@@ -89,7 +89,7 @@ class CodeSizes:
                 losses[_OF_NAME.get(node.value, "")] += 1
                 texts.append(node.value)
 
-        def numbers(named: re.Pattern[str], kind: type, most: int) -> list[Any]:
+        def numbers(named: re.Pattern[str], kind: type[int | float], most: int) -> list[Any]:
             return [value for key, value in pairs if named.match(key) and type(value) is kind and 0 < value <= most]
 
         sides += [value for key, value in pairs if _SIDE.match(key)]
