@@ -97,7 +97,9 @@ def audit(  # noqa: PLR0917
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
         "network": network,
-        "chosen": {"network": True} if network else _chosen(script, server, client or (), server_args, client_args),
+        "chosen": {"network": True}
+        if network and not check
+        else _chosen(script, server, client or (), server_args, client_args),
     }
     _check(app, asked, only=check)
     run: Audited = partial(_audited, app, asked, out)

@@ -34,7 +34,7 @@ from fl_privacy.runs.folder.ongoing import IDENTITY, SUMMARY
 from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
 from fl_privacy.runs.folder.read import read_json, run_folder_of
 from fl_privacy.runs.folder.records import dump_json, parse_json
-from fl_privacy.runs.folder.verdict import LEAK, Ground
+from fl_privacy.runs.folder.verdict import LEAK, OPEN, Ground
 from fl_privacy.types.modality import ROWS, TEXTS
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def render_audit_brief(folder: Path) -> str:
         "brief.html.j2",
         run=None,
         name=record.app,
-        verdict=Headline(text=record.headline, basis="", tone=record.tone),
+        verdict=Headline(text=record.headline, basis="", tone=OPEN if record.network_alone else record.tone),
         claims=[],
         date=known.get("Date", ""),
         facts=[],
@@ -140,6 +140,8 @@ def render_audit_brief(folder: Path) -> str:
 
 
 def _audit_meaning(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -> str:
+    if record.network_alone:
+        return "The app's own training was not audited. Figures are those of its network alone. This is no clearance."
     if record.tone == LEAK:
         return f"Whoever runs the server can learn this from clients' uploads, so protect uploads like the {kind}s."
     if record.broken or record.going_on:

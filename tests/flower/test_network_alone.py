@@ -1,6 +1,7 @@
 """The audit of a project's network alone: only if no client trains, and never taken for one of its own training."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.auditing.app import network_alone
+from fl_privacy.auditing.app import network_alone, network_found
 from fl_privacy.auditing.app.audit import AppAudit, AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import App, read_app
 from fl_privacy.auditing.app.network_alone import NetworkAlone
-from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, within_seconds
+from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks
 from fl_privacy.auditing.app.network_inputs import CodeSizes, task_for
 from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import Drawing
@@ -95,6 +96,27 @@ def test_nothing_changes_without_drawn_data_or_if_a_client_trains(tmp_path: Path
     session, record = audited(folder, tmp_path / "out", stand_in=False)
     assert record["headline"].startswith("Nothing to audit: no client answered") and "network_alone" not in record
     assert "weights are missing" in session.silence
+
+
+def test_data_in_the_clear_are_not_hidden_by_a_network_alone(tmp_path: Path) -> None:
+    script = """
+import flwr as fl
+from model import Net
+class Client(fl.client.NumPyClient):
+    def get_parameters(self, config):
+        return []
+    def fit(self, parameters, config):
+        raise OSError("no weights")
+    def evaluate(self, parameters, config):
+        return 0.0, 1, {"of": "anna.meier@example.org"}
+fl.simulation.start_simulation(
+    client_fn=lambda cid: Client().to_client(), num_clients=2, config=fl.server.ServerConfig(num_rounds=1),
+    strategy=fl.server.strategy.FedAvg(min_fit_clients=2, min_evaluate_clients=2),
+)
+"""
+    session, record = audited(written(tmp_path / "app", main=script, model=NET), tmp_path / "out")
+    assert session.silence.startswith("no client trained: OSError")
+    assert record["headline"].startswith("Clients send facts about their data in the clear: an e-mail address")
 
 
 def test_in_a_sandbox_the_reason_has_its_remedy(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -238,7 +260,7 @@ def test_networks_of_clients_come_first_and_parts_of_networks_last(tmp_path: Pat
     )
     folder = written(tmp_path, model=NET, client=client, teacher=other)
     app = App(folder=folder, name="", server="", client="", config={})
-    names = [each.code for each in DefinedNetworks(app, Drawing([], folder), 1.0).networks()]
+    names = [each.code for each in DefinedNetworks(app).networks()]
     assert names[0] == "as Net(5, width=2)" and names.index("as Teacher()") > 1
 
 
@@ -346,6 +368,8 @@ def test_a_network_is_chosen_by_its_name(tmp_path: Path, capsys: pytest.CaptureF
         UserError, match=r"--network is expected to name .*FILE:NAME \(model\.py:Net\).*'model\.py:Nett'"
     ):
         first_of(folder, chosen="model.py:Nett")
+    assert run_command_line(["audit", str(folder), "--check", "--stand-in", "--network", "model.py:Net"]) == 0
+    assert "none" not in capsys.readouterr().out
     assert run_command_line(["audit", str(folder), "--network", "model.py:Net"]) == 2
     assert "--network is expected with --stand-in" in capsys.readouterr().err
 
@@ -400,13 +424,33 @@ def test_a_network_alone_is_compared_with_a_defense(tmp_path: Path) -> None:
     assert record["problems"] == [] and record["before"]["network_alone"] == record["network_alone"]
 
 
-def test_time_limits_are_nested() -> None:
-    with pytest.raises(TimeoutError, match="more than 0 seconds"), within_seconds(0.3):
-        with within_seconds(0.05), pytest.raises(TimeoutError):
-            while True:
-                pass
-        while True:
-            pass
+def test_slow_statements_of_a_file_together_take_no_longer_than_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network_alone, "LEAST_SECONDS", 0.5)
+    model = "import time\n" + "x = time.sleep(0.3)\n" * 4 + NET + "    y = time.sleep(9)\n"
+    folder, begun = written(tmp_path, model=model, uses="from model import Net\nNet(5, width=2)\n"), time.monotonic()
+    with pytest.raises(UserError, match=r"Net \(model\.py\): .*TimeoutError"):
+        first_of(folder)
+    assert time.monotonic() - begun < 9
+
+
+def test_a_built_network_has_the_same_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_found, "MOST_PARAMETERS", 50)
+    path = written(tmp_path, used="from torch import nn\nnet = nn.Sequential(nn.Linear(20, 3))\n") / "used.py"
+    built = BuiltNetworks(tmp_path)
+    with built.looking():
+        exec(compile(path.read_text(), str(path), "exec"), {"__name__": "used"})
+    with pytest.raises(UserError, match="more than are"):
+        first_of(tmp_path, built=built)
+
+
+def test_settings_are_not_those_of_hidden_folders(tmp_path: Path) -> None:
+    for folder, width in ((".github", 3), ("conf", 4)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.yml").write_text(f"width: {width}\n")
+    app = App(folder=tmp_path, name="", server="", client="", config={})
+    assert DefinedNetworks(app).settings == {"width": 4}
 
 
 def test_a_network_without_inputs_that_fit_says_so() -> None:

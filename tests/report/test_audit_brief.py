@@ -88,6 +88,13 @@ def test_an_audit_has_a_page_for_an_impact_assessment(tmp_path: Path) -> None:
     assert "ab" * 32 in words and "Name Date Signature" in words
 
 
+def test_a_brief_of_a_network_alone_claims_nothing_of_the_apps_training(tmp_path: Path) -> None:
+    words = words_of(write_brief(audit(tmp_path / "audit", network_alone="Net (model.py) alone", drawn=True)))
+    assert "own training was not audited. Figures are those of its network alone" in words
+    assert "secure aggregation, were not tested" in words
+    assert "can learn this from clients" not in words and "contradict a claim" not in words
+
+
 def test_nothing_above_chance_is_no_clearance(tmp_path: Path) -> None:
     words = words_of(write_brief(audit(tmp_path / "audit", read=0, low=0.3)))
     assert "This describes these attacks, not a protection" in words and "prove no anonymity" in words

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network, within_seconds
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
-from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.started import Started
 from fl_privacy.auditing.instrument.keras_layers import is_keras
 from fl_privacy.errors import UserError
@@ -59,11 +58,9 @@ class NetworkAlone(App):
 
     def load(self, stops: Callable[[App], str]) -> Started:
         """Find and build a network and its inputs; ``UserError`` if none of the project's can be trained."""
-        drawing = Drawing([], self.folder, self.seed, self.config)
         limit = max(LEAST_SECONDS, self.seconds / 10)
-        defined, until = DefinedNetworks(self, drawing, limit), time.monotonic() + max(3 * limit, self.seconds)
-        drawing = defined.drawing = Drawing(list(defined.files.values()), self.folder, self.seed, self.config)
-        sizes = CodeSizes.of(defined.files.values(), drawing, {**defined.settings, **self.config})
+        defined, until = DefinedNetworks(self, self.seed), time.monotonic() + max(3 * limit, self.seconds)
+        sizes = CodeSizes.of(defined.files.values(), defined.drawing, {**defined.settings, **self.config})
         losses = Counter[str]() if self.built is None else self.built.of_losses
         built = [] if self.built is None else self.built.networks(defined.of_clients, self.folder)
         for network in islice(chain(built, defined.networks(self.chosen)), MOST_TRIED):
@@ -139,7 +136,7 @@ class TrainedAlone:
         return (
             f"The network {self.network.name} ({self.network.place}) was built {self.network.code}, and trained by"
             f" FedAvg with {NODES} clients and plain SGD ({steps})"
-            f" on {task.in_words}: the first usual size that fits it."
+            f" on {task.in_words}: the first size tried that fits it."
         )
 
     def train(self, module: nn.Module, number: int, seed: int) -> None:

@@ -103,7 +103,10 @@ class BuiltNetworks:
         }
         parts = {id(part) for key in sizes for part in self._kept[key].modules() if part is not self._kept[key]}
         whole = [key for key, size in sizes.items() if size and id(self._kept[key]) not in parts]
-        whole = [key for key in whole if not _PARTS.search(key[0].__name__)]
+
+        def make(key: tuple[Any, ...]) -> nn.Module:
+            _not_huge(sizes[key])
+            return self._kept[key]
 
         def rank(key: tuple[Any, ...]) -> tuple[bool, bool, int]:
             alone = next(self._kept[key].children(), None) is None  # a layer of a network that was not finished
@@ -114,14 +117,20 @@ class BuiltNetworks:
                 name=kind.__name__,
                 place=f"{named(Path(file), folder)}:{line}",
                 code="by the project's own code while it ran",
-                make=partial(self._kept.__getitem__, (kind, file, line)),
+                make=partial(make, (kind, file, line)),
             )
             for kind, file, line in sorted(whole, key=rank)
+            if not _PARTS.search(kind.__name__)
         ]
 
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _not_huge(parameters: int) -> None:
+    if parameters > MOST_PARAMETERS:
+        raise UserError(f"it has {parameters // 1_000_000} million parameters, more than are trained here")
 
 
 @dataclass(eq=False)
@@ -132,8 +141,7 @@ class DefinedNetworks:
     """
 
     app: App
-    drawing: Drawing
-    seconds: float
+    seed: int = 0
     skipped: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -145,11 +153,16 @@ class DefinedNetworks:
         return parsed(self.app.folder)
 
     @cached_property
+    def drawing(self) -> Drawing:
+        return Drawing(list(self.files.values()), self.app.folder, self.seed, self.app.config)
+
+    @cached_property
     def settings(self) -> dict[str, object]:
         """Return the values in the project's settings files by their last key; those of the first file count."""
         found = dict[str, object]()
         paths = (path for kind in ("yaml", "yml", "json") for path in sorted(self.app.folder.rglob(f"*.{kind}")))
-        for path in islice(paths, MOST_SETTINGS):
+        shown = (path for path in paths if not re.search(r"/\.", path.relative_to(self.app.folder.parent).as_posix()))
+        for path in islice(shown, MOST_SETTINGS):
             left = [attempt(lambda: yaml.load(read_text(path, LARGEST_SETTINGS), PlainLoader))]  # noqa: B023
             while left:
                 each = left.pop(0)
@@ -252,36 +265,27 @@ class DefinedNetworks:
         build = partial(kind, *args, **kwargs)
         with torch.device("meta"):
             many = attempt(lambda: _size(build()))
-        if isinstance(many, int) and many > MOST_PARAMETERS:
-            raise UserError(f"it has {many // 1_000_000} million parameters, more than are built here")
+        if isinstance(many, int):
+            _not_huge(many)
         return build()
 
     def _arguments(self, kind: Any, path: Path, call: ast.Call | None) -> tuple[list[Any], dict[str, Any]]:
-        signature = inspect.signature(kind)
-        args = [] if call is None else list(takewhile(lambda each: not isinstance(each, ast.Starred), call.args))
-        kwargs = {} if call is None else {each.arg: each.value for each in call.keywords if each.arg}
-        given = signature.bind_partial(*args, **kwargs)
+        signature, nodes = inspect.signature(kind), [] if call is None else call.args
+        args = [self._value(each, path) for each in takewhile(lambda each: not isinstance(each, ast.Starred), nodes)]
+        keywords = [] if call is None else [each for each in call.keywords if each.arg]
+        bound = signature.bind_partial(*args, **{str(each.arg): self._value(each.value, path) for each in keywords})
+        given = bound.arguments
         for name, one in signature.parameters.items():
-            held = given.arguments.get(name)
-            if isinstance(held, tuple | dict):  # of *args or **kwargs
-                values = held.values() if isinstance(held, dict) else held
-                found = [self._value(each, path) for each in values]
-                if any(value is UNKNOWN for value in found):
-                    raise UserError(f"{name} is called with arguments that nothing states")
-                given.arguments[name] = dict(zip(held, found, strict=True)) if isinstance(held, dict) else tuple(found)
-                continue
             if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-                continue
-            value = UNKNOWN
-            if name in given.arguments:
-                value = self._value(given.arguments.pop(name), path)
-            if value is UNKNOWN and one.default is one.empty:
-                held = vars(self.module(path)).get(one.annotation, one.annotation)
-                value = held() if is_dataclass(held) and isinstance(held, type) else self.usual(name)
-            if value is not UNKNOWN:
-                given.arguments[name] = value
-        given.arguments = {name: given.arguments[name] for name in signature.parameters if name in given.arguments}
-        return list(given.args), given.kwargs
+                held = given.get(name, ())
+                if any(value is UNKNOWN for value in (held.values() if isinstance(held, dict) else held)):
+                    raise UserError(f"{name} is called with arguments that nothing states")
+            elif given.get(name, UNKNOWN) is UNKNOWN:
+                given.pop(name, None)
+                if one.default is one.empty:
+                    kind = vars(self.module(path)).get(one.annotation, one.annotation)
+                    given[name] = kind() if is_dataclass(kind) and isinstance(kind, type) else self.usual(name)
+        return list(bound.args), bound.kwargs
 
     def _value(self, node: ast.expr, path: Path) -> Any:
         value = attempt(partial(self._evaluated, node, path))
@@ -331,15 +335,15 @@ class DefinedNetworks:
         vars(module).update(__file__=str(path), __builtins__=__builtins__)
         sys.modules[module.__name__], words = module, sys.argv  # where dataclasses look, and parsers of options
         sys.argv = [str(path)]
-        for node in self.files[path].tree.body:
-            if not self._is_plain(node) or (isinstance(node, ast.Import | ast.ImportFrom) and self._bound(node, path)):
-                continue
-            with within_seconds(self.seconds):
-                code = ast.Module([node], [])
-                ended = attempt(lambda: exec(compile(code, str(path), "exec"), vars(module)))  # noqa: B023
-            if isinstance(ended, Failure) and isinstance(node, ast.FunctionDef | ast.ClassDef):
-                self._failed[path, node.name] = ended.reason
-        sys.argv = words
+        try:
+            for node in filter(self._is_plain, self.files[path].tree.body):
+                if isinstance(node, ast.Import | ast.ImportFrom) and self._bound(node, path):
+                    continue
+                ended = attempt(lambda: exec(compile(ast.Module([node], []), str(path), "exec"), vars(module)))  # noqa: B023
+                if isinstance(ended, Failure) and isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    self._failed[path, node.name] = ended.reason
+        finally:
+            sys.argv = words
         return module
 
     def _is_plain(self, node: ast.stmt) -> bool:
@@ -414,10 +418,9 @@ def within_seconds(seconds: float) -> Iterator[None]:
         raise TimeoutError(f"it took more than {seconds:.0f} seconds")
 
     before = signal.signal(signal.SIGALRM, end)
-    left = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *left)

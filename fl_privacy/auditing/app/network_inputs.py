@@ -66,8 +66,8 @@ class CodeSizes:
     @classmethod
     def of(cls, files: Iterable[SourceFile], drawing: stand_in.Drawing, config: Mapping[str, object]) -> "CodeSizes":
         """Collect them from the parsed ``files``, the input shape that ``drawing`` found, and the run config."""
-        sides, losses, rates, batches, lengths = list[Any](), Counter[str](), list[Any](), list[Any](), list[Any]()
-        pairs = [(key.replace("-", "_"), value) for key, value in config.items()]
+        sides, losses = list[Any](), Counter[str]()
+        pairs: list[tuple[str, Any]] = [(key.replace("-", "_"), value) for key, value in config.items()]
         texts = list[str]()
         for node in (node for file in files for node in ast.walk(file.tree)):
             if isinstance(node, ast.Call):
@@ -75,12 +75,10 @@ class CodeSizes:
                 sides += [first] if called(node) in _RESIZES else []
                 losses[_OF_NAME.get(called(node), "")] += 1
                 pairs += [(each.arg or "", constant(each.value)) for each in node.keywords]
-                flags = (
-                    [str(constant(each)).lstrip("-") for each in node.args] if called(node) == "add_argument" else []
-                )
-                pairs += [
-                    (each.replace("-", "_"), value) for each in flags for key, value in pairs[-4:] if key == "default"
-                ]
+                if called(node) == "add_argument":
+                    flags = [str(constant(each)).lstrip("-").replace("-", "_") for each in node.args]
+                    default = [constant(each.value) for each in node.keywords if each.arg == "default"]
+                    pairs += [(flag, value) for flag in flags for value in default]
                 texts.append(dotted(node.func))
             elif isinstance(node, ast.Assign):
                 pairs += [(dotted(each).rpartition(".")[2], constant(node.value)) for each in node.targets]
@@ -90,11 +88,11 @@ class CodeSizes:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 60:
                 losses[_OF_NAME.get(node.value, "")] += 1
                 texts.append(node.value)
-        for key, value in pairs:
-            sides += [value] if _SIDE.match(key) else []
-            lengths += [value] if _LENGTH.match(key) and type(value) is int and 1 < value <= LENGTHS[-1] else []
-            rates += [value] if _RATE.match(key) and isinstance(value, float) and 0 < value <= 10 else []
-            batches += [value] if _BATCH.match(key) and type(value) is int and 0 < value <= 32 else []
+
+        def numbers(named: re.Pattern[str], kind: type[int | float], most: int) -> list[Any]:
+            return [value for key, value in pairs if named.match(key) and type(value) is kind and 0 < value <= most]
+
+        sides += [value for key, value in pairs if _SIDE.match(key)]
         del losses[""]
         entry = [drawing.entry[:2]] if len(drawing.entry) == 3 and drawing.entry[-1] <= 4 else []
         known = next((s for pattern, s, *_ in stand_in.PICTURES if any(pattern.search(t.lower()) for t in texts)), None)
@@ -105,10 +103,10 @@ class CodeSizes:
                 pairs_of[plain[0], plain[1]] = None
         return cls(
             sides=list(pairs_of)[:MOST_SIZES],
-            lengths=list(dict.fromkeys(lengths))[:MOST_SIZES],
+            lengths=list(dict.fromkeys(numbers(_LENGTH, int, LENGTHS[-1])))[:MOST_SIZES],
             losses=losses,
-            rate=rates[0] if rates else 0.01,
-            batch=batches[0] if batches else 8,
+            rate=next(iter(numbers(_RATE, float, 10)), 0.01),
+            batch=next(iter(numbers(_BATCH, int, 32)), 8),
         )
 
 
