@@ -345,6 +345,7 @@ def create_net(rows, config, sizes: Sizes, num_classes):
     assert (made.task.shape, made.task.classes) == ((28,), 6)
 
 
+@pytest.mark.fuzz  # where Keras is installed
 def test_keras_networks_are_trained_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     if pytest.importorskip("keras").config.backend() != "torch":
