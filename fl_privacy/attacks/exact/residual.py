@@ -359,7 +359,7 @@ def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) ->
 
 
 def heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
-    """Set V victims' values (V, C, H, W) at a ReLU to zero if noise explains them."""
+    """Set V images' values (V, C, H, W) at a ReLU to zero if noise explains them."""
     return above_noise(values) if network.graph.kind(node) == "relu" else values
 
 
@@ -383,8 +383,7 @@ def links(network: Residual) -> list[Link]:
 class Step:
     """Step that solves for the values at the node ``before`` from those at ``at``, later in the network.
 
-    ``outputs``, ``slopes``: V victims' values (V, C, H, W) at the node ``at``, and the loss's gradient with respect to
-    them.
+    ``outputs``, ``slopes``: V images' values (V, C, H, W) at the node ``at``, and the loss's gradient by these.
     """
 
     network: Residual
