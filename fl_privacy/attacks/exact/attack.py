@@ -266,7 +266,7 @@ class ExactInversion(GroupAttack):
             return in_parts(group.observations, _TOGETHER, "exact", report, partial(_recursed, source))
         if isinstance(source, Residual):
             run = partial(_behind_blocks, source, seed, self.evaluations)
-            return in_parts(group.observations, _TOGETHER, "exact", report, run)
+            return in_parts(group.observations, 1 if source.norms else _TOGETHER, "exact", report, run)
         model = certificate.model_as_sent(group.first)
 
         def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
@@ -363,9 +363,6 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
 def _behind_blocks(
     network: Residual, seed: int, evaluations: int, observations: dict[int, Observation], report: Report
 ) -> dict[int, Reconstruction]:
-    if network.norms and len(observations) > 1:
-        apart = [_behind_blocks(network, seed, evaluations, {k: one}, report) for k, one in observations.items()]
-        return {k: found for each in apart for k, found in each.items()}
     observations = {k: complete_head(one, str(network.head.target)) for k, one in observations.items()}
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]

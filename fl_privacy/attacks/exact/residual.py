@@ -125,7 +125,7 @@ def traced(model: nn.Module) -> FxGraph | None:
 def complete_head(observation: Observation, head: str) -> Observation:
     """Fill in the update of layer ``head`` where a known defense cut or zeroed it, after one step on one example."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
-    if effect is None or observation.plan.weight_decay:
+    if effect is None or observation.plan.weight_decay or observation.upload.num_examples > 1:
         return observation
     tensors, names = dict(observation.upload.tensors), (f"{head}.weight", f"{head}.bias")
     update = {name: tensor.double() for name, tensor in observation.update().items()}
@@ -146,7 +146,6 @@ def complete_head(observation: Observation, head: str) -> Observation:
 FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
 _TRIES = 3  # convolutions, the last first, that are tried without knowing any slope
 _FACTORS = 2001
-MOST_NUMBERS = 1 << 26  # numbers of equations that are solved together: half a gigabyte
 MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solved
 
 
@@ -254,7 +253,7 @@ def find_residual(observation: Observation) -> Residual | None:
     found = Residual(graph, graph.logits, _shapes(graph, image), count)
     for node in graph.nodes if joint else ():
         norm = graph.layer(node)
-        if isinstance(norm, nn.BatchNorm2d) and norm.affine:
+        if isinstance(norm, nn.BatchNorm2d) and norm.affine and (trains or norm.running_var is not None):
             graph.module.set_submodule(str(node.target), OwnStatistics(norm, fixed=not trains))
     layers = [found.convolution(node).module for node in found.convolutions]
     if not layers or not observation.upload.tensors.keys() >= set(found.names):
@@ -304,9 +303,7 @@ def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) 
         guess = step.solved()
         if guess is None:
             break
-        apart = (network.graph.run({before: guess}, at) - values[at]).flatten(1).norm(dim=1)
-        missed = apart / values[at].flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
-        missed = torch.where(missed.isfinite(), missed, torch.inf)
+        missed = misses(network, before, guess, at, values[at])
         fits = missed <= FITS
         fits = fits.all().expand_as(fits) if network.count > 1 else fits
         if not (found & fits).any():
@@ -315,6 +312,13 @@ def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) 
         left, at = left.maximum(torch.where(found, missed, left)), before
         values[before], equations = guess, []
     return Known(values, equations, known.started, found, left)
+
+
+def misses(network: Residual, before: fx.Node, inputs: Tensor, at: fx.Node, values: Tensor) -> Tensor:
+    """Return the relative distance (V,) between ``values`` at a node and those computed from ``inputs`` at another."""
+    apart = (network.graph.run({before: inputs}, at) - values).flatten(1).norm(dim=1)
+    share = apart / values.flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
+    return torch.where(share.isfinite(), share, torch.inf)
 
 
 def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:
@@ -458,9 +462,7 @@ class Step:
     def solved(self) -> Tensor | None:
         if not enough(self.equations):
             return None
-        channels, height, width = self.equations[0].layer.shape
-        small = len(self.outputs) * channels * (height * width) ** 2 <= MOST_NUMBERS
-        found, _ = gated_inputs(self.equations, self.shown() if small else None)
+        found, _ = gated_inputs(self.equations, self.shown())
         return heard(self.network, self.before, found)
 
     def shown(self) -> Shown | None:

@@ -1,4 +1,4 @@
-"""One image behind a residual network is solved for block by block, and what is no such update is not taken for one."""
+"""Images behind a residual network are solved for block by block; other updates are not taken for such ones."""
 
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ from fl_privacy.attacks.exact.convolution import (
     can_be_blind,
     gated_inputs,
     inputs_up_to_a_factor,
+    solve,
 )
 from fl_privacy.attacks.exact.residual import complete_head, find_residual, known_between
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
@@ -93,6 +94,19 @@ def test_sums_of_images_without_zeros_are_not_separated():
     inputs, slopes = (torch.rand(2, 20, 4, 4, generator=rng, dtype=torch.float64) + 0.1 for _ in range(2))
     gradient = torch.nn.grad.conv2d_weight(inputs, module.weight.shape, slopes, padding=1)
     assert inputs_up_to_a_factor(Convolution(module, (20, 4, 4)), gradient, 2) is None
+
+
+def test_values_of_a_shortcut_are_left_out_if_they_need_too_much_memory(monkeypatch):
+    rng = torch.Generator().manual_seed(1)
+    module = nn.Conv2d(6, 8, 3, padding=1, bias=False).double()
+    inputs, slopes = (torch.randn(2, n, 3, 3, generator=rng, dtype=torch.float64) for n in (6, 8))
+    gradient = torch.nn.grad.conv2d_weight(inputs, module.weight.shape, slopes, padding=1)
+    own = [Equations(Convolution(module, (6, 3, 3)), Slopes(slopes), gradient[None])]
+    shown = torch.ones_like(inputs), torch.zeros_like(inputs)
+    alone, _ = solve(own, None)
+    assert not torch.allclose(solve(own, shown)[0], alone)
+    monkeypatch.setattr("fl_privacy.attacks.exact.convolution.MOST_NUMBERS", 6 * 18**2 - 1)
+    torch.testing.assert_close(solve(own, shown)[0], alone)
 
 
 def test_what_is_no_such_product_is_not_taken_for_one():
@@ -176,6 +190,9 @@ def test_a_head_without_a_slope_or_behind_weight_decay_is_left_as_it_is():
     seen, head, _ = with_head()
     known = seen.given(defense=(Part("cut", effect=Truncated(bound=1e-6)),))
     assert complete_head(known, head) is known
+    known = seen.given(defense=(Part("cut", effect=Truncated(bound=0.3)),))
+    cut = replace(known.upload, num_examples=2)
+    assert complete_head(several := replace(known, upload=cut), head) is several, "a batch's head has no rank of one"
     decayed = replace(
         seen.given(defense=(Part("cut", effect=Truncated(bound=0.3)),)), plan=replace(EVAL, weight_decay=0.1)
     )
