@@ -143,6 +143,7 @@ def complete_head(observation: Observation, head: str) -> Observation:
     return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
 
+_RIGHT = 1e-4  # largest relative residual inside of a block; rounding leaves 1e-7, a wrong mask of a ReLU 1e-3
 FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
 _TRIES = 3  # convolutions, the last first, that are tried without knowing any slope
 _FACTORS = 2001
@@ -296,9 +297,9 @@ def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) 
     at, found, left = list(values)[-1], known.found, known.left
     for before in reversed(cuts[: cuts.index(at)]):
         step = kind(network, own, before, at, values[at], network.slopes_at(at, values[at], own))
-        if not step.runs():
+        if not step.runs() or not (found & (step.left < _RIGHT)).any():
             break
-        values |= step.values
+        found, values = found & (step.left < _RIGHT), values | step.values
         equations = [(before, each) for each in step.equations]
         guess = step.solved()
         if guess is None:
@@ -398,6 +399,7 @@ class Step:
     slopes: Tensor
     values: dict[fx.Node, Tensor] = field(default_factory=dict)  # solved values of nodes in between
     equations: list[Equations] = field(default_factory=list)  # equations for the values at ``before``
+    left: Tensor = field(default_factory=lambda: torch.zeros(1))  # (V,) relative residual of the worst of ``values``
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
@@ -455,8 +457,8 @@ class Step:
             return {}
         if given in self.values or not enough([equations]):
             return None
-        found, _ = gated_inputs([equations])
-        self.values[given] = heard(self.network, given, found)
+        found, left = gated_inputs([equations])
+        self.values[given], self.left = heard(self.network, given, found), left.maximum(self.left.to(left))
         return {given: Slopes(layer.back(own.values))}
 
     def solved(self) -> Tensor | None:

@@ -166,6 +166,28 @@ def test_inputs_of_one_place_are_a_direction_of_the_gradient():
     assert found.unique and float(found.values.abs()) == pytest.approx(1)
 
 
+def test_wrong_inputs_inside_of_a_block_are_not_known(monkeypatch):
+    victims = [picture(seed) for seed in (0, 1)]
+    seen = [observe(blocks(), victim, plan=EVAL) for victim in victims]
+
+    def first_is_wrong(equations, shown=None):
+        found, left = gated_inputs(equations, shown)
+        if len(equations) == 1 and shown is None:
+            found[0], left[0] = found[0].flip(0), 1e-3
+        return found, left
+
+    network = find_residual(seen[0])
+    gradients = stack(list(map(as_gradient, seen)), list(network.names), network.device, torch.float64)
+    monkeypatch.setattr("fl_privacy.attacks.exact.residual.gated_inputs", first_is_wrong)
+    for rows, expected in ((slice(2), [False, True]), (slice(1), [True])):
+        known = known_between(network, {name: value[rows] for name, value in gradients.items()})
+        assert known.found.tolist() == expected
+        images = torch.cat([victim.inputs for victim in victims])[rows].double()
+        for node, values in known.values.items():
+            true = network.graph.run({network.graph.image: images}, node)
+            assert (values - true)[-1].norm() < 1e-2 * true[-1].norm(), node
+
+
 def with_head() -> tuple[Observation, str, tuple[str, str]]:
     seen = observe(blocks(), picture(), plan=EVAL)
     head = str(find_residual(seen).head.target)
