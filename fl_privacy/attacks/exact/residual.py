@@ -1,14 +1,13 @@
-"""Solve for an image behind a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
+"""Solve for images behind a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fl_privacy.attacks.adaptive.constraints import beyond_cut
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import (
     Convolution,
@@ -22,7 +21,6 @@ from fl_privacy.attacks.exact.convolution import (
 )
 from fl_privacy.attacks.gradient_inversion.grouping import UNFORESEEN
 from fl_privacy.attacks.gradient_inversion.priors import uploaded_statistics
-from fl_privacy.effects import Truncated
 from fl_privacy.types import Observation, Tensors
 
 _RELU = (F.relu, torch.relu, "relu", F.relu_, torch.relu_, "relu_")
@@ -122,27 +120,6 @@ def traced(model: nn.Module) -> FxGraph | None:
     return FxGraph(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None
 
 
-def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in the update of layer ``head`` where a known defense cut or zeroed it, after one step on one example."""
-    effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
-    if effect is None or observation.plan.weight_decay or observation.upload.num_examples > 1:
-        return observation
-    tensors, names = dict(observation.upload.tensors), (f"{head}.weight", f"{head}.bias")
-    update = {name: tensor.double() for name, tensor in observation.update().items()}
-    bounds, (weight, bias) = beyond_cut(effect, update, 0.0), (update[name] for name in names)
-    kept, stated = ((update[name] != 0) & (bounds[name][1] - bounds[name][0]).isfinite() for name in names)
-    if not stated.any():
-        return observation
-    slopes, tiny = bias * stated, torch.finfo(weight.dtype).tiny
-    features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
-    own = (kept * features) @ features
-    slopes = torch.where(stated, bias, (weight * kept) @ features / own.clamp_min(tiny))
-    features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
-    completed = torch.where(kept, weight, slopes[:, None] * features), slopes
-    tensors |= {name: tensors[name] + (value - update[name]) for name, value in zip(names, completed, strict=True)}
-    return replace(observation, upload=replace(observation.upload, tensors=tensors))
-
-
 _RIGHT = 1e-4  # largest relative residual inside of a block; rounding leaves 1e-7, a wrong mask of a ReLU 1e-3
 FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
 _TRIES = 3  # convolutions, the last first, that are tried without knowing any slope
@@ -168,7 +145,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a final fully connected layer.
+    """A network of convolutions, batch norms, ReLUs and shortcuts, with a final fully connected layer.
 
     ``graph`` is in float64. ``head``: node of the last layer. ``shapes``: (C, H, W) or (N,), without the batch.
     ``count``: number of an update's images.

@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
-from fl_privacy.attacks.exact.attack import BLOCKS
+from fl_privacy.attacks.exact.attack import BLOCKS, complete_head
 from fl_privacy.attacks.exact.certificate import _labels as labels_of_errors
 from fl_privacy.attacks.exact.convolution import (
     Convolution,
@@ -20,7 +20,7 @@ from fl_privacy.attacks.exact.convolution import (
     inputs_up_to_a_factor,
     solve,
 )
-from fl_privacy.attacks.exact.residual import complete_head, find_residual, known_between
+from fl_privacy.attacks.exact.residual import find_residual, known_between
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.defenses import percentile
