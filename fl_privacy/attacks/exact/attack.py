@@ -390,7 +390,7 @@ def _behind_blocks(
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]
     gradients = stack(updates, list(network.names), network.device, torch.float64)
-    network.use(observations.values())
+    network.use(observations[positions[0]])  # with norms of its own, a part is one update
     known = known_by_statistics(network, gradients) if network.norms else known_between(network, gradients)
     found = known.found.view(len(positions), -1).all(1)
     results, rows = dict[int, Reconstruction](), found.nonzero().flatten().tolist()
@@ -401,7 +401,6 @@ def _behind_blocks(
         else:
             results[own] = failed(observations[own], _UNKNOWN)
     if rows:
-        network.use(observations[positions[row]] for row in rows)
         kept = known.of(found.repeat_interleave(network.count).nonzero().flatten())
         images, lost = pixels_of(network, kept, evaluations=evaluations, seed=seed, report=report)
         for row, batch, left in zip(rows, *(torch.split(each, network.count) for each in (images, lost)), strict=True):

@@ -124,8 +124,8 @@ class _Front:
     def __post_init__(self) -> None:
         norm = self.norm
         assert norm.running_mean is not None and norm.running_var is not None
-        of_batch = norm.running_mean[:1], norm.running_var[:1], *self.of_norm
-        mean, variance, self.by_bias, self.by_weight = (each[..., None, None] for each in of_batch)
+        own = norm.running_mean, norm.running_var, *self.of_norm
+        mean, variance, self.by_bias, self.by_weight = (each[..., None, None] for each in own)
         self.weight, self.bias = (each.view(-1, 1, 1) for each in (norm.weight, norm.bias))
         self.deviation, bias = (variance + norm.eps).sqrt(), self.layer.module.bias
         self.offset = mean if bias is None else mean - bias.view(-1, 1, 1)

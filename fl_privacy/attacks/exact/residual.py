@@ -1,7 +1,7 @@
 """Solve for images behind a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,7 +36,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 
 class OwnStatistics(nn.BatchNorm2d):
-    """Batch norm by statistics (V, C) set by :meth:`Residual.use`, or the inputs' own ones; ``fixed`` ones stay."""
+    """Batch norm by statistics (1, C) set by :meth:`Residual.use`, or the inputs' own ones; ``fixed`` ones stay."""
 
     def __init__(self, norm: nn.BatchNorm2d, *, fixed: bool) -> None:
         super().__init__(norm.num_features, norm.eps)
@@ -170,13 +170,13 @@ class Residual:
     def norms(self) -> Mapping[str, OwnStatistics]:  # of single images in evaluation mode, none
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
-    def use(self, observations: Iterable[Observation]) -> None:
-        """Set the statistics of V images, from running statistics that were uploaded, else sent."""
-        seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
+    def use(self, observation: Observation) -> None:
+        """Set the statistics of norms from the running statistics uploaded, else from those sent."""
+        own = (uploaded_statistics(observation) or observation.assumed().buffers) if self.norms else {}
         for name, norm in self.norms.items():
-            of_batch = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
-            each = (values.repeat_interleave(self.count, 0).to(norm.weight) for values in of_batch)
-            norm.running_mean, norm.running_var = each
+            norm.running_mean, norm.running_var = (
+                own[f"{name}.running_{kind}"][None].to(norm.weight) for kind in ("mean", "var")
+            )
 
     def slopes_at(self, node: fx.Node, values: Tensor, gradients: Tensors) -> Tensor:
         """Return the loss's gradient (V, C, H, W) with respect to the ``values`` of a node."""

@@ -78,7 +78,7 @@ def with_fixed_norms(model: nn.Module, images: Tensor, *labels: int) -> Observat
 def solved(seen: Observation) -> tuple[Residual, Known]:
     network = find_residual(seen)
     assert network is not None
-    network.use([seen])
+    network.use(seen)
     gradients = stack([as_gradient(seen)], list(network.names), network.device, torch.float64)
     return network, known_by_statistics(network, gradients)
 
