@@ -229,8 +229,8 @@ class ExactInversion(GroupAttack):
         starts: number of random starts in each of these rounds.
         smallest: share of the largest bias gradient below which a row gives no quotient.
         alike: relative distance below which quotients belong to the same image.
-        evaluations: loss evaluations of the descent for residual networks, for each image; up to 15 times as many, of the
-            first blocks, for batches and in training mode.
+        evaluations: loss evaluations of the descent for residual networks, for each image; for batches and in training
+            mode up to 15 times as many, of the first blocks.
     """
 
     of_rounds = "apart"
