@@ -195,9 +195,9 @@ def test_without_statistics_or_with_too_many_images_no_network_is_solved() -> No
         "more than its rank allows"
     )
     plain = preactivated()
-    plain[3] = nn.BatchNorm2d(48, affine=False)
+    plain.set_submodule("3", nn.BatchNorm2d(48, affine=False))
     assert find_residual(step(plain, picture(0))) is None, "a norm without parameters shows no scale"
-    plain[3] = nn.BatchNorm2d(48, track_running_stats=False)
+    plain.set_submodule("3", nn.BatchNorm2d(48, track_running_stats=False))
     two = torch.cat([picture(0), picture(1)])
     assert find_residual(with_fixed_norms(plain, two, 0, 1)) is None, "a norm without fixed statistics"
 
