@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,8 @@ class Published(nn.Module):
 
     def __init__(self, blocks: int = 3) -> None:
         super().__init__()
+        self.mean: Tensor
+        self.std: Tensor
         self.register_buffer("mean", torch.tensor(MEAN)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(STD)[:, None, None], persistent=False)
         self.conv1, self.bn1 = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)
@@ -100,7 +102,7 @@ def network(name: str, data: Path) -> nn.Module:
     return model
 
 
-def observe(model: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Observation:
+def observe(model: nn.Module, images: Tensor, labels: Tensor, mode: Literal["eval", "train"]) -> Observation:
     """Observe one update of a client, in single precision; in training mode, with its running statistics."""
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     model.train(mode == "train")

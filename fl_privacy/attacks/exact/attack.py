@@ -8,18 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fl_privacy.attacks.adaptive.constraints import beyond_cut
 from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, timely
 from fl_privacy.attacks.exact import certificate, first_layer
 from fl_privacy.attacks.exact.batch_norm import known_by_statistics
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
-from fl_privacy.attacks.exact.residual import Known, Residual, complete_head, find_residual, known_between
+from fl_privacy.attacks.exact.residual import Known, Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.priors import of_batch
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.checks import number, whole
+from fl_privacy.effects import Truncated
 from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.progress import Progress, no_progress
 from fl_privacy.rng import cpu_threads
@@ -227,7 +229,8 @@ class ExactInversion(GroupAttack):
         starts: number of random starts in each of these rounds.
         smallest: share of the largest bias gradient below which a row gives no quotient.
         alike: relative distance below which quotients belong to the same image.
-        evaluations: loss evaluations of the descent for residual networks, for each image.
+        evaluations: loss evaluations of the descent for residual networks, for each image; for batches and in training
+            mode up to 15 times as many, of the first blocks.
     """
 
     of_rounds = "apart"
@@ -266,7 +269,7 @@ class ExactInversion(GroupAttack):
             return in_parts(group.observations, _TOGETHER, "exact", report, partial(_recursed, source))
         if isinstance(source, Residual):
             run = partial(_behind_blocks, source, seed, self.evaluations)
-            return in_parts(group.observations, _TOGETHER, "exact", report, run)
+            return in_parts(group.observations, 1 if source.norms else _TOGETHER, "exact", report, run)
         model = certificate.model_as_sent(group.first)
 
         def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
@@ -359,18 +362,36 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
     return results
 
 
+def complete_head(observation: Observation, head: str) -> Observation:
+    """Fill in the update of layer ``head`` where a known defense cut or zeroed it, after one step on one example."""
+    effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
+    if effect is None or observation.plan.weight_decay or observation.upload.num_examples > 1:
+        return observation
+    tensors, names = dict(observation.upload.tensors), (f"{head}.weight", f"{head}.bias")
+    update = {name: tensor.double() for name, tensor in observation.update().items()}
+    bounds, (weight, bias) = beyond_cut(effect, update, 0.0), (update[name] for name in names)
+    kept, stated = ((update[name] != 0) & (bounds[name][1] - bounds[name][0]).isfinite() for name in names)
+    if not stated.any():
+        return observation
+    slopes, tiny = bias * stated, torch.finfo(weight.dtype).tiny
+    features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
+    own = (kept * features) @ features
+    slopes = torch.where(stated, bias, (weight * kept) @ features / own.clamp_min(tiny))
+    features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
+    completed = torch.where(kept, weight, slopes[:, None] * features), slopes
+    tensors |= {name: tensors[name] + (value - update[name]) for name, value in zip(names, completed, strict=True)}
+    return replace(observation, upload=replace(observation.upload, tensors=tensors))
+
+
 @cpu_threads(1)
 def _behind_blocks(
     network: Residual, seed: int, evaluations: int, observations: dict[int, Observation], report: Report
 ) -> dict[int, Reconstruction]:
-    if network.norms and len(observations) > 1:
-        apart = [_behind_blocks(network, seed, evaluations, {k: one}, report) for k, one in observations.items()]
-        return {k: found for each in apart for k, found in each.items()}
     observations = {k: complete_head(one, str(network.head.target)) for k, one in observations.items()}
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]
     gradients = stack(updates, list(network.names), network.device, torch.float64)
-    network.use(observations.values())
+    network.use(observations[positions[0]])  # with norms of its own, a part is one update
     known = known_by_statistics(network, gradients) if network.norms else known_between(network, gradients)
     found = known.found.view(len(positions), -1).all(1)
     results, rows = dict[int, Reconstruction](), found.nonzero().flatten().tolist()
@@ -381,7 +402,6 @@ def _behind_blocks(
         else:
             results[own] = failed(observations[own], _UNKNOWN)
     if rows:
-        network.use(observations[positions[row]] for row in rows)
         kept = known.of(found.repeat_interleave(network.count).nonzero().flatten())
         images, lost = pixels_of(network, kept, evaluations=evaluations, seed=seed, report=report)
         for row, batch, left in zip(rows, *(torch.split(each, network.count) for each in (images, lost)), strict=True):

@@ -15,6 +15,7 @@ from fl_privacy.attacks.attack import timely
 from fl_privacy.attacks.exact import residual
 from fl_privacy.attacks.exact.certificate import least_squares
 from fl_privacy.attacks.exact.convolution import (
+    MOST_NUMBERS,
     Convolution,
     Equations,
     Shown,
@@ -37,11 +38,12 @@ from fl_privacy.attacks.exact.residual import (
     heard,
     input_of,
     links,
+    misses,
 )
 from fl_privacy.types import Tensors
 
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
-_SCALED = 5e-2  # largest relative residual of the equations of an image's scale, far fewer than a norm's channels
+_SCALED = 1e-2  # largest relative residual of a norm's equations for the images' scales; rounding leaves 1e-5
 _MISSED = 1e-3  # largest relative residual of a convolution between blocks
 _SOLVED = 1e-6  # relative residual at which they stop
 _KEPT = 1e-4  # eigenvalues below this share of the largest are directions that the gradient does not show
@@ -68,13 +70,14 @@ def known_by_statistics(network: Residual, gradients: Tensors) -> Known:
             return known
         layer = network.convolution(first)
         places = layer.shape[1] * layer.shape[2]
-        if places > residual.MOST_PLACES or layer.gradients * places * network.count > residual.MOST_NUMBERS:
+        if places > residual.MOST_PLACES or layer.gradients * places * network.count > MOST_NUMBERS:
             return known
         behind = Slopes(network.convolution(link[3]).back(hidden[1]), values > 0)
         front = _front(network, own, first, behind, values)
-        inputs, left = _inputs(network, own, input_of(first), {first: front}, None)
+        inputs, missed = _inputs(network, own, input_of(first), {first: front}, None)
+        left = misses(network, input_of(first), inputs, link[2], values).clamp_min(missed)
         deepest = deepest or replace(known, left=known.left + left)
-        if left < FITS:
+        if left.max() < FITS:
             known = replace(known, values={input_of(first): inputs}, left=known.left + left)
             if input_of(first) in network.cuts:  # equations behind values that stay unknown are left out
                 known = replace(followed(network, own, known, _OwnStep), equations=())
@@ -121,8 +124,8 @@ class _Front:
     def __post_init__(self) -> None:
         norm = self.norm
         assert norm.running_mean is not None and norm.running_var is not None
-        of_batch = norm.running_mean[:1], norm.running_var[:1], *self.of_norm
-        mean, variance, self.by_bias, self.by_weight = (each[..., None, None] for each in of_batch)
+        own = norm.running_mean, norm.running_var, *self.of_norm
+        mean, variance, self.by_bias, self.by_weight = (each[..., None, None] for each in own)
         self.weight, self.bias = (each.view(-1, 1, 1) for each in (norm.weight, norm.bias))
         self.deviation, bias = (variance + norm.eps).sqrt(), self.layer.module.bias
         self.offset = mean if bias is None else mean - bias.view(-1, 1, 1)
@@ -214,12 +217,8 @@ def _inputs(
 
     Unknown normalized values behind the convolutions are corrected in turn with the inputs.
     """
-    best, least = (
-        torch.zeros(network.count, *network.shapes[given]).to(shown[0] if shown else network.device),
-        torch.inf,
-    )
-    best, relu = best.double(), network.graph.kind(given) == "relu"
-    turned = False
+    best = torch.zeros(network.count, *network.shapes[given], dtype=torch.float64, device=network.device)
+    least, turned, relu = torch.inf, False, network.graph.kind(given) == "relu"
     for _ in timely(range(_ROUNDS)):
         equations = [
             Equations(front.layer, front.slopes, own[f"{node.target}.weight"]) for node, front in fronts.items()

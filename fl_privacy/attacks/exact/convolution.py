@@ -197,7 +197,7 @@ _RANK = 1e-7  # singular values below this share of the largest are rounding of 
 _RIDGE = 1e-12
 _STEPS = 6
 """Steps of inverse iteration for the least eigenvalues, which are a million times apart if there is a solution."""
-_MOST_NUMBERS = 1 << 27  # numbers of a factored matrix: a gigabyte
+MOST_NUMBERS = 1 << 26  # numbers of matrices that are solved together: half a gigabyte
 _DRAWS = 4000  # places from which sums of images without zeros in common are separated
 _ZERO = 3e-3  # share of a sum's length that is taken for zero
 _BRIGHT = 0.2  # places are compared if brighter than this share of the median
@@ -233,7 +233,7 @@ def can_be_blind(layer: Convolution, count: int = 1) -> bool:
     height, width = _grid(layer)
     rank = count * height * width
     least = 4 * min(module.out_channels, layer.shape[0] * (taps[0] - 1) ** 2 // 4)
-    return rank <= least and height * (width * rank) ** 2 <= _MOST_NUMBERS
+    return rank <= least and height * (width * rank) ** 2 <= 2 * MOST_NUMBERS
 
 
 def _grid(layer: Convolution) -> tuple[int, int]:
@@ -438,7 +438,7 @@ def turn_gates(own: Equations) -> None:
         return
     found, left = solve([own], None)
     flat, going = gates.flatten(1), left > 0
-    for _ in range(_FLIPS):
+    for _ in timely(range(_FLIPS)):
         gain, place = _gains(own, gates, found).flatten(1).max(1)
         going = going & (gain > 0)
         if not going.any():
@@ -456,14 +456,14 @@ def turn_gates(own: Equations) -> None:
 
 
 def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
-    """Solve ``equations`` as they are; see :func:`gated_inputs`."""
+    """Solve ``equations`` as they are, without ``shown`` if it needs too much memory; see :func:`gated_inputs`."""
     left = torch.cat([each.left for each in equations], 1)
     right = torch.cat([each.right for each in equations], 1)
     normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)
     scale = normal.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(left.dtype).tiny)[:, None, None]
     normal, sums = normal / scale, sums / scale
     normal.diagonal(dim1=1, dim2=2).add_(_RIDGE)
-    if shown is None:
+    if shown is None or normal.numel() * sums.shape[2] > MOST_NUMBERS:
         found = torch.linalg.solve_ex(normal, sums)[0].mT
     else:
         often, own = (_SHORTCUT * equations[0].joined(values) for values in shown)

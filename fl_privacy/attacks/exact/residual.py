@@ -1,14 +1,13 @@
-"""Solve for an image behind a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
+"""Solve for images behind a residual network, block by block (after R-GAP, Zhu and Blaschko 2021)."""
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fl_privacy.attacks.adaptive.constraints import beyond_cut
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import (
     Convolution,
@@ -22,7 +21,6 @@ from fl_privacy.attacks.exact.convolution import (
 )
 from fl_privacy.attacks.gradient_inversion.grouping import UNFORESEEN
 from fl_privacy.attacks.gradient_inversion.priors import uploaded_statistics
-from fl_privacy.effects import Truncated
 from fl_privacy.types import Observation, Tensors
 
 _RELU = (F.relu, torch.relu, "relu", F.relu_, torch.relu_, "relu_")
@@ -38,7 +36,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 
 class OwnStatistics(nn.BatchNorm2d):
-    """Batch norm by statistics (V, C) set by :meth:`Residual.use`, or the inputs' own ones; ``fixed`` ones stay."""
+    """Batch norm by statistics (1, C) set by :meth:`Residual.use`, or the inputs' own ones; ``fixed`` ones stay."""
 
     def __init__(self, norm: nn.BatchNorm2d, *, fixed: bool) -> None:
         super().__init__(norm.num_features, norm.eps)
@@ -122,31 +120,10 @@ def traced(model: nn.Module) -> FxGraph | None:
     return FxGraph(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None
 
 
-def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in the update of layer ``head`` where a known defense cut or zeroed it, after one step on one example."""
-    effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
-    if effect is None or observation.plan.weight_decay:
-        return observation
-    tensors, names = dict(observation.upload.tensors), (f"{head}.weight", f"{head}.bias")
-    update = {name: tensor.double() for name, tensor in observation.update().items()}
-    bounds, (weight, bias) = beyond_cut(effect, update, 0.0), (update[name] for name in names)
-    kept, stated = ((update[name] != 0) & (bounds[name][1] - bounds[name][0]).isfinite() for name in names)
-    if not stated.any():
-        return observation
-    slopes, tiny = bias * stated, torch.finfo(weight.dtype).tiny
-    features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
-    own = (kept * features) @ features
-    slopes = torch.where(stated, bias, (weight * kept) @ features / own.clamp_min(tiny))
-    features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
-    completed = torch.where(kept, weight, slopes[:, None] * features), slopes
-    tensors |= {name: tensors[name] + (value - update[name]) for name, value in zip(names, completed, strict=True)}
-    return replace(observation, upload=replace(observation.upload, tensors=tensors))
-
-
+_RIGHT = 1e-4  # largest relative residual inside of a block; rounding leaves 1e-7, a wrong mask of a ReLU 1e-3
 FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
 _TRIES = 3  # convolutions, the last first, that are tried without knowing any slope
 _FACTORS = 2001
-MOST_NUMBERS = 1 << 26  # numbers of equations that are solved together: half a gigabyte
 MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solved
 
 
@@ -168,7 +145,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a final fully connected layer.
+    """A network of convolutions, batch norms, ReLUs and shortcuts, with a final fully connected layer.
 
     ``graph`` is in float64. ``head``: node of the last layer. ``shapes``: (C, H, W) or (N,), without the batch.
     ``count``: number of an update's images.
@@ -193,13 +170,13 @@ class Residual:
     def norms(self) -> Mapping[str, OwnStatistics]:  # of single images in evaluation mode, none
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
-    def use(self, observations: Iterable[Observation]) -> None:
-        """Set the statistics of V images, from running statistics that were uploaded, else sent."""
-        seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
+    def use(self, observation: Observation) -> None:
+        """Set the statistics of norms from the running statistics uploaded, else from those sent."""
+        own = (uploaded_statistics(observation) or observation.assumed().buffers) if self.norms else {}
         for name, norm in self.norms.items():
-            of_batch = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
-            each = (values.repeat_interleave(self.count, 0).to(norm.weight) for values in of_batch)
-            norm.running_mean, norm.running_var = each
+            norm.running_mean, norm.running_var = (
+                own[f"{name}.running_{kind}"][None].to(norm.weight) for kind in ("mean", "var")
+            )
 
     def slopes_at(self, node: fx.Node, values: Tensor, gradients: Tensors) -> Tensor:
         """Return the loss's gradient (V, C, H, W) with respect to the ``values`` of a node."""
@@ -254,7 +231,7 @@ def find_residual(observation: Observation) -> Residual | None:
     found = Residual(graph, graph.logits, _shapes(graph, image), count)
     for node in graph.nodes if joint else ():
         norm = graph.layer(node)
-        if isinstance(norm, nn.BatchNorm2d) and norm.affine:
+        if isinstance(norm, nn.BatchNorm2d) and norm.affine and (trains or norm.running_var is not None):
             graph.module.set_submodule(str(node.target), OwnStatistics(norm, fixed=not trains))
     layers = [found.convolution(node).module for node in found.convolutions]
     if not layers or not observation.upload.tensors.keys() >= set(found.names):
@@ -297,16 +274,14 @@ def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) 
     at, found, left = list(values)[-1], known.found, known.left
     for before in reversed(cuts[: cuts.index(at)]):
         step = kind(network, own, before, at, values[at], network.slopes_at(at, values[at], own))
-        if not step.runs():
+        if not step.runs() or not (found & (step.left < _RIGHT)).any():
             break
-        values |= step.values
+        found, values = found & (step.left < _RIGHT), values | step.values
         equations = [(before, each) for each in step.equations]
         guess = step.solved()
         if guess is None:
             break
-        apart = (network.graph.run({before: guess}, at) - values[at]).flatten(1).norm(dim=1)
-        missed = apart / values[at].flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
-        missed = torch.where(missed.isfinite(), missed, torch.inf)
+        missed = misses(network, before, guess, at, values[at])
         fits = missed <= FITS
         fits = fits.all().expand_as(fits) if network.count > 1 else fits
         if not (found & fits).any():
@@ -315,6 +290,13 @@ def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) 
         left, at = left.maximum(torch.where(found, missed, left)), before
         values[before], equations = guess, []
     return Known(values, equations, known.started, found, left)
+
+
+def misses(network: Residual, before: fx.Node, inputs: Tensor, at: fx.Node, values: Tensor) -> Tensor:
+    """Return the relative distance (V,) between ``values`` at a node and those computed from ``inputs`` at another."""
+    apart = (network.graph.run({before: inputs}, at) - values).flatten(1).norm(dim=1)
+    share = apart / values.flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
+    return torch.where(share.isfinite(), share, torch.inf)
 
 
 def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:
@@ -394,6 +376,7 @@ class Step:
     slopes: Tensor
     values: dict[fx.Node, Tensor] = field(default_factory=dict)  # solved values of nodes in between
     equations: list[Equations] = field(default_factory=list)  # equations for the values at ``before``
+    left: Tensor = field(default_factory=lambda: torch.zeros(1))  # (V,) relative residual of the worst of ``values``
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
@@ -451,16 +434,14 @@ class Step:
             return {}
         if given in self.values or not enough([equations]):
             return None
-        found, _ = gated_inputs([equations])
-        self.values[given] = heard(self.network, given, found)
+        found, left = gated_inputs([equations])
+        self.values[given], self.left = heard(self.network, given, found), left.maximum(self.left.to(left))
         return {given: Slopes(layer.back(own.values))}
 
     def solved(self) -> Tensor | None:
         if not enough(self.equations):
             return None
-        channels, height, width = self.equations[0].layer.shape
-        small = len(self.outputs) * channels * (height * width) ** 2 <= MOST_NUMBERS
-        found, _ = gated_inputs(self.equations, self.shown() if small else None)
+        found, _ = gated_inputs(self.equations, self.shown())
         return heard(self.network, self.before, found)
 
     def shown(self) -> Shown | None:

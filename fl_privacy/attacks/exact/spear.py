@@ -91,7 +91,7 @@ def sparse_factors(
         weight: G (M, N).
         bias: g (M,).
         layer: W (M, N) and b (M,) that the client had.
-        basis: L (M, B), see :func:`column_space`.
+        basis: L (M, B), see :func:`columns_of`.
     """
     own = _Gradient(weight, bias, layer, basis)
     search = _Search(own, rng, starts)

@@ -1,4 +1,4 @@
-"""One image behind batch norm in training mode is solved for by the running statistics that its client uploads."""
+"""Batches behind batch norm, in training mode by the running statistics that their client uploads, are solved for."""
 
 import copy
 from dataclasses import replace
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from fl_privacy import Observation, reconstruct
 from fl_privacy.attacks.attack import within
+from fl_privacy.attacks.exact import ExactInversion, batch_norm
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.batch_norm import known_by_statistics
+from fl_privacy.attacks.exact.convolution import BlindInputs, Convolution, inputs_up_to_a_factor
 from fl_privacy.attacks.exact.residual import Known, Residual, find_residual
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.measure.images import psnr
@@ -65,10 +67,18 @@ def step(model: nn.Module, images: Tensor, *labels: int) -> Observation:
     return Observation.of_update(before, after, plan, input_shape=images.shape[1:], num_examples=len(images))
 
 
+def with_fixed_norms(model: nn.Module, images: Tensor, *labels: int) -> Observation:
+    """Observe the gradient of a client that trains in evaluation mode."""
+    own = copy.deepcopy(model).eval()
+    gradient = torch.autograd.grad(F.cross_entropy(own(images), torch.tensor(labels)), list(own.parameters()))
+    shape = images.shape[1:]
+    return Observation.of_gradients(own, gradient, input_shape=shape, batch_size=len(images), batch_norm="eval")
+
+
 def solved(seen: Observation) -> tuple[Residual, Known]:
     network = find_residual(seen)
     assert network is not None
-    network.use([seen])
+    network.use(seen)
     gradients = stack([as_gradient(seen)], list(network.names), network.device, torch.float64)
     return network, known_by_statistics(network, gradients)
 
@@ -80,12 +90,59 @@ def test_activations_in_front_of_a_norm_are_those_of_each_image(
 ) -> None:
     images = torch.cat([picture(seed) for seed in (1, 2)][: len(labels)])
     network, known = solved(step(preactivated(bias=bias, momentum=momentum), images, *labels))
-    assert known.found.all() and known.left.max() < 1e-2
+    assert known.found.all() and known.left.max() < 1e-4
     ((node, values),) = known.values.items()
     assert values.shape == (len(labels), 40, 12, 12), "inputs of the block's first convolution"
     true = network.graph.run({network.graph.image: images.double()}, node)
     apart = torch.cdist(values.flatten(1), true.flatten(1)) / true.flatten(1).norm(dim=1)
     assert apart.amin(0).max() < 1e-3
+
+
+def test_updates_of_several_clients_are_solved_as_each_alone() -> None:
+    model, both = preactivated(), torch.cat([picture(5), picture(6)])
+    seen = [step(model, picture(4)), with_fixed_norms(model, both, 3, 2), step(model, picture(2))]
+    other = step(model, picture(3)).upload.buffers
+    seen[0] = replace(seen[0], upload=replace(seen[0].upload, buffers=other))  # is solved less deep
+    attack = ExactInversion(evaluations=4)
+    for own, found in zip(seen, attack(seen, seed=0), strict=True):
+        (alone,) = attack([own], seed=0)
+        assert found.batch is not None and alone.batch is not None and found.member == BLOCKS
+        torch.testing.assert_close(found.batch.inputs, alone.batch.inputs)
+
+
+@pytest.mark.parametrize("angle", [0.0, 1e-3, 0.1])
+def test_images_that_are_not_separated_are_not_taken_for_it(angle: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def turned(layer: Convolution, gradient: Tensor, count: int) -> BlindInputs | None:
+        found = inputs_up_to_a_factor(layer, gradient, count)
+        assert found is not None
+        (one, other), (first, second) = found.values, found.slopes
+        mixed = torch.stack([one + angle * other, other - angle * one])
+        slopes = torch.stack([first + angle * second, second - angle * first]) / (1 + angle**2)
+        return replace(found, values=mixed, slopes=slopes)
+
+    monkeypatch.setattr(batch_norm, "inputs_up_to_a_factor", turned)
+    _, known = solved(with_fixed_norms(preactivated(), torch.cat([picture(5), picture(6)]), 1, 2))
+    assert known.found.tolist() == [angle == 0] * 2
+
+
+@pytest.mark.parametrize("images", [(1, 1), (1, None), (None, None)])
+def test_equal_and_constant_images_of_a_batch_are_not_solved(images: tuple[int | None, ...]) -> None:
+    shades = (0.2, 0.7)
+    batch = [
+        torch.full((1, 3, 24, 24), shade) if seed is None else picture(seed)
+        for seed, shade in zip(images, shades, strict=True)
+    ]
+    _, known = solved(step(preactivated(), torch.cat(batch), 1, 2))
+    assert not known.found.any() and not known.values
+
+
+def test_inputs_that_do_not_lead_to_the_known_outputs_are_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*args: object) -> tuple[Tensor, float]:
+        return torch.rand(1, 40, 12, 12, dtype=torch.float64), 0.0
+
+    monkeypatch.setattr(batch_norm, "_inputs", wrong)
+    _, known = solved(step(preactivated(), picture(2)))
+    assert [values.shape for values in known.values.values()] == [(1, 48, 6, 6)] and known.left.min() > 1e-2
 
 
 def test_a_weight_of_zero_hides_only_its_own_channel() -> None:
@@ -131,15 +188,18 @@ def test_statistics_of_another_image_solve_nothing_before_a_norm() -> None:
     assert known.left.min() > 1e-2 and values.shape == (1, 48, 6, 6), "inputs of the block's last convolution"
 
 
-def test_without_statistics_or_with_several_images_no_network_is_solved() -> None:
+def test_without_statistics_or_with_too_many_images_no_network_is_solved() -> None:
     seen = step(preactivated(), picture(0))
     assert find_residual(replace(seen, upload=replace(seen.upload, buffers={}))) is None
     assert find_residual(replace(seen, upload=replace(seen.upload, num_examples=4))) is None, (
         "more than its rank allows"
     )
     plain = preactivated()
-    plain[3] = nn.BatchNorm2d(48, affine=False)
+    plain.set_submodule("3", nn.BatchNorm2d(48, affine=False))
     assert find_residual(step(plain, picture(0))) is None, "a norm without parameters shows no scale"
+    plain.set_submodule("3", nn.BatchNorm2d(48, track_running_stats=False))
+    two = torch.cat([picture(0), picture(1)])
+    assert find_residual(with_fixed_norms(plain, two, 0, 1)) is None, "a norm without fixed statistics"
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""One image behind a residual network is solved for block by block, and what is no such update is not taken for one."""
+"""Images behind a residual network are solved for block by block; other updates are not taken for such ones."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
-from fl_privacy.attacks.exact.attack import BLOCKS
+from fl_privacy.attacks.exact.attack import BLOCKS, complete_head
 from fl_privacy.attacks.exact.certificate import _labels as labels_of_errors
 from fl_privacy.attacks.exact.convolution import (
     Convolution,
@@ -18,8 +18,9 @@ from fl_privacy.attacks.exact.convolution import (
     can_be_blind,
     gated_inputs,
     inputs_up_to_a_factor,
+    solve,
 )
-from fl_privacy.attacks.exact.residual import complete_head, find_residual, known_between
+from fl_privacy.attacks.exact.residual import find_residual, known_between
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.defenses import percentile
@@ -95,6 +96,19 @@ def test_sums_of_images_without_zeros_are_not_separated():
     assert inputs_up_to_a_factor(Convolution(module, (20, 4, 4)), gradient, 2) is None
 
 
+def test_values_of_a_shortcut_are_left_out_if_they_need_too_much_memory(monkeypatch):
+    rng = torch.Generator().manual_seed(1)
+    module = nn.Conv2d(6, 8, 3, padding=1, bias=False).double()
+    inputs, slopes = (torch.randn(2, n, 3, 3, generator=rng, dtype=torch.float64) for n in (6, 8))
+    gradient = torch.nn.grad.conv2d_weight(inputs, module.weight.shape, slopes, padding=1)
+    own = [Equations(Convolution(module, (6, 3, 3)), Slopes(slopes), gradient[None])]
+    shown = torch.ones_like(inputs), torch.zeros_like(inputs)
+    alone, _ = solve(own, None)
+    assert not torch.allclose(solve(own, shown)[0], alone)
+    monkeypatch.setattr("fl_privacy.attacks.exact.convolution.MOST_NUMBERS", 6 * 18**2 - 1)
+    torch.testing.assert_close(solve(own, shown)[0], alone)
+
+
 def test_what_is_no_such_product_is_not_taken_for_one():
     module = nn.Conv2d(20, 18, 3, padding=1, bias=False).double()
     layer = Convolution(module, (20, 4, 4))
@@ -152,6 +166,28 @@ def test_inputs_of_one_place_are_a_direction_of_the_gradient():
     assert found.unique and float(found.values.abs()) == pytest.approx(1)
 
 
+def test_wrong_inputs_inside_of_a_block_are_not_known(monkeypatch):
+    victims = [picture(seed) for seed in (0, 1)]
+    seen = [observe(blocks(), victim, plan=EVAL) for victim in victims]
+
+    def first_is_wrong(equations, shown=None):
+        found, left = gated_inputs(equations, shown)
+        if len(equations) == 1 and shown is None:
+            found[0], left[0] = found[0].flip(0), 1e-3
+        return found, left
+
+    network = find_residual(seen[0])
+    gradients = stack(list(map(as_gradient, seen)), list(network.names), network.device, torch.float64)
+    monkeypatch.setattr("fl_privacy.attacks.exact.residual.gated_inputs", first_is_wrong)
+    for rows, expected in ((slice(2), [False, True]), (slice(1), [True])):
+        known = known_between(network, {name: value[rows] for name, value in gradients.items()})
+        assert known.found.tolist() == expected
+        images = torch.cat([victim.inputs for victim in victims])[rows].double()
+        for node, values in known.values.items():
+            true = network.graph.run({network.graph.image: images}, node)
+            assert (values - true)[-1].norm() < 1e-2 * true[-1].norm(), node
+
+
 def with_head() -> tuple[Observation, str, tuple[str, str]]:
     seen = observe(blocks(), picture(), plan=EVAL)
     head = str(find_residual(seen).head.target)
@@ -176,6 +212,9 @@ def test_a_head_without_a_slope_or_behind_weight_decay_is_left_as_it_is():
     seen, head, _ = with_head()
     known = seen.given(defense=(Part("cut", effect=Truncated(bound=1e-6)),))
     assert complete_head(known, head) is known
+    known = seen.given(defense=(Part("cut", effect=Truncated(bound=0.3)),))
+    cut = replace(known.upload, num_examples=2)
+    assert complete_head(several := replace(known, upload=cut), head) is several, "a batch's head has no rank of one"
     decayed = replace(
         seen.given(defense=(Part("cut", effect=Truncated(bound=0.3)),)), plan=replace(EVAL, weight_decay=0.1)
     )
