@@ -48,8 +48,6 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
     """Build the observation of a client's real upload, and a sentence on what the attacker assumes about the training.
-
-    ``number``: number of examples to guess. ``victim``: number in the observation's id.
     """
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:

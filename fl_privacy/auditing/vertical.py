@@ -70,8 +70,6 @@ class SplitTraining:
 
     def answers(self) -> Iterator[Answer]:
         """Yield an answer on the labels that a client can infer from what the server returns for the client's vectors.
-
-        There is none if clients have labels of their own, or sent no vectors.
         """
         if self._clients_have_labels or not (self.received and self.sent):
             return

@@ -279,8 +279,7 @@ def _worst(
 ) -> tuple[Pilot, Tensor | None]:
     """Return pilot draws on the neighbors that are easiest to distinguish, and their difference (d,), if known.
 
-    The pair ``preferred`` is taken unless another pair is better by more than chance. ``most``: most draws per
-    neighbor.
+    ``most``: most draws per neighbor.
     """
     kept = list(pairs)
     for draws, number in PILOT:

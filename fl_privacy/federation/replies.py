@@ -57,8 +57,7 @@ def printable(text: str) -> str:
 def attempt(function: Callable[[], T], *, placed: bool = False) -> T | Failure:
     """Return the result of ``function``, or its error as a ``Failure``; the traceback is logged at debug level.
 
-    With ``placed``, the reason names the file and line of the user's code. Third-party code may raise anything,
-    including ``SystemExit``. Interrupts pass through.
+    With ``placed``, the reason names the file and line of the user's code. Interrupts pass through.
     """
     try:
         return function()

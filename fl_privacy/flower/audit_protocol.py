@@ -32,10 +32,7 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the upload of batch ``probe`` alone, with ``message``'s model.
-
-    The request is in the first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
-    """
+    """Build the content of a message that asks for the upload of batch ``probe`` alone, with ``message``'s model."""
     records = message.content.config_records
     name = next(iter(records), PROBE)
     asked = {**records.get(name, {}), _ASKED_NUMBER: probe, _ASKED_SIZE: batch_size}

@@ -244,9 +244,9 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """Return a sample for each attacker of each defended run, plus the worst cases of :func:`with_worst`.
 
-    Runs that lack a figure have none. The defense's strength is the setting with most values in ``runs``, the first
-    declared if several have. Runs that differ in other settings of the defense count as different defenses; those that
-    differ elsewhere, except in the seed, as different attacks.
+    The defense's strength is the setting with most values in ``runs``, the first declared if several have. Runs that
+    differ in other settings of the defense count as different defenses; those that differ elsewhere, except in the
+    seed, as different attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []

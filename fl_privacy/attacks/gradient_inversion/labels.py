@@ -265,10 +265,7 @@ def policy_for(observation: Observation) -> LabelPolicy:
 
 
 def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
-    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs, if any.
-
-    If the weight is computed from other parameters, as by a spectral norm, no gradient has its name.
-    """
+    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs, if any."""
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes}
     if not layers:
         return None

@@ -83,10 +83,7 @@ class PropertyWatch:
 
 @dataclass(frozen=True, eq=False)
 class _Shadows:
-    """Shadow clients that train on public examples and upload the tensors ``names``.
-
-    Features (K,) of a client are the inner products of its mean gradient with each class's mean gradient.
-    """
+    """Shadow clients that train on public examples and upload the tensors ``names``."""
 
     model: nn.Module
     sent: ModelState

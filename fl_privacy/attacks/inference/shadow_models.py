@@ -76,10 +76,7 @@ class ReferenceModels:
 def _signals(
     measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a model's signals (..., N, 4) and, after the last round, the signals of the final model.
-
-    For images, the final model's last signal is the loss of augmented images.
-    """
+    """Return a model's signals (..., N, 4) and, after the last round, the signals of the final model."""
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
     last = found = measure(Batch(inputs, labels), signals_of).double().cpu()

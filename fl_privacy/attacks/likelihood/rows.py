@@ -141,10 +141,7 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): the ``row`` of each of S searches after each of the P changes.
-
-        A categorical cell takes each category, a number takes values of public rows and nearby values.
-        """
+        """Return rows (S, P, F): the ``row`` of each of S searches after each of the P changes."""
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
         if len(at):

@@ -88,10 +88,7 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Return ``text``; ``clear`` is ``True`` if texts with another token are much farther from the span.
-
-        If lengths are unknown, texts that are one token shorter or longer are compared, too.
-        """
+        """Return ``text``; ``clear`` is ``True`` if texts with another token are much farther from the span."""
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]

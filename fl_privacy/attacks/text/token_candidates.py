@@ -115,10 +115,7 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Return the known lengths, without a language model's last token, or else infer the greatest length.
-
-        The greatest length follows from the last row of the position embedding that the update changes.
-        """
+        """Return the known lengths, without a language model's last token, or else infer the greatest length."""
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())

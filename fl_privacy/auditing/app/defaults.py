@@ -28,8 +28,7 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 class Defaults:
     """The default values of a project's flags.
 
-    A name has a value only if all assignments, arguments and defaults, in all files, give it the same. ``config`` is
-    the run config of ``pyproject.toml``.
+    A name has a value only if all assignments and defaults agree. ``config`` is the run config of ``pyproject.toml``.
     """
 
     def __init__(self, trees: Iterable[ast.Module], config: Mapping[str, Any]) -> None:

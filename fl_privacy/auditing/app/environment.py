@@ -130,7 +130,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
     A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error. ``map``
-    uses no extra processes, since forks of this process may hang on its threads.
+    uses no extra processes.
     """
     asked: set[str] = set()
     if importlib.util.find_spec("datasets") is None:
@@ -285,8 +285,7 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    A table counts as a log that the app wrote, and is ignored, if its file is newer than ``since`` (seconds since 1970)
-    and it has no more rows than messages were ``answered`` so far.
+    Logs that the app wrote are ignored: files newer than ``since`` (seconds since 1970) of at most ``answered`` rows.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

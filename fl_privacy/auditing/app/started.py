@@ -387,7 +387,7 @@ class _Runner:
     def _variable(self, partition: int, nodes: int, original: Any, environ: Any, key: str) -> str:
         """Return an environment variable or, if the app asks for a missing one, what commands set, or a usual value.
 
-        If the app has a default, ``KeyError`` is raised, and what commands set is kept for a second run.
+        If the app has a default, raise ``KeyError``.
         """
         with suppress(KeyError):
             return original(environ, key)
@@ -433,11 +433,7 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's question from the standard input or, if it is closed, by a likely answer.
-
-    A usual value comes first, then each choice that the question offers, one per call; ``UserError`` if there are no
-    more.
-    """
+    """Answer a script's question from the standard input or, if it is closed, by a likely answer."""
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)

@@ -364,10 +364,7 @@ class TappedGrid(LocalGrid):
             self.traces[down.node] = trace
 
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
-        """Ask the client again with the same message and state; ``only`` limits the examples of its loaders.
-
-        The client's state stays unchanged, and all random streams are restored.
-        """
+        """Ask the client again with the same message and state; ``only`` limits the examples of its loaders."""
         only = only and replace(only, at_call=not answer.watched.loaded)
         watch = TrainingWatch(program=True, only=only)
         message, context = copy.deepcopy(answer.message), _copied(answer.context)

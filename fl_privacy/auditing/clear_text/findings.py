@@ -243,10 +243,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Return the statistic, column and number of examples that explain the number ``value``, or ``None``.
-
-    A number of few digits may be a setting; its ``key`` then has to name the column or a statistic.
-    """
+    """Return the statistic, column and number of examples that explain the number ``value``, or ``None``."""
     usual = type(value) in (int, float) and LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC
     if not usual or _EXAMPLE_COUNTS.search(key):
         return None
