@@ -204,7 +204,6 @@ class UnknownEdges:
         return torch.tensor(ends, dtype=torch.long).reshape(-1, 2).T
 
     def _grown(self, low: Balls, radius: int) -> Balls:
-        """Grow neighborhoods to ``radius``; return those that fit the gradients, or all at the largest radius."""
         made = list[tuple[int, tuple[int, ...], int]]()
         if radius == 1:
             number = len(low.kinds)

@@ -36,7 +36,6 @@ def upload_scores(by: str, tensors: Tensors, rng: torch.Generator) -> Tensors:
 
 
 def _mask(scores: Tensor, drop: float) -> Tensor:
-    """Return a mask (n,) that is false for the share ``drop`` of lowest ``scores`` (n,), and true for NaN."""
     dropped = int(drop * len(scores) + 1e-6)  # 0.29 * 100 is 28.999999999999996
     if dropped == 0:
         return torch.ones_like(scores, dtype=torch.bool)

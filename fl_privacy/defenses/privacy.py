@@ -306,7 +306,7 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Return ``True`` if users expect a guarantee: a part clips and adds noise, or releases data privately.
+    """Return whether users expect a guarantee: a part clips and adds noise, or releases data privately.
 
     The client of such a defense must not send other values, such as an exact loss, which no guarantee covers.
     """

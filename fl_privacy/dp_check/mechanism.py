@@ -216,7 +216,7 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return ``True`` if calls without the unit depend on earlier calls with the unit, due to momentum, for example.
+    """Return whether calls without the unit depend on earlier calls with the unit, due to momentum, for example.
 
     ``number``: number of compared calls after calls with the unit, and after calls without it. ``known``: direction
     (d,) onto which releases are projected.

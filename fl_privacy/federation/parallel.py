@@ -38,7 +38,7 @@ PATIENCE = 5.0
 
 
 def joins_cluster() -> bool:
-    """Return ``True`` if RAY_ADDRESS names a cluster."""
+    """Return whether RAY_ADDRESS names a cluster."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 

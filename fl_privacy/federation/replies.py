@@ -100,7 +100,6 @@ def hide_reason(work: Callable[[], T]) -> T:
 
 @contextmanager
 def _denormals_flushed() -> Iterator[None]:
-    """Flush denormal numbers to zero in this thread, since their slowness would be measurable."""
     import torch  # noqa: PLC0415
 
     before = float(torch.tensor(2e-38) * 0.1) == 0

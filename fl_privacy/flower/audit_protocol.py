@@ -126,12 +126,12 @@ def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
 
 
 def is_training(message: Message) -> bool:
-    """Return ``True`` if ``message`` asks a client to train."""
+    """Return whether ``message`` asks a client to train."""
     return str(message.metadata.message_type).partition(".")[0] == "train"
 
 
 def is_evaluation(message: Message) -> bool:
-    """Return ``True`` if ``message`` asks a client to evaluate."""
+    """Return whether ``message`` asks a client to evaluate."""
     return str(message.metadata.message_type).partition(".")[0] == "evaluate"
 
 

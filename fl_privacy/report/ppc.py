@@ -164,7 +164,6 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    """Draw each defense's CAP under the strongest attacker, with a line at the plain attacker's (SPN, Figure 25)."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []

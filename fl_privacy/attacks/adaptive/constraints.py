@@ -194,7 +194,7 @@ def widest(bounds: Iterable[Bounds]) -> Bounds:
 
 
 def all_known(bounds: Bounds) -> bool:
-    """Return ``True`` if the bounds fix every value."""
+    """Return whether the bounds fix every value."""
     return all(torch.equal(low, high) for low, high in bounds.values())
 
 

@@ -305,7 +305,8 @@ class KnownDefense:
     def transforms(self) -> tuple[constraints.Transform, ...]:
         """Return the transforms that the client may have used.
 
-        If several defenses transform images, return up to ``MOST_SEQUENCES`` sequences of their transforms.
+        If several defenses transform images, return all sequences or, above ``MOST_SEQUENCES``, the transforms of the
+        defense with the most.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:

@@ -292,7 +292,6 @@ class Race:
             self.attempts[position] = ranked(attempts)[:best]
 
     def _relabeled(self, attempt: Attempt) -> Attempt:
-        """Return the attempt with labels inferred again from its images, if these labels fit the update better."""
         prepared, victim = self._prepared[attempt.member], self._victim(attempt)
         labels = victim.labels
         if labels is None or labels.is_floating_point() or victim.label_source != "inferred":

@@ -112,7 +112,7 @@ class Reproduction:
         return None if found is None else found[1].argmin(1)
 
     def equals(self, distance: float) -> bool:
-        """Return ``True`` if ``distance`` is only rounding in the precision of the client's computation."""
+        """Return whether ``distance`` is only rounding in the precision of the client's computation."""
         if not ROUNDING <= distance < _HALF * torch.finfo(torch.bfloat16).eps:
             return distance < ROUNDING
         kinds = (precision_of(value) for value in as_gradient(self.observation).values() if value.dim() > 1)

@@ -115,7 +115,6 @@ def _of_many(
 
 
 def _denies_softmax(slopes: Tensor, fits: float) -> bool:
-    """Return whether a bias's gradient (K,) can't be that of a softmax: it has no zeros and does not add up to 0."""
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
     return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, fits * float(slopes.norm()))
 
@@ -336,7 +335,6 @@ def _once_each(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _without_draws(observation: Observation) -> Observation:
-    """Switch to evaluation mode if the model, in training mode, draws random numbers or returns several outputs."""
     if not _covers(observation):
         return observation
     plan = observation.plan

@@ -376,7 +376,6 @@ def _evidence(gradient: Tensors, layer: OutputLayer) -> Tensor | None:
 
 
 def _to_labels(expected: Tensor, total: int) -> Tensor:
-    """Round expected class counts to ``total`` sorted labels; a surplus is removed evenly."""
     wanted = expected.double().clamp(0, _MOST_EXPECTED)
     counts = wanted.floor()
     # the largest number that all can lose, down to 0, and still reach ``total``

@@ -241,7 +241,6 @@ class RowSearch:
         return torch.cat(found).nan_to_num(_IMPOSSIBLE, _IMPOSSIBLE, _IMPOSSIBLE)
 
     def _drawn(self, losses: Tensor, temperature: float) -> Tensor:
-        """Return by how much ``losses`` (S, ...) are below the current losses, plus Gumbel noise at ``temperature``."""
         rand = torch.rand(losses.shape, generator=self.rng).clamp(1e-9, 1 - 1e-6).to(losses)
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 

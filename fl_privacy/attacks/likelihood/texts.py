@@ -360,7 +360,7 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
 
 
 def is_drowned(observation: Observation) -> bool:
-    """Return ``True`` if Gaussian noise is most of an update's squared norm, so that descents fail."""
+    """Return whether Gaussian noise is most of an update's squared norm, so that descents fail."""
     white, values = _white(observation), [value.double() for value in observation.update().values()]
     squares = sum(float(value.square().sum()) for value in values)
     return white is not None and 2 * white[0] ** 2 * sum(value.numel() for value in values) > squares

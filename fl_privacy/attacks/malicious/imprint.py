@@ -202,7 +202,6 @@ class Imprint(ServerAttack):
         return pixels, is_one_image(pixels, error, rows=weight[occupied]), occupied
 
     def _each_bin(self, rows: Tensor) -> Tensor:
-        """Return the part of ``rows`` that each bin adds; behind a ReLU, a row also sums all brighter bins."""
         return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
 
     def edges(self) -> Tensor:

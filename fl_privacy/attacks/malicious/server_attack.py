@@ -216,7 +216,6 @@ def images_of_brightness(
 
 
 def _factor(direction: Tensor, low: float, high: float) -> Tensor:
-    """Return the factor in [low, high] that brings ``direction`` nearest to 8-bit levels."""
     steps = int(min(_MOST_STEPS, max(3.0, (high - low) * LEVELS * float(direction.abs().max()) / _STEP)))
     tried = torch.linspace(low, high, steps, dtype=torch.float64, device=direction.device)
     levels = LEVELS * tried[:, None] * direction[:: max(1, len(direction) // _SAMPLED)]

@@ -171,7 +171,7 @@ class Candidates:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Return ``True`` if all tokens of ``texts`` (L,) are candidates, clearly nearer to the span than others."""
+        """Return whether all tokens of ``texts`` (L,) are candidates, clearly nearer to the span than others."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):

@@ -96,7 +96,6 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """Fit a normal distribution to ``rows`` (m, d), along leading singular directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -341,7 +340,7 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
-    """Return ``True`` if no noise is stated, and at most ``most`` rows of the first victim, a minority, changed."""
+    """Return whether no noise is stated, and at most ``most`` rows of the first victim, a minority, changed."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not stated_noise
 

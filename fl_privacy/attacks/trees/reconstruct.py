@@ -405,7 +405,6 @@ def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
 
 
 def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the lower and upper end of each state, and a value in it."""
     found = []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
@@ -433,7 +432,6 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
-    """Return the share of chains that agree with the first chain on each cell's interval, after rows are matched."""
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
     best = chains[0]

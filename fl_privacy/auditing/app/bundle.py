@@ -227,7 +227,6 @@ class App:
 
 
 def _unguarded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports in ``node``, without those that ``try`` guards."""
     left = [node]
     while left:
         node = left.pop()

@@ -91,7 +91,6 @@ class Defaults:
         return [one for one in dict.fromkeys(said) if "__name__" not in one]
 
     def _conditions(self, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-        """Yield each condition around ``node``, without leading ``not``, and the value for which ``node`` runs."""
         for test, wanted in self._tests(node):
             while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
                 test, wanted = test.operand, not wanted  # noqa: PLW2901
@@ -113,7 +112,6 @@ class Defaults:
             node = parent
 
     def _units_around(self, node: ast.AST) -> Iterator[str]:
-        """Yield the names of undecorated functions and classes around ``node``, except methods."""
         while (parent := self.parents.get(node)) is not None:
             method = isinstance(parent, Function) and isinstance(self.parents.get(parent), ast.ClassDef)
             if isinstance(parent, Function | ast.ClassDef) and not parent.decorator_list and not method:

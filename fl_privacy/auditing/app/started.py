@@ -160,7 +160,6 @@ def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kw
 
 
 def _name_rounds(strategy: Any) -> None:
-    """Wrap a strategy's methods that name the round ``rnd``, as before Flower 1.0, to accept ``server_round``."""
     for name in ("configure_fit", "aggregate_fit", "configure_evaluate", "aggregate_evaluate"):
         method = getattr(strategy, name, None)
         if method is not None and "rnd" in inspect.signature(method).parameters:

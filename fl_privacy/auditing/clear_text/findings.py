@@ -119,7 +119,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
-    """Return ``True`` if ``array`` holds the classes of all examples, in any order.
+    """Return whether ``array`` holds the classes of all examples, in any order.
 
     For two classes, either the order or the array's name in ``where`` must agree, too.
     """

@@ -283,7 +283,6 @@ class _Search:
         return None
 
     def _sign(self, numbers: np.ndarray, target: Sequence[str], places: np.ndarray | slice) -> int:
-        """Return the sign, 1 or -1, with which ``numbers`` equal the values of ``target`` at ``places``; else 0."""
         self.tries += 1
         if self.tries > MOST_TRIES:
             return 0

@@ -324,7 +324,6 @@ def _weighted(factors: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:
-    """Set the examples of ``values`` (B, ...) with factor 0 to zero, since NaN times 0 is not 0."""
     return torch.where((factors > 0).view(-1, *(1 for _ in values.shape[1:])), values, 0)
 
 

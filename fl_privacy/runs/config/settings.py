@@ -357,7 +357,7 @@ def captured_groups() -> tuple[str, ...]:
 
 
 def is_within(key: str, keys: Iterable[str]) -> bool:
-    """Return ``True`` if the dotted ``key`` is one of ``keys`` or below one of them."""
+    """Return whether the dotted ``key`` is one of ``keys`` or below one of them."""
     return any(key == name or key.startswith(f"{name}.") for name in keys)
 
 
