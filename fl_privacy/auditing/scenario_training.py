@@ -47,8 +47,7 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's real upload, and a sentence on what the attacker assumes about the training.
-    """
+    """Build the observation of a client's real upload, and a sentence on what the attacker assumes about the training."""
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):

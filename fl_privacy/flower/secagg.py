@@ -120,11 +120,7 @@ class Masking:
 
 
 def secure_rounds(
-    server: Server,
-    clients: Mapping[int, Client],
-    *,
-    rounds: int,
-    **settings: Any,
+    server: Server, clients: Mapping[int, Client], *, rounds: int, **settings: Any
 ) -> Generator[Round, None, Traffic]:
     """Train ``server.state`` under SecAgg+ (Bell et al. 2020), one round at a time; return what the server received.
 
@@ -313,6 +309,7 @@ def secure_rounds_on_grid(
 
 
 def _most_examples(server: Server, traffic: Traffic, timeout: float) -> int:
+    """Return the largest number of examples of a node, but at most ``norm_factor`` times the lower median."""
     questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
     replies = [reply for _, reply in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
     answered = [reply for reply in replies if isinstance(reply, Message)]

@@ -81,10 +81,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
 
 
 def sample_of(
-    leakages: Sequence[LeakageResult],
-    accuracy: float | None,
-    update_distortion: Mapping[str, Statistic],
-    **named: Any,
+    leakages: Sequence[LeakageResult], accuracy: float | None, update_distortion: Mapping[str, Statistic], **named: Any
 ) -> Sample | None:
     """Build a sample from an attacker's ``leakages`` and the fields ``named``; ``None`` if a figure is missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)

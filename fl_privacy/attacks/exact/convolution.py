@@ -237,6 +237,7 @@ def can_be_blind(layer: Convolution, count: int = 1) -> bool:
 
 
 def _grid(layer: Convolution) -> tuple[int, int]:
+    """Return one more than the height and width of the outputs."""
     (down, across), size = layer.padding, layer.module.kernel_size[0]
     return layer.shape[1] + 2 * down - size + 2, layer.shape[2] + 2 * across - size + 2
 
@@ -406,6 +407,7 @@ class Equations:
 
     @property
     def together(self) -> bool:
+        """Return whether the gradient is that of several images' batch."""
         return len(self.gradient) < len(self.slopes.full)
 
     def of(self, rows: Tensor) -> "Equations":

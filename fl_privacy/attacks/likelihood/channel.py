@@ -183,6 +183,7 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
 
 
 def _adds_known_noise(effect: effects.Effect) -> bool:
+    """Return ``True`` for effects that only clip to a known norm or add normal noise of known size."""
     if type(effect) is effects.ClippedExamples:
         return effect.norm is not None and bool(effect.noise_multiplier)
     if type(effect) is effects.Gaussian:

@@ -240,11 +240,7 @@ class LikeliestText(GroupAttack):
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
         settings = Settings(
-            objective=L2(),
-            compile="off",
-            local_steps="first_order",
-            labels=policy_for(group.first),
-            device=self.device,
+            objective=L2(), compile="off", local_steps="first_order", labels=policy_for(group.first), device=self.device
         )
         with cpu_threads(1):
             prepared = prepare(settings, group, seed)

@@ -105,6 +105,7 @@ class MembershipTrap(server_attack.ServerAttack):
 
 
 def _moved(observation: Observation, name: str) -> Tensor:
+    """Return the absolute changes of the tensor ``name``, 0 if weight decay explains them."""
     plan, update = observation.plan, observation.update()[name].double()
     if plan.shares == "gradient" or not plan.weight_decay:
         return update.abs()

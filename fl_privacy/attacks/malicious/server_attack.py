@@ -95,8 +95,7 @@ def reconstruction_of(
     """
     if not len(images):
         return failed(
-            observation,
-            "An update that reveals single images is expected, but got none; attack smaller batches.",
+            observation, "An update that reveals single images is expected, but got none; attack smaller batches."
         )
     # a defense shows in the layers behind the crafted one
     layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors

@@ -280,14 +280,7 @@ class TappedGrid(LocalGrid):
         return (error_reply(message, put), None) if isinstance(put, Failure) else (reply, found)
 
     def _note(
-        self,
-        reply: Message,
-        down: Sent,
-        seen: Watched,
-        loaded: Loaded,
-        asked: dict[str, Any],
-        *,
-        meant: Matched | None,
+        self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, asked: dict[str, Any], *, meant: Matched | None
     ) -> None:
         if reply.has_error():
             self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node))

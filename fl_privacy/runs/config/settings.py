@@ -106,9 +106,7 @@ class ThreatModelSettings:
     """Settings of the group ``threat_model``: the attacker's knowledge beyond the protocol."""
 
     observer: Literal["server", "another_site"] = setting(
-        ATTACK,
-        "who looks: the `server`, or the last client as `another_site`",
-        captured=True,
+        ATTACK, "who looks: the `server`, or the last client as `another_site`", captured=True
     )
     colluding_sites: int = setting(
         ATTACK, "number of such sites that pool what they know", within=(1, 1_000_000), captured=True
