@@ -333,7 +333,7 @@ def rounding_of(observation: Observation) -> float:
 def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failure]) -> Answer:
     """Count the nodes that are right with all their neighbors; ``found``: each upload's guess, or failure.
 
-    For the control and ``counts.chance``, other uploads' true graphs are guesses. Graphs above ``MOST_NODES`` nodes
+    For the control and ``counts.chance``, other uploads' true graphs are guesses. Above ``MOST_NODES`` nodes, graphs
     count as missed.
     """
     truths, right, usual = [graph_in(problem.model) for problem in problems], np.zeros(3, int), np.zeros(3)

@@ -78,8 +78,7 @@ def sampled(
     """Replace the examples of ``problem`` by ``number`` of ``pool``: first those that ``guess`` has exactly.
 
     The rest are drawn at random. An exact guess counts only if it equals one example of ``pool`` and none of
-    ``others``, inputs of other clients. No guess counts if ``others`` are fewer than ``pool``, or if few features take
-    many values.
+    ``others``, inputs of other clients. No guess counts if ``others`` are fewer than ``pool``, or few features vary.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -91,7 +91,6 @@ def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
                 parts[mark + word[start:end]] += times
         if len(word) > _LONGEST_PART:
             parts[word] += times
-
     base = sorted(characters, key=lambda part: (-characters[part], part))[:size]
     spared = sorted(parts, key=lambda part: (-parts[part] * (len(part.removeprefix("##")) - 1), part))
     return [*base, *spared[: size - len(base)]]

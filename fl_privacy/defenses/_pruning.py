@@ -51,8 +51,8 @@ def compress_with_feedback(
     """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``
     first.
 
-    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must not add privacy noise:
-    feedback would undo it.
+    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must add no noise: feedback
+    would undo it.
     """
     if not feedback:
         return compress(tensors)

@@ -103,8 +103,8 @@ def estimated_row_norms(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the results of ``exact_row_norms`` from ``directions`` Jacobian products with random sign vectors v.
 
-    E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` must be
-    differentiable in forward mode.
+    E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` are
+    differentiated in forward mode.
     """
     x = inputs.detach()
 

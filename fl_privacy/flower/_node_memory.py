@@ -229,8 +229,7 @@ class ContextMemory:
 class NodeMemory:
     """Client state in a file of the node, which survives restarts and is never sent.
 
-    The file is replaced before the reply leaves, so that a killed node continues after the last finished round. A
-    ``key`` of 32 bytes encrypts it.
+    The file is replaced before the reply leaves, so that a killed node can continue. A ``key`` of 32 bytes encrypts it.
     """
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:

@@ -241,8 +241,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """Return a sample for each attacker of each defended run, plus the worst cases of :func:`with_worst`.
 
     The defense's strength is the setting with most values in ``runs``, the first declared if several have. Runs that
-    differ in other settings of the defense count as different defenses; those that differ elsewhere, except in the
-    seed, as different attacks.
+    differ in other settings of the defense are different defenses; those that differ elsewhere, different attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []

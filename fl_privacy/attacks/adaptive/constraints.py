@@ -113,8 +113,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on their true
-    magnitude.
+    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on the true one.
 
     (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
@@ -247,8 +246,7 @@ _FEWEST = 64  # least number of elements for which a median estimates a spread
 def estimate_noise_std(update: Tensors) -> float:
     """Estimate the noise's standard deviation from the tensor with the least median magnitude.
 
-    The tensor is assumed to hold mostly noise; anything else makes the estimate too large. Tensors of fewer than 64
-    elements count only if none is larger.
+    The tensor is assumed to hold mostly noise; anything else makes the estimate too large.
     """
     large = [t for t in update.values() if t.numel() >= _FEWEST] or list(update.values())
     return min(float(t.abs().median()) for t in large) / _NORMAL

@@ -202,8 +202,7 @@ def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequenc
     """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
 
     A feature's gradient is about alpha2 sqrt(``bits``) times the head's weights, and sqrt(w / 2) times more for each
-    further private layer of width w. If it can't be guessed, only the output layer is matched, in which the private
-    loss has no part.
+    further private layer of width w. If it can't be guessed, only the output layer is matched.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     stated = effect.alpha2 is not None and effect.bits is not None

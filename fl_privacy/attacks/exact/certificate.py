@@ -125,8 +125,7 @@ class Reproduction:
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
         """Return the distance of ``batch``'s gradient from the observed one, relative to the observed norm.
 
-        The tensor with the largest distance counts. If ``any_scale``, a common factor is fitted first, since clipping
-        may have changed it.
+        The tensor with the largest distance counts. If ``any_scale``, a common factor is fitted first.
         """
         found, observed = self._gradients(batch), as_gradient(self.observation)
         inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())

@@ -178,8 +178,7 @@ def usual_of(observation: Observation) -> Usual:
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer a defense from few levels, a magnitude that many elements share, zeros, or noise in the update.
 
-    The result is empty if there is no evidence. ``usual``: statistics of undefended gradients; more zeros or noise are
-    evidence.
+    Empty without evidence. ``usual``: statistics of undefended gradients; more zeros or noise are evidence.
     """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]

@@ -148,8 +148,7 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 class CompiledEvaluation(FasterEvaluation):
     """Evaluator that compiles ``Problem.evaluate`` for the shapes of the first call.
 
-    If compiling fails or changes numbers, it warns and evaluates uncompiled. ``demanded``: raise ``UserError`` if it
-    fails.
+    If compiling fails or changes numbers, it warns and evaluates uncompiled. ``demanded``: raise ``UserError`` instead.
     """
 
     def __init__(self, *, demanded: bool) -> None:

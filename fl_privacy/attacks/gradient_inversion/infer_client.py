@@ -161,8 +161,7 @@ def without_adam(observation: Observation) -> Observation:
     With PyTorch's settings and single precision, this gives sizes below 1e-3, and below 1e-4 to a few percent. For one
     example, a linear layer's gradient is a product of two vectors, which gives the rest.
 
-    If an element's step is longer than Adam's, or the longest is less than half of it, the observation only gets a
-    note.
+    If an element's step is longer than Adam's, or the longest is less than half of it, it only gets a note.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:

@@ -51,8 +51,7 @@ class ReferenceModels:
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
         """Train M = ``number`` reference models on public examples.
 
-        Return the signals (M, N, 8) on N candidates and P public examples, and ``True`` (M, P) for a model's training
-        examples.
+        Return the signals (M, N, 8) on N candidates and P public examples, and ``True`` (M, P) for training examples.
         """
         assert self.first is not None
         sent, plan = self.first

@@ -196,9 +196,8 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
     """Find every pair of token and position for which the first block's input is in ``span``.
 
     In several texts, pairs (v, p), (w, p) and (v, q) also put (w, q) in the span. Texts of unknown length end before
-    the first position without candidates; in texts of known length, the nearest tokens are taken if none is in the
-    span. ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a
-    random vector's.
+    the first position without candidates; in texts of known length, the nearest tokens are then taken. ``tokens``: (n,)
+    possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a random vector's.
     """
     few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
     each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)

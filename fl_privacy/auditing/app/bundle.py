@@ -104,8 +104,7 @@ class App:
     def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start.
 
-        ``stops(app)`` returns why the app can't start, and is called if a module is missing. ``UserError`` if the code
-        can't be imported, or is no app.
+        ``stops(app)`` returns why the app can't start. ``UserError`` if the code can't be imported, or is no app.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415

@@ -129,8 +129,7 @@ def arrays_writable(code: str) -> Iterator[None]:
 def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
-    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error. ``map``
-    uses no extra processes.
+    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error.
     """
     asked: set[str] = set()
     if importlib.util.find_spec("datasets") is None:
@@ -178,8 +177,8 @@ def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
 def copied_files(app: Path, into: Path) -> str:
     """Copy the non-code files of the folder ``app`` to ``into``, without overwriting.
 
-    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on files left out for
-    their size.
+    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on files that are too
+    large.
     """
 
     def is_own(folder: Path) -> bool:

@@ -459,8 +459,7 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
     """Record the arguments of Flower's starting functions in ``calls``, and end the script there.
 
-    Processes that the script begins run in this process. ``heard`` replaces ``print`` and loggers' handlers until the
-    block ends.
+    Processes that the script begins run in this process. ``heard`` replaces ``print`` and loggers' handlers.
     """
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **options: Any) -> None:

@@ -58,7 +58,7 @@ class Loaded:
     """The data that a client was observed to load.
 
     ``rows``: tables (N, F), a row for each example. ``columns``: table columns by name. ``labels``: (N,). ``examples``:
-    number of examples; 0 if unknown.
+    their number; 0 if unknown.
     """
 
     rows: Sequence[np.ndarray] = ()

@@ -343,8 +343,7 @@ def gradient_products(
 ) -> tuple[Tensor, Tensor]:
     """Return inner products (B, K) of each example's gradient with K ``directions``, and gradients' squared norms (B,).
 
-    Parameters that are in no direction are left out; those missing in one direction are 0 there. Batch norm is in
-    evaluation mode.
+    Parameters that are in no direction are left out; those missing in one direction are 0 there.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}
