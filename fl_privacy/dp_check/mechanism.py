@@ -395,10 +395,7 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise from generators with small seeds, by comparison with their first values in PyTorch and NumPy.
-
-    At least four of eight calls must match, with different seeds: a generator that is seeded once can match once.
-    """
+    """Detect noise from generators with small seeds, by comparison with their first values in PyTorch and NumPy."""
     if isinstance(mechanism, ManyAtOnce):
         return []
     releases = [mechanism(pair.second) for _ in range(8)]

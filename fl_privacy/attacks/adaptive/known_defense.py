@@ -70,7 +70,7 @@ def looks_noisy(effect: effects.Effect) -> bool:
 def countermeasures_against(effect: effects.Effect, setting: AttackSetting) -> Sequence[Countermeasure] | None:
     """Return the countermeasures against a known ``effect``; ``None`` if none is known.
 
-    A function under ``@countermeasures_against.register`` adds an effect. Unknown fields of an effect are ``None``.
+    Unknown fields of an effect are ``None``.
     """
     return None
 

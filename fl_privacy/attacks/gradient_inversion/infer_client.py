@@ -311,7 +311,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` in the client's input scale, with the notes of ``attacked`` on what was inferred of the client."""
+    """Return ``found`` in the client's input scale, with the notes of ``attacked`` on the client."""
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
     low, high = observation.input_range

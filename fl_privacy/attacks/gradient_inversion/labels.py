@@ -111,10 +111,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Infer sorted labels (B,) from ``evidence`` (K,), the summed gradient with respect to the logits.
-
-    Each class's gradient is measured on noise images. Only directions count, since class weights change the lengths.
-    """
+    """Infer sorted labels (B,) from ``evidence`` (K,), the summed gradient with respect to the logits."""
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
     for _ in range(size):
@@ -311,10 +308,7 @@ def _labels_of(
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
-    """Return up to ``number`` sorted label tensors (total,) whose class counts are nearest to ``expected`` (K,).
-
-    The first is the nearest; all others differ from it in one label.
-    """
+    """Return up to ``number`` sorted label tensors (total,) whose class counts are nearest to ``expected`` (K,)."""
     first = torch.bincount(_to_labels(expected, total), minlength=len(expected)).to(expected)
     excess = first - expected
     # moving one label from class a to class b changes the squared distance by 2 (1 + excess_b - excess_a)

@@ -141,7 +141,7 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): the ``row`` of each of S searches after each of the P changes."""
+        """Return rows (S, P, F): the ``row`` of each of S searches after each of P changes."""
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
         if len(at):

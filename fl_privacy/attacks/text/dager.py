@@ -303,7 +303,7 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Exchange tokens of the guessed texts until texts are certain, and return these; none if no attempt succeeds."""
+        """Exchange tokens of the guessed texts until texts are certain, and return these."""
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):

@@ -123,10 +123,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep the candidates at each position whose random texts are nearest to the span.
-
-    A token's state depends mostly on itself, so that random texts distinguish right tokens from wrong ones.
-    """
+    """Keep the candidates at each position whose random texts are nearest to the span."""
     if assembly.classified is not None:
         return assembly
     tokens = list(assembly.candidates.tokens[: lengths.longest])

@@ -250,10 +250,7 @@ class _Runner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails.
-
-        A script that fails with its defaults of environment variables gets those that the project's commands set.
-        """
+        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails."""
         try:
             return self._run_from_places(path, arguments, partition, nodes)
         except (UserError, OSError):
