@@ -1,7 +1,4 @@
-"""Simulation of federated training, with attacks on its updates, defenses, and measures of leakage.
-
-Names are imported on first use, so that attacks and models need PyTorch alone, without Flower.
-"""
+"""Simulation of federated training, with attacks on its updates, defenses, and measures of leakage."""
 
 from typing import TYPE_CHECKING
 

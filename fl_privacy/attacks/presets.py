@@ -251,8 +251,7 @@ def tableak(
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
     ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others; a
-    third of the paper's iterations then reconstructs more. ``pooled`` takes the median of the attempts instead of the
-    best.
+    third of the paper's iterations then reconstructs more. ``pooled`` takes the attempts' median, not the best.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(

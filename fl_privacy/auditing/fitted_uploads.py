@@ -377,7 +377,6 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return which values of ``table`` are near those of ``row``: (N, K) booleans, in its K columns without NaN."""
     spread = np.maximum(np.ptp(table, axis=0), 1e-12)
     return np.asarray((np.abs(table - row) <= EXACT_ROW * spread)[:, ~np.isnan(row)])
 

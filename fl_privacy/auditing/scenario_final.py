@@ -56,8 +56,7 @@ def of_final_model(
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
     """Return the mean of the clients' models after training, by name in ``Watched``.
 
-    Values that were not uploaded stay as sent. ``NotAttackedError`` unless all uploads share a parameter and are
-    finite.
+    Values that were not uploaded stay as sent. ``NotAttackedError`` unless all are finite and share a parameter.
     """
     after = [after_upload(client) for client in latest]
     shared = set.intersection(*map(set, after)) if after else set[str]()

@@ -106,10 +106,7 @@ class GraphTrial:
         return seen[0] if seen and seen[0].dim() == 2 else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return the misfit (M, N) of each of N nodes, in M guessed graphs, to the gradients of ``layers``.
-
-        It sums, over layers, the relative distance of the layer's input at the node from the row space of its gradient.
-        """
+        """Return the misfit (M, N) of each of N nodes, in M guessed graphs, to the gradients of ``layers``."""
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)
@@ -147,8 +144,7 @@ class UnknownEdges:
     """Search for one graph behind the gradient of a network that passes messages along edges.
 
     Neighborhoods grow by an edge at a time, and are kept if their layers' inputs lie in gradients' row spaces, as in
-    GRAIN (arXiv 2503.01838, sec. 4). Least squares then count those of the largest radius: their outputs add up to the
-    pooled input, and each edge is counted at both ends.
+    GRAIN (arXiv 2503.01838, sec. 4). Least squares then count those of the largest radius.
     """
 
     def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:
@@ -184,7 +180,7 @@ class UnknownEdges:
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
         """Return the inputs of ``layer`` at the last M = ``number`` nodes, and whether it comes after pooling.
 
-        Each of these nodes is pooled alone. ``None`` if the layer has no input for each node or graph.
+        ``None`` if the layer has no input for each node or graph.
         """
         ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
         given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
@@ -208,7 +204,6 @@ class UnknownEdges:
         return torch.tensor(ends, dtype=torch.long).reshape(-1, 2).T
 
     def _grown(self, low: Balls, radius: int) -> Balls:
-        """Grow neighborhoods to ``radius``; return those that fit the gradients, or all at the largest radius."""
         made = list[tuple[int, tuple[int, ...], int]]()
         if radius == 1:
             number = len(low.kinds)
@@ -310,8 +305,8 @@ def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[i
 def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | Failure:
     """Reconstruct a graph, whose edges are not given, if its gradient is the observed one; else return why not.
 
-    ``widths``: number of columns of each one-hot feature. The label is given. Graphs whose neighborhoods are equally
-    frequent, up to the radius that the network sees, have equal gradients.
+    ``widths``: number of columns of each one-hot feature. Graphs whose neighborhoods are equally frequent, up to the
+    radius that the network sees, have equal gradients.
     """
 
     def fitting() -> Graph:
@@ -338,7 +333,7 @@ def rounding_of(observation: Observation) -> float:
 def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failure]) -> Answer:
     """Count the nodes that are right with all their neighbors; ``found``: each upload's guess, or failure.
 
-    For the control and ``counts.chance``, other uploads' true graphs are guesses. Graphs above ``MOST_NODES`` nodes
+    For the control and ``counts.chance``, other uploads' true graphs are guesses. Above ``MOST_NODES`` nodes, graphs
     count as missed.
     """
     truths, right, usual = [graph_in(problem.model) for problem in problems], np.zeros(3, int), np.zeros(3)

@@ -342,10 +342,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return the minimum and the width of each input's range, and notes on how the attacker knows them.
-
-    Ranges are those of the loaded inputs ``range_of`` and the true inputs ``truths`` together.
-    """
+    """Return the minimum and the width of each input's range, and notes on how the attacker knows them."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])

@@ -47,10 +47,7 @@ def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
 
 
 def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
-    """Build the observation of a client's real upload, and a sentence on what the attacker assumes about the training.
-
-    ``number``: number of examples to guess. ``victim``: number in the observation's id.
-    """
+    """Build the observation of a client's real upload, and a sentence on the attacker's assumptions."""
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
         with suppress(NotAttackedError):
@@ -80,9 +77,8 @@ def sampled(
 ) -> StepProblem:
     """Replace the examples of ``problem`` by ``number`` of ``pool``: first those that ``guess`` has exactly.
 
-    The rest are drawn at random. An exact guess counts only if it equals one example of ``pool`` and none of
-    ``others``, inputs of other clients. No guess counts if ``others`` are fewer than ``pool``, or if few features take
-    many values.
+    The rest are drawn at random. An exact guess counts only if it equals one of ``pool`` and none of ``others``, inputs
+    of other clients. No guess counts if ``others`` are fewer than ``pool``, or few features vary.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

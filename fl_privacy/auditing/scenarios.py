@@ -433,10 +433,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that single neurons of the first layer reveal, without those that are known anyway.
-
-    N is 0 if the optimizer is not SGD, or no first layer with a bias is found.
-    """
+    """Return the inputs (N, ...) that single neurons of the first layer reveal, without those that are known anyway."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.fixed_inputs if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

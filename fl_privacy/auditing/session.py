@@ -17,7 +17,7 @@ Show = Callable[[AuditRecord], None]
 class AuditSession:
     """An audit that writes its record and page: of a strategy, of an app that is run, or of saved updates.
 
-    In a sandbox, ``show`` receives the records, and no files are written. ``line`` is the final summary for a terminal.
+    ``show``, in a sandbox, receives the records. ``line`` is the final summary for a terminal.
     """
 
     def __init__(self, folder: Path, show: Show | None = None) -> None:

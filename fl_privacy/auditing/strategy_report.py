@@ -82,8 +82,7 @@ def partition_of(reply: Message) -> int | None:
 class NamingServer(HonestButCurious):
     """An honest-but-curious server that gives each node a permanent number.
 
-    The number is the partition that the node claims or, if it claims none, the rank of its id among connected nodes; if
-    another node has that number, the next free one.
+    The number is the partition that the node claims, else the rank of its id; the next free one if that is taken.
     """
 
     partitions: dict[int, int] = field(default_factory=dict, init=False)

@@ -80,8 +80,8 @@ class UpdateAuditRequest:
 def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda text: None) -> "UpdateAudit":
     """Attack saved updates and write a page.
 
-    The model's code is executed, but no code in the other files. ``UserError`` if files, model or examples can't be
-    read, or do not fit each other.
+    Only the model's code is executed. ``UserError`` if files, model or examples can't be read, or do not fit each
+    other.
     """
     network = network_of(asked.model)
     session = UpdateAudit(asked, network, tell)

@@ -101,7 +101,7 @@ def _with_layers(program: nn.Module) -> nn.Module:
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
     """Return the first layer's modality, its input size (channels, features or tokens), and the layer's name.
 
-    The first layer is the first one with weights. ``UserError`` if there is none, or it takes other inputs.
+    ``UserError`` if there is none, or it takes other inputs.
     """
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):

@@ -101,10 +101,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Build the update from ``before`` to ``after`` under the network's names; ``UserError`` if unfit, or no change.
-
-    ``name``: the update's name on the page.
-    """
+    """Build the update from ``before`` to ``after`` under the network's names; ``UserError`` if unfit, or no change."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -183,7 +180,7 @@ def observation_of(
 ) -> Observation:
     """Build the observation of an update, assuming that it took ``steps`` steps on ``examples`` examples.
 
-    ``lr``: ``None`` takes the rate of ``found``. ``number``: position of the update, used as its client number.
+    ``lr``: ``None`` takes the rate of ``found``.
     """
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(

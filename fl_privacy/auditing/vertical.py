@@ -69,10 +69,7 @@ class SplitTraining:
                     kept[node].append(array.reshape(len(array), -1).astype(np.float32))
 
     def answers(self) -> Iterator[Answer]:
-        """Yield an answer on the labels that a client can infer from what the server returns for the client's vectors.
-
-        There is none if clients have labels of their own, or sent no vectors.
-        """
+        """Yield an answer on the labels that a client can infer from what the server returns."""
         if self._clients_have_labels or not (self.received and self.sent):
             return
         labels, number, classes = self._labels, len(self._labels), int(self._labels.max()) + 1

@@ -155,7 +155,7 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def fits(value: object, annotation: Any) -> bool:
-    """Return ``True`` if ``value`` has the type ``annotation``.
+    """Return whether ``value`` has the type ``annotation``.
 
     Whole numbers count as numbers; booleans, NaN and integers too large for a float do not. Only numbers, text,
     literals, and unions, sequences and mappings of them are checked; other types always fit.

@@ -133,7 +133,7 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 
 @lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
-    """Compose the settings of ``overrides``; results are cached.
+    """Compose the settings of ``overrides``, with a cache.
 
     Overrides come over the network: only what is registered or ``trusted`` is built. A node refuses paths, except in
     the settings ``unread``, which it ignores; ``None`` allows all, for simulations.

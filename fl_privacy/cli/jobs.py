@@ -82,7 +82,6 @@ def run_jobs(
 
 
 def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_page: bool) -> None:
-    """Run a paper's preset after its baselines, and put the paper's figures on the page."""
     from fl_privacy.runs.config.compose import merge_overrides, to_yaml  # noqa: PLC0415
 
     planned = [job for of_line in table.runs().values() for jobs in of_line for job in jobs]  # or an error, early

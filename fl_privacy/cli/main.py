@@ -160,12 +160,10 @@ def report(  # noqa: PLR0917
         Path | None, typer.Option(metavar="FILE", help="Write a row for each attacked example there instead.")
     ] = None,
     brief: Annotated[
-        bool,
-        typer.Option("--brief", help="Write one page on a run or audit, to print and sign."),
+        bool, typer.Option("--brief", help="Write one page on a run or audit, to print and sign.")
     ] = False,
     log: Annotated[
-        str | None,
-        typer.Option(metavar="LOGGER", help="Log the figures there: tensorboard:FOLDER, mlflow or wandb."),
+        str | None, typer.Option(metavar="LOGGER", help="Log the figures there: tensorboard:FOLDER, mlflow or wandb.")
     ] = None,
     open_page: OpenPage = False,
 ) -> None:

@@ -42,8 +42,7 @@ def benchmark(  # noqa: PLR0917
         ),
     ] = None,
     entry: Annotated[
-        str | None,
-        typer.Option(help="Your own defense: my_defense.py, my_defense.py:FUNCTION or an import path."),
+        str | None, typer.Option(help="Your own defense: my_defense.py, my_defense.py:FUNCTION or an import path.")
     ] = None,
     jobs: Jobs = None,
     only_report: OnlyReport = False,
@@ -199,8 +198,7 @@ def advise(
     ] = None,
     grid: Annotated[str | None, typer.Option(help="Use the runs of this grid (trade-off).")] = None,
     table: Annotated[
-        Path | None,
-        typer.Option(help="Use the folder of a trade-off or benchmark, or a file that --save wrote."),
+        Path | None, typer.Option(help="Use the folder of a trade-off or benchmark, or a file that --save wrote.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Also write the tables used, as JSON.")] = None,
 ) -> None:

@@ -156,7 +156,6 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
     table = model.words.weight.detach()
     public = ours.tokens[thinned(len(ours), number)]
     shown = others.tokens[thinned(len(others), SHOWN)]
-
     learn = partial(train_word_evaluator, public, table, plan, seed=seed)
     words = files.name_of_words(table)
     curve: Curve = lambda network: random_word_curve(network, shown, table, RATIOS)  # noqa: E731

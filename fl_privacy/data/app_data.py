@@ -122,10 +122,7 @@ def _pixels(image: Any) -> Tensor:
 
 
 def probe_seed(probe: int, size: int) -> int:
-    """Return the seed of the global random streams while ``size`` examples of probe number ``probe`` are drawn.
-
-    Random crops and flips thus give the same images to all who have the same data set.
-    """
+    """Return the seed of the global random streams while ``size`` examples of probe number ``probe`` are drawn."""
     return derive_seed(0, "probe", probe, size)
 
 

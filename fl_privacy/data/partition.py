@@ -124,10 +124,7 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological:
-    """Every client has examples of exactly ``classes_per_client`` classes (after McMahan et al., 2017).
-
-    Classes are dealt in turn in a random order, so that all are used about equally often.
-    """
+    """Every client has examples of exactly ``classes_per_client`` classes (after McMahan et al., 2017)."""
 
     classes_per_client: int = 2
 

@@ -267,8 +267,7 @@ def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder)
 def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
     """Return the folder of the data set ``name`` in ``root``, or ``root`` itself if ``name`` is ``own``.
 
-    If ``root`` is ``None``, return the folder ``name`` in ``FL_PRIVACY_DATA``, if any; ``own`` then raises
-    ``UserError``.
+    Without ``root``, return the folder ``name`` in ``FL_PRIVACY_DATA``, if any; ``UserError`` for ``own``.
     """
     if name != own:
         return environment_folder(name) if root is None else expanded(root) / name

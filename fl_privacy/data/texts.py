@@ -80,10 +80,7 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
 
 
 def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
-    """Return at most ``size`` tokens: all characters, then the parts of words that shorten the texts most.
-
-    The package's own trainer breaks ties at random, so that runs could not be repeated.
-    """
+    """Return at most ``size`` tokens: all characters, then the parts of words that shorten the texts most."""
     characters: Counter[str] = Counter()
     parts: Counter[str] = Counter()
     for word, times in words.items():
@@ -94,7 +91,6 @@ def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
                 parts[mark + word[start:end]] += times
         if len(word) > _LONGEST_PART:
             parts[word] += times
-
     base = sorted(characters, key=lambda part: (-characters[part], part))[:size]
     spared = sorted(parts, key=lambda part: (-parts[part] * (len(part.removeprefix("##")) - 1), part))
     return [*base, *spared[: size - len(base)]]

@@ -19,7 +19,7 @@ from fl_privacy.types import Tensors
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
     """Scale ``tensors`` down to the l2 ``norm`` if they exceed it: all together (``global``) or each (``layer``).
 
-    Tensors whose norm is not finite become zero, since noise would not hide them.
+    Tensors whose norm is not finite become zero.
     """
     if not tensors:
         return {}

@@ -96,7 +96,7 @@ def _keep(images: Tensor, labels: Tensor, kept: dict[str, Tensor]) -> None:
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
     """Draw mixing coefficients |z| / sum |z| (size, k) with normal z, so that none is above ``largest``.
 
-    Rows with a larger one are drawn again. This follows the authors' code; the paper does not specify it.
+    This follows the authors' code; the paper does not specify it.
     """
     shares = _shares(size, k, rng)
     while k > 1 and bool((over := shares.amax(1) > largest).any()):

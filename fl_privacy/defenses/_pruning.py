@@ -36,7 +36,6 @@ def upload_scores(by: str, tensors: Tensors, rng: torch.Generator) -> Tensors:
 
 
 def _mask(scores: Tensor, drop: float) -> Tensor:
-    """Return a mask (n,) that is false for the share ``drop`` of lowest ``scores`` (n,), and true for NaN."""
     dropped = int(drop * len(scores) + 1e-6)  # 0.29 * 100 is 28.999999999999996
     if dropped == 0:
         return torch.ones_like(scores, dtype=torch.bool)
@@ -52,8 +51,8 @@ def compress_with_feedback(
     """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``
     first.
 
-    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must not add privacy noise:
-    feedback would undo it.
+    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must add no noise: feedback
+    would undo it.
     """
     if not feedback:
         return compress(tensors)

@@ -55,7 +55,7 @@ class ImageMemory:
     def recall(self, keys: Tensor, default: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the noise-like images or texts cached under ``keys`` (B,); rows of ``default`` replace missing ones.
 
-        Also return two masks (B,): ``True`` if cached, and if cached in this round.
+        Also return masks (B,): ``True`` if cached, and if cached in this round.
         """
         if self._keys not in self._state.tensors:
             nothing = torch.zeros(len(keys), dtype=torch.bool)

@@ -54,7 +54,7 @@ def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
 def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: str) -> Tensor:
     """Return the D inputs (B, D) of the layer ``head`` in a forward pass, differentiable with respect to ``inputs``.
 
-    The model is in evaluation mode, like in Soteria's code, so that examples do not influence each other.
+    The model is in evaluation mode, like in Soteria's code.
     """
     with entering({head: model.get_submodule(head)}) as calls:
         _forward(model, state, inputs)
@@ -103,8 +103,8 @@ def estimated_row_norms(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the results of ``exact_row_norms`` from ``directions`` Jacobian products with random sign vectors v.
 
-    E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` must be
-    differentiable in forward mode.
+    E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` are
+    differentiated in forward mode.
     """
     x = inputs.detach()
 

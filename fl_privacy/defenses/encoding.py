@@ -61,7 +61,7 @@ def encoded_bytes(tensors: Tensors) -> int:
 
 
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
-    """Return ``True`` if a quick check shows that ``encode`` does not shorten ``array``, as for most updates.
+    """Return whether a quick check shows that ``encode`` does not shorten ``array``, as for most updates.
 
     ``encode`` shortens arrays with enough zeros, or with values that lie on an even grid, of which a few are tried.
     """

@@ -306,10 +306,7 @@ def guarantee(
 
 
 def promises_privacy(defense: Defense) -> bool:
-    """Return ``True`` if users expect a guarantee: a part clips and adds noise, or releases data privately.
-
-    The client of such a defense must not send other values, such as an exact loss, which no guarantee covers.
-    """
+    """Return whether users expect a guarantee: a part clips and adds noise, or releases data privately."""
     kinds = [part.effect for part in defense.parts]
     clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in kinds)
     return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in kinds)

@@ -50,8 +50,7 @@ AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
     """Return a function from robust data to Refiner's UM (Eq. 4): the sum of (weight (gradient - target))^2.
 
-    Robust data are noise-like images or texts whose gradient is the batch's. ``as_inputs``: map from them to the
-    model's inputs.
+    Robust data are noise-like images or texts whose gradient is the batch's. ``as_inputs``: map to the model's inputs.
     """
     like = Batch(as_inputs(start), step.batch.labels)
     gradient = gradient_by_inputs(step.model, step.sent, like, list(target), plan=step.plan, changes=step.changes)
@@ -155,8 +154,7 @@ class Pixels:
 class RobustTexts:
     """Space in which robust texts are sought: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    Random words serve as noise. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with
-    -1.
+    Random words serve as noise; the embedding is not trained. ``tokens``: (B, L), padded with -1.
     """
 
     tokens: Tensor
@@ -262,8 +260,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
     """Estimate, by layer, each neuron's Shapley value (C,) for the batch's loss (Ghorbani and Zou 2020).
 
     In ``permutations`` random orders, neurons are replaced one by one by their mean output; the rise of the loss is
-    credited to the neuron. An order ends when the loss reaches that of a model without neurons; the remaining neurons
-    get 0.
+    credited to the neuron. An order ends at the loss of a model without neurons; the remaining neurons get 0.
     """
     network = _Network(step)
     for name, number in network.neurons:

@@ -163,7 +163,7 @@ def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> fl
 
 
 def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
-    """Return ``True`` if ``values`` (n,) look Gaussian, by two tests with error probability ``error`` each.
+    """Return whether ``values`` (n,) look Gaussian, by two tests with error probability ``error`` each.
 
     Tests: third and fourth moments (D'Agostino and Pearson 1973), and mean deviation over standard deviation (Geary
     1936). Constant values, and fewer than 20, always pass.
@@ -178,7 +178,7 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
 
 
 def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
-    """Return ``True`` if the statistics (n,) and (m,) of two neighbors look Gaussian, separately and together."""
+    """Return whether the statistics (n,) and (m,) of two neighbors look Gaussian, separately and together."""
     both = [np.asarray(values, dtype=np.float64) for values in (first, second)]
     if any(float(values.std()) <= 1e-9 * float(np.abs(values).max(initial=0.0)) for values in both):
         return False

@@ -174,8 +174,8 @@ def _doubt(there: NDArray[np.float64], absent: NDArray[np.float64]) -> str:
 def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) -> float | None:
     """Return an estimate of epsilon, which is no bound, from Gaussians fitted to the scores (Andrew et al. 2023).
 
-    ``taken``, ``left_out``: scores of canaries that took part or did not. ``None`` if either are fewer than ten,
-    constant or infinite.
+    ``taken``, ``left_out``: scores of canaries that took part or did not. ``None`` if either are too few, constant or
+    infinite.
     """
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
     if min(len(there), len(absent)) < FEWEST or not np.isfinite([*there, *absent]).all():

@@ -89,7 +89,6 @@ class Drawn:
         return self._sampled(max(bounds))
 
     def _sampled(self, epsilon: float) -> float:
-        """Convert the ``epsilon`` of a release that surely holds the unit to that of a sampled release."""
         return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:

@@ -119,10 +119,7 @@ class Pilot:
 
     @property
     def bare(self) -> Tensor:
-        """Return a mask (d,) of values that have no noise and differ between the neighbors.
-
-        Whole numbers are left out, since noised counts seldom change at a large epsilon.
-        """
+        """Return a mask (d,) of values that have no noise and differ between the neighbors."""
         whole = (self.means == self.means.round()).all(0)
         return self.constant & (self.shift != 0) & ~whole
 

@@ -216,7 +216,7 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return ``True`` if calls without the unit depend on earlier calls with the unit, due to momentum, for example.
+    """Return whether calls without the unit depend on earlier calls with the unit, due to momentum, for example.
 
     ``number``: number of compared calls after calls with the unit, and after calls without it. ``known``: direction
     (d,) onto which releases are projected.
@@ -279,8 +279,7 @@ def _worst(
 ) -> tuple[Pilot, Tensor | None]:
     """Return pilot draws on the neighbors that are easiest to distinguish, and their difference (d,), if known.
 
-    The pair ``preferred`` is taken unless another pair is better by more than chance. ``most``: most draws per
-    neighbor.
+    ``most``: most draws per neighbor.
     """
     kept = list(pairs)
     for draws, number in PILOT:
@@ -396,10 +395,7 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise from generators with small seeds, by comparison with their first values in PyTorch and NumPy.
-
-    At least four of eight calls must match, with different seeds: a generator that is seeded once can match once.
-    """
+    """Detect noise from generators with small seeds, by comparison with their first values in PyTorch and NumPy."""
     if isinstance(mechanism, ManyAtOnce):
         return []
     releases = [mechanism(pair.second) for _ in range(8)]

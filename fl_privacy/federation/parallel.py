@@ -38,7 +38,7 @@ PATIENCE = 5.0
 
 
 def joins_cluster() -> bool:
-    """Return ``True`` if RAY_ADDRESS names a cluster."""
+    """Return whether RAY_ADDRESS names a cluster."""
     return bool(os.environ.get("RAY_ADDRESS"))
 
 
@@ -228,10 +228,7 @@ Tell = Callable[[float], object]
 
 
 def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
-    """Divide the positions of ``observations`` into at most ``parts`` lists of similar length, in order.
-
-    Updates known to come from the same examples stay together.
-    """
+    """Divide the positions of ``observations`` into at most ``parts`` lists of similar length, in order."""
     units: dict[tuple[bool, str], list[int]] = {}
     for position, observation in enumerate(observations):
         same = observation.knowledge.same_data

@@ -118,7 +118,7 @@ def _begin(parent: int, folder: str, threads: int, sharers: int, prepare: Callab
 def end_workers(waiting: Iterable[Future[Any]] = (), *, patience: float = 0.0) -> None:
     """Cancel the tasks ``waiting`` and end the workers by SIGKILL.
 
-    With ``patience``, workers get SIGTERM first, and SIGKILL only if a task still runs after that many seconds.
+    With ``patience`` (seconds), workers get SIGTERM first.
     """
     executor, _pool.executor = _pool.executor, None
     if executor is None:

@@ -57,8 +57,7 @@ def printable(text: str) -> str:
 def attempt(function: Callable[[], T], *, placed: bool = False) -> T | Failure:
     """Return the result of ``function``, or its error as a ``Failure``; the traceback is logged at debug level.
 
-    With ``placed``, the reason names the file and line of the user's code. Third-party code may raise anything,
-    including ``SystemExit``. Interrupts pass through.
+    With ``placed``, the reason names the file and line of the user's code. Interrupts pass through.
     """
     try:
         return function()
@@ -101,7 +100,6 @@ def hide_reason(work: Callable[[], T]) -> T:
 
 @contextmanager
 def _denormals_flushed() -> Iterator[None]:
-    """Flush denormal numbers to zero in this thread, since their slowness would be measurable."""
     import torch  # noqa: PLC0415
 
     before = float(torch.tensor(2e-38) * 0.1) == 0

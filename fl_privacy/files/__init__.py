@@ -107,7 +107,6 @@ def remove_untrusted(folder: Path) -> None:
 
 
 def _opened(path: Path | str, folder: int | None = None) -> int:
-    """Open a folder, not a link, and give its owner all rights."""
     named = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY, dir_fd=folder)
     try:
         Path(f"/proc/self/fd/{named}").chmod(PRIVATE_FOLDER)

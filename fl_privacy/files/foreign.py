@@ -111,7 +111,7 @@ def expect_writable(file: Path) -> None:
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
     """Raise ``UserError`` if an untrusted folder holds a link, pipe, device, or file above ``LARGEST_FILE`` bytes.
 
-    Its subfolders ``without`` are not checked. A link could lead out of the folder; a pipe blocks its reader.
+    Its subfolders ``without`` are not checked.
     """
     waiting = [folder]
     while waiting:

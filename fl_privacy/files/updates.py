@@ -187,10 +187,7 @@ def _of_flare(file: Any, length: int) -> SavedArrays:
     found = {str(name): value for name, value in arrays.items() if isinstance(value, Tensor)}
     known = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
     return SavedArrays(
-        arrays=_dense(found),
-        is_change=_OF_FLARE[kind],
-        steps=steps if known else None,
-        said=(f"{'; '.join(said)}.",),
+        arrays=_dense(found), is_change=_OF_FLARE[kind], steps=steps if known else None, said=(f"{'; '.join(said)}.",)
     )
 
 

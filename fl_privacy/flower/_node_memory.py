@@ -159,7 +159,7 @@ def kept_secret(path: Path, key: bytes | None = None) -> Secret:
 
 
 def is_simulation() -> bool:
-    """Return ``True`` if FL_PRIVACY_SIMULATION is 1; ``UserError`` if it is neither 0 nor 1."""
+    """Return whether FL_PRIVACY_SIMULATION is 1; ``UserError`` if it is neither 0 nor 1."""
     value = os.environ.get(SIMULATION_VARIABLE, "0")
     if value not in ("", "0", "1"):
         raise UserError(f"{SIMULATION_VARIABLE} is expected to be 0 or 1, but is {value!r}; set or unset it.")
@@ -229,8 +229,7 @@ class ContextMemory:
 class NodeMemory:
     """Client state in a file of the node, which survives restarts and is never sent.
 
-    The file is replaced before the reply leaves, so that a killed node continues after the last finished round. A
-    ``key`` of 32 bytes encrypts it.
+    The file is replaced before the reply leaves, so that a killed node can continue. A ``key`` of 32 bytes encrypts it.
     """
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:

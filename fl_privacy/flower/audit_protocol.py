@@ -32,10 +32,7 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the upload of batch ``probe`` alone, with ``message``'s model.
-
-    The request is in the first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
-    """
+    """Build the content of a message that asks for the upload of batch ``probe`` alone, with ``message``'s model."""
     records = message.content.config_records
     name = next(iter(records), PROBE)
     asked = {**records.get(name, {}), _ASKED_NUMBER: probe, _ASKED_SIZE: batch_size}
@@ -129,12 +126,12 @@ def merged_config(context: Context, content: RecordDict) -> dict[str, object]:
 
 
 def is_training(message: Message) -> bool:
-    """Return ``True`` if ``message`` asks a client to train."""
+    """Return whether ``message`` asks a client to train."""
     return str(message.metadata.message_type).partition(".")[0] == "train"
 
 
 def is_evaluation(message: Message) -> bool:
-    """Return ``True`` if ``message`` asks a client to evaluate."""
+    """Return whether ``message`` asks a client to evaluate."""
     return str(message.metadata.message_type).partition(".")[0] == "evaluate"
 
 

@@ -98,7 +98,7 @@ class PrivacyClient(NumPyClient):
     def personalize(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """End the round: train the private part on the new model, and test both together if ``config["test"]``.
 
-        A deployed client that promises differential privacy does not test, since exact figures would break the promise.
+        A deployed client that promises differential privacy does not test.
         """
         round, test = self._round(config), bool(_integer(config, records.TEST)) and not self._keeps_figures
         work = partial(self.wrapped.personalize, self._sent(parameters, config), round=round, test=test)

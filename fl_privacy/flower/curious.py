@@ -185,10 +185,7 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """If a client's ``reply`` shows that it keeps its batch norm to itself (FedBN), store this in ``context.state``.
-
-    Only values that the client uploads anyway are stored, and none if the arrays' names are not those of ``model``.
-    """
+    """If a client's ``reply`` shows that it keeps its batch norm to itself (FedBN), store this in ``context.state``."""
     norms = norm_names(model)
     before, after = _by_name(sent), _by_name(reply)
     if not norms or not norms <= after.keys() or before.keys() != after.keys():

@@ -62,8 +62,8 @@ class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
     The app is never trusted: each reply is built anew from what the policy names, under names and in an order that the
-    app does not choose, clipped and noised. An app in this process could reach all of its memory; ``fl-privacy
-    supernode --policy`` isolates it: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
+    app does not choose, clipped and noised. ``fl-privacy supernode --policy`` isolates the app:
+    ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
     ``policy``: a policy, its file, or the name of a packaged one. ``name``: name of the app in the ledger, the file
     that records each message and its privacy cost. ``UserError`` if the policy can't be read, or its ledger can't be

@@ -50,7 +50,7 @@ class RayGrid(LocalGrid):
 
     Args:
         capacity: function that counts the actors fitting into the cluster.
-        actors: number of actors; a dead actor is replaced if there is room. Its message gets an error reply, or goes to
+        actors: number of actors; a dead one is replaced if there is room. Its message gets an error, or goes to
             another actor if the machine is gone.
         timeout: seconds for one message, after which the actor is ended and replaced.
     """

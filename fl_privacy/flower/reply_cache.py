@@ -49,9 +49,9 @@ class Answers:
     """Record of the messages that a client has answered, so that no kind of message is answered twice a round.
 
     The last answered round of each kind of message is stored in ``context`` and in a file next to the node's secret,
-    which survives a restart. A simulated node keeps no file and no answer. ``rounds``: number of the last possible
-    round; ``None`` takes it from the run config. If that states none, a round is at most ``memory.MOST_AHEAD`` after
-    the last answered one.
+    which survives a restart. A simulated node keeps nothing. ``rounds``: number of the last possible round; ``None``
+    takes it from the run config. If that states none, a round is at most ``memory.MOST_AHEAD`` after the last answered
+    one.
     """
 
     context: Context

@@ -46,8 +46,7 @@ def local_dp_mod(
 ) -> Defense:
     """Build the defense ``fl_privacy.defenses.local_dp``, with its arguments, using Flower's ``LocalDpMod``.
 
-    Its uploads are distributed like those of ``local_dp``. The mod draws from NumPy's global stream, which is seeded
-    for each update and restored afterwards.
+    Its uploads are distributed like those of ``local_dp``.
     """
     ours = local_dp(round_epsilon=round_epsilon, delta=delta, clip_norm=clip_norm, sensitivity=sensitivity)
     mod = LocalDpMod(clip_norm, clip_norm if sensitivity is None else sensitivity, round_epsilon, delta)
@@ -121,11 +120,7 @@ class Masking:
 
 
 def secure_rounds(
-    server: Server,
-    clients: Mapping[int, Client],
-    *,
-    rounds: int,
-    **settings: Any,
+    server: Server, clients: Mapping[int, Client], *, rounds: int, **settings: Any
 ) -> Generator[Round, None, Traffic]:
     """Train ``server.state`` under SecAgg+ (Bell et al. 2020), one round at a time; return what the server received.
 

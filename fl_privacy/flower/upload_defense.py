@@ -190,7 +190,7 @@ def acts_within(defense: Defense) -> list[str]:
 
 
 def is_differentially_private(defense: Defense) -> bool:
-    """Return ``True`` if a part of ``defense`` adds noise that privacy accountants count."""
+    """Return whether a part of ``defense`` adds noise that privacy accountants count."""
     return any(isinstance(part.effect, Noise | ClippedExamples | PrivateRelease) for part in defense.parts)
 
 

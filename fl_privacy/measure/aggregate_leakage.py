@@ -28,8 +28,7 @@ def class_trace(
 ) -> ClassTrace | None:
     """Return the change of the output bias and the number of examples of each class; ``None`` if either is unknown.
 
-    The bias is recognized by its size. ``sent``, ``uploaded``: arrays by record/name. ``labels``: class indices (N,),
-    if known.
+    ``sent``, ``uploaded``: arrays by record/name. ``labels``: class indices (N,), if known.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None

@@ -186,7 +186,6 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
 
 
 def _between(image: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield gray, downscaled versions of an image (1, C, H, W), shifted by half a pixel; none if the image is small."""
     height, width = image.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:

@@ -67,7 +67,7 @@ LEAST_SPLIT = 8  # least number of groups of a split sample
 
 
 def is_split(values: Sequence[float], *, groups: int) -> bool:
-    """Return ``True`` if a few values are far from all others, such as a few exact guesses among bad ones.
+    """Return whether a few values are far from all others, such as a few exact guesses among bad ones.
 
     The mean's interval is then too narrow. Samples of zeros and ones, or of few ``groups``, are never split.
 

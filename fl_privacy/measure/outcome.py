@@ -122,7 +122,7 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return ``True`` if the original is nearer to the guess than all candidates, with a large lead or likeness."""
+        """Return whether the original is nearer to the guess than all candidates, with a large lead or likeness."""
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
@@ -210,7 +210,7 @@ class ImageScore:
 
     @property
     def words_are_read(self) -> bool:
-        """Return ``True`` if the words inferred from the upload match better than words guessed by frequency."""
+        """Return whether the words inferred from the upload match better than words guessed by frequency."""
         control, chance = self.compared.word_control_f1, self.compared.word_chance
         if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False

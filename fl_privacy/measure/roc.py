@@ -180,7 +180,7 @@ LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01  # largest epsilon and delta that count 
 
 
 def promises_little(*, epsilon: float, delta: float) -> bool:
-    """Return ``True`` if (epsilon, delta) is too large to count as protection (Ponomareva et al. 2023, sec. 5.2)."""
+    """Return whether (epsilon, delta) is too large to count as protection (Ponomareva et al. 2023, sec. 5.2)."""
     return not (epsilon <= LARGE_EPSILON and delta <= LARGE_DELTA)
 
 

@@ -13,7 +13,7 @@ _QUANTILE = NormalDist().inv_cdf(0.975)  # half the width of a 95 % interval, in
 def above_chance(
     found: Counts | Estimate, *, among: int = 1, control: Counts | Estimate | None = None, low_leaks: bool = False
 ) -> bool:
-    """Return ``True`` if ``found`` exceeds chance and ``control``, a result of guesses that never saw the uploads.
+    """Return whether ``found`` exceeds chance and ``control``, a result of guesses that never saw the uploads.
 
     ``among``: number of results that are tested together (Bonferroni). ``low_leaks=True`` is for figures that are lower
     for more leakage, such as an error.

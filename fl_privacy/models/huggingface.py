@@ -139,7 +139,6 @@ def _library(name: str, needed: str) -> Any:
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
-    """Return the row of ``positions`` that a text's first token gets: the first row with a gradient, else 0."""
     inner, training, trained = _inner(network), network.training, positions.requires_grad
     network.eval()
     positions.requires_grad_()

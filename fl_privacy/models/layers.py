@@ -63,7 +63,7 @@ def norm_2d(name: str, channels: int) -> nn.Module:
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Return ``True`` if ``model`` has a batch norm layer."""
+    """Return whether ``model`` has a batch norm layer."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 

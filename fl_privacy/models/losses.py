@@ -76,7 +76,7 @@ _TINY_TRIAL = 2
 
 
 def is_plain(loss: Loss) -> bool:
-    """Return ``True`` if ``loss`` is the mean cross entropy without options."""
+    """Return whether ``loss`` is the mean cross entropy without options."""
     return loss is CROSS_ENTROPY
 
 

@@ -61,10 +61,7 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return each bar ``before`` a defense, followed by that with ``defense``; if it is empty, return ``after``.
-
-    Bars are left out if their data never leave a client, or if neither audit measured a share.
-    """
+    """Return each bar ``before`` a defense, followed by that with ``defense``; if it is empty, return ``after``."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}

@@ -164,7 +164,6 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
 
 
 def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPoint]:
-    """Return points (accuracy, metric ``name``), averaged over seeds; ``use_pmm``: in percent of the undefended."""
     groups: dict[str, list[tuple[RunRow, Statistic]]] = {}
     for row in rows:
         worst = row.worst(name)

@@ -81,10 +81,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
 
 
 def sample_of(
-    leakages: Sequence[LeakageResult],
-    accuracy: float | None,
-    update_distortion: Mapping[str, Statistic],
-    **named: Any,
+    leakages: Sequence[LeakageResult], accuracy: float | None, update_distortion: Mapping[str, Statistic], **named: Any
 ) -> Sample | None:
     """Build a sample from an attacker's ``leakages`` and the fields ``named``; ``None`` if a figure is missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
@@ -164,7 +161,6 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    """Draw each defense's CAP under the strongest attacker, with a line at the plain attacker's (SPN, Figure 25)."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []
@@ -244,9 +240,8 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """Return a sample for each attacker of each defended run, plus the worst cases of :func:`with_worst`.
 
-    Runs that lack a figure have none. The defense's strength is the setting with most values in ``runs``, the first
-    declared if several have. Runs that differ in other settings of the defense count as different defenses; those that
-    differ elsewhere, except in the seed, as different attacks.
+    The defense's strength is the setting with most values in ``runs``, the first declared if several have. Runs that
+    differ in other settings of the defense are different defenses; those that differ elsewhere, different attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []

@@ -29,7 +29,7 @@ from fl_privacy.types.victim_ids import Certainty
 
 
 def is_audit(run: Run) -> bool:
-    """Return ``True`` if ``run`` attacked clients of a third-party app."""
+    """Return whether ``run`` attacked clients of a third-party app."""
     config = run.identity.config
     return select(config, "choices.federation") == "app" or config.get("command") == "audit"
 
@@ -95,7 +95,7 @@ def what_was_done(run: Run) -> str:
 
 
 def _reads_itself(run: Run) -> bool:
-    """Return ``True`` if the malicious server copies images from an upload, without an attack."""
+    """Return whether the malicious server copies images from an upload, without an attack."""
     section = run.identity.config.get("server")
     target = str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
     known = target.startswith(("fl_privacy.malicious.", "fl_privacy.attacks.malicious."))

@@ -137,9 +137,9 @@ def share_report(
 ) -> Path:
     """Copy runs into the new folder ``destination``, each with its page, and return the main page.
 
-    The folder appears when complete. ``with_originals`` includes images, readable only by the owner; ``psnr_below`` and
-    ``cap`` are as for :func:`write_report`. ``UserError`` if a folder is not a run's, or ``destination`` is a file, is
-    not empty, or is not writable.
+    ``with_originals`` includes images, readable only by the owner; ``psnr_below`` and ``cap`` are as for
+    :func:`write_report`. ``UserError`` if a folder is not a run's, or ``destination`` is a file, is not empty, or is
+    not writable.
     """
     sources = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
     for source in sources:

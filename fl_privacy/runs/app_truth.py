@@ -63,7 +63,7 @@ class KnownImages:
         return _as_batch(own) if len(own) == number else None
 
     def _drawn_anew(self, wanted: Sequence[str], victim: VictimId) -> Batch | None:
-        """Return a probe's images, drawn again with its seed; ``None`` unless their fingerprints are ``wanted``."""
+        """Draw a probe's images again with its seed; ``None`` unless their fingerprints are ``wanted``."""
         if victim.probe is None or (self.data is None and self.of_client is None):
             return None
         with streams_put_back():

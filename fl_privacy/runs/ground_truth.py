@@ -108,7 +108,7 @@ class GroundTruth:
 
 
 def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
-    """Return ``True`` if in ``uploads`` (``probe`` or ``update``) the model sees other images than the originals."""
+    """Return whether in ``uploads`` (``probe`` or ``update``) the model sees other images than the originals."""
     augmented = plan.augments if uploads == "update" else plan.augment_probes
     return bool(defense.examples or defense.data) or augmented
 

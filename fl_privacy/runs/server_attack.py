@@ -111,7 +111,6 @@ def hand_over(
 def _decay(
     plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
 ) -> Mapping[int, Mapping[str, Tensor]]:
-    """Return client -> parameter -> share of that client's weight decay in the mean update; empty without decay."""
     if not plan.weight_decay or plan.shares == "gradient":
         return {}
     total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()

@@ -313,13 +313,11 @@ class _Evidence:
         return joined if bias is None else torch.cat([joined, bias.to(joined)[:, None]], 1)
 
     def _has_holes(self, name: str) -> bool:
-        """Return ``True`` if a layer's gradient has zeros, due to a defense or rounding, that raise the rank."""
         size = self._joined(name).abs()
         rows = size[size.amax(1) > 1e-30]  # smaller ones are the rounding of a probability of zero
         return bool((rows[:, rows.any(0)] == 0).any())
 
     def _is_of_one(self) -> bool:
-        """Return ``True`` if the gradient of a layer with one or two outputs equals that of a single example."""
         names = [(f"{name}.weight", f"{name}.bias") for name in self.vectors]
         names = [own for own in names if set(own) <= self.gradients.keys() & self.parameters.keys()]
         names = [own for own in names if len(self.gradients[own[1]]) == self.num_classes]

@@ -113,8 +113,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on their true
-    magnitude.
+    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on the true one.
 
     (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
@@ -194,7 +193,7 @@ def widest(bounds: Iterable[Bounds]) -> Bounds:
 
 
 def all_known(bounds: Bounds) -> bool:
-    """Return ``True`` if the bounds fix every value."""
+    """Return whether the bounds fix every value."""
     return all(torch.equal(low, high) for low, high in bounds.values())
 
 
@@ -247,8 +246,7 @@ _FEWEST = 64  # least number of elements for which a median estimates a spread
 def estimate_noise_std(update: Tensors) -> float:
     """Estimate the noise's standard deviation from the tensor with the least median magnitude.
 
-    The tensor is assumed to hold mostly noise; anything else makes the estimate too large. Tensors of fewer than 64
-    elements count only if none is larger.
+    The tensor is assumed to hold mostly noise; anything else makes the estimate too large.
     """
     large = [t for t in update.values() if t.numel() >= _FEWEST] or list(update.values())
     return min(float(t.abs().median()) for t in large) / _NORMAL
@@ -257,7 +255,7 @@ def estimate_noise_std(update: Tensors) -> float:
 def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
     """Estimate the clipping norm: the root of an update's squared norm minus n ``noise_std``^2, for n elements.
 
-    It is at least a hundredth of the observed norm, since the difference may drown in noise.
+    It is at least a hundredth of the observed norm.
     """
     squared = float(torch.stack([t.double().square().sum() for t in update.values()]).sum())
     return math.sqrt(max(squared - sum(t.numel() for t in update.values()) * noise_std**2, 1e-4 * squared))

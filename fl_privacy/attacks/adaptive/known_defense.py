@@ -70,7 +70,7 @@ def looks_noisy(effect: effects.Effect) -> bool:
 def countermeasures_against(effect: effects.Effect, setting: AttackSetting) -> Sequence[Countermeasure] | None:
     """Return the countermeasures against a known ``effect``; ``None`` if none is known.
 
-    A function under ``@countermeasures_against.register`` adds an effect. Unknown fields of an effect are ``None``.
+    Unknown fields of an effect are ``None``.
     """
     return None
 
@@ -202,8 +202,7 @@ def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequenc
     """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
 
     A feature's gradient is about alpha2 sqrt(``bits``) times the head's weights, and sqrt(w / 2) times more for each
-    further private layer of width w. If it can't be guessed, only the output layer is matched, in which the private
-    loss has no part.
+    further private layer of width w. If it can't be guessed, only the output layer is matched.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     stated = effect.alpha2 is not None and effect.bits is not None
@@ -305,8 +304,8 @@ class KnownDefense:
     def transforms(self) -> tuple[constraints.Transform, ...]:
         """Return the transforms that the client may have used.
 
-        If several defenses transform images, return all sequences of their transforms; if these exceed
-        ``MOST_SEQUENCES``, the transforms of the defense with the most.
+        If several defenses transform images, return all sequences or, above ``MOST_SEQUENCES``, the transforms of the
+        defense with the most.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:

@@ -172,8 +172,7 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 def surrogate(state: StageState, report: Report) -> Found | None:
     """Reconstruct images by :class:`SurrogateModel`, at a model between the sent and the returned one.
 
-    Results for several images and many local steps are final; from all others, descents start. ``None`` if
-    inapplicable.
+    Results for several images and many local steps are final; from all others, descents start.
     """
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples

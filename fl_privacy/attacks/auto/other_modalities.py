@@ -110,8 +110,7 @@ class TextMembers(_Members):
         seed: int,
         progress: Progress,
     ) -> None:
-        """Replace results in ``best``, at the indices ``among``, by bags of words or results of descents that fit
-        better.
+        """Replace results in ``best``, at the indices ``among``, by bags of words or descents that fit better.
 
         ``bags``: results of the bag of words. ``limit``: time limit of the exact attack. ``share``: part of the
         evaluations to spend here.
@@ -178,8 +177,7 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 class TableMembers(_Members):
     """Attack on rows: exact solutions, TabLeak, and for defended updates the likeliest rows.
 
-    The better of the first two results is kept: the one whose gradient is nearer to the update. The search for the
-    likeliest rows also starts from it.
+    The result whose gradient is nearer to the update is kept. The search for the likeliest rows also starts from it.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:

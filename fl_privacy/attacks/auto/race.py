@@ -236,11 +236,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts at ``victim``, with the labels that they use.
-
-        If a hidden layer's features are known, all use their labels, and one also matches the features. If labels are
-        inferred, later attempts take other likely labels.
-        """
+        """Return the attempts at ``victim``, with likely labels."""
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
@@ -296,7 +292,6 @@ class Race:
             self.attempts[position] = ranked(attempts)[:best]
 
     def _relabeled(self, attempt: Attempt) -> Attempt:
-        """Return the attempt with labels inferred again from its images, if these labels fit the update better."""
         prepared, victim = self._prepared[attempt.member], self._victim(attempt)
         labels = victim.labels
         if labels is None or labels.is_floating_point() or victim.label_source != "inferred":

@@ -208,8 +208,7 @@ def entries(
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     """Return five descents: three by L-BFGS on cosine, cosine of each layer and L2, two by signed Adam on cosine.
 
-    The cosine of each layer gives all layers equal weight, since gradients before saturated activations can be a
-    thousand times smaller. The last descent also matches batch-norm statistics.
+    The last descent also matches batch-norm statistics.
     """
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(

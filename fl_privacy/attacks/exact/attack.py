@@ -192,10 +192,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight's gradient; for a :class:`NormalizedLayer`, with the bias's gradient as a column.
-
-    Centered examples lower the rank of the weight's gradient by one.
-    """
+    """Return the weight's gradient; for a :class:`NormalizedLayer`, with the bias's gradient as a column."""
     return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight
 
 

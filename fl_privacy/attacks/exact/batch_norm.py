@@ -213,10 +213,7 @@ class _OwnStep(Step):
 def _inputs(
     network: Residual, own: Tensors, given: fx.Node, fronts: Mapping[fx.Node, _Front], shown: Shown | None
 ) -> tuple[Tensor, float]:
-    """Solve for the inputs (B, C, H, W) of convolutions; also return their relative residual.
-
-    Unknown normalized values behind the convolutions are corrected in turn with the inputs.
-    """
+    """Solve for the inputs (B, C, H, W) of convolutions; also return their relative residual."""
     best = torch.zeros(network.count, *network.shapes[given], dtype=torch.float64, device=network.device)
     least, turned, relu = torch.inf, False, network.graph.kind(given) == "relu"
     for _ in timely(range(_ROUNDS)):

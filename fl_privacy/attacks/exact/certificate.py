@@ -112,7 +112,7 @@ class Reproduction:
         return None if found is None else found[1].argmin(1)
 
     def equals(self, distance: float) -> bool:
-        """Return ``True`` if ``distance`` is only rounding in the precision of the client's computation."""
+        """Return whether ``distance`` is only rounding in the precision of the client's computation."""
         if not ROUNDING <= distance < _HALF * torch.finfo(torch.bfloat16).eps:
             return distance < ROUNDING
         kinds = (precision_of(value) for value in as_gradient(self.observation).values() if value.dim() > 1)
@@ -125,8 +125,7 @@ class Reproduction:
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
         """Return the distance of ``batch``'s gradient from the observed one, relative to the observed norm.
 
-        The tensor with the largest distance counts. If ``any_scale``, a common factor is fitted first, since clipping
-        may have changed it.
+        The tensor with the largest distance counts. If ``any_scale``, a common factor is fitted first.
         """
         found, observed = self._gradients(batch), as_gradient(self.observation)
         inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())

@@ -212,7 +212,7 @@ class BlindInputs:
 
     ``values`` (B, C, H, W) of each image have a mean absolute value of 1; the sign of a single image's is unknown.
     ``slopes``: (B, O, P, Q). ``left``: squared residual, relative to that of a random guess. ``next``: the same for the
-    best slopes that are orthogonal.
+    best orthogonal slopes.
     """
 
     values: Tensor

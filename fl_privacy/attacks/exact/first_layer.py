@@ -187,8 +187,7 @@ class HiddenFeatures:
 def first_hidden_layer(observation: Observation) -> str | None:
     """Return the path of the first uploaded fully connected layer behind other layers; ``None`` if there is none.
 
-    The result is also ``None`` if batch norm uses batch statistics, since a layer's inputs then depend on the other
-    images.
+    The result is also ``None`` if batch norm uses batch statistics.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -57,9 +57,7 @@ ACTIVATIONS: Sequence[Activation] = (
         lambda a: torch.where(a > 0, 1, 1 + a),
     ),
     Activation(
-        nn.functional.softplus,
-        lambda a: a + torch.log(-torch.expm1(-a.clamp_min(_EDGE))),
-        lambda a: -torch.expm1(-a),
+        nn.functional.softplus, lambda a: a + torch.log(-torch.expm1(-a.clamp_min(_EDGE))), lambda a: -torch.expm1(-a)
     ),
     Activation(
         nn.functional.selu,

@@ -257,7 +257,6 @@ class _Search:
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
     def _outside_of_chosen(self) -> Tensor:
-        """Search from directions orthogonal to all chosen ones, or all but one, plus a random mixture of the chosen."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T

@@ -78,10 +78,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """Fit the mixing A (B, B) from ``start`` to the network by up to ``steps`` damped Gauss-Newton steps.
-
-    Under noise, ``start`` serves as a prior; if the misfit is not finite, no step is taken.
-    """
+    """Fit the mixing A (B, B) from ``start`` to the network by up to ``steps`` damped Gauss-Newton steps."""
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
         return start

@@ -85,8 +85,7 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
     """Return (class, row) for each class with a single row; the row is the class's mean.
 
-    If counts are unknown, a class is taken for one with a single row if its variance is only the smoothing or, if that
-    is unknown, nearly 0.
+    If counts are unknown, a class is taken for one with a single row if its variance is only the smoothing or nearly 0.
     """
     if moments.counts is not None:
         alone = moments.counts == 1

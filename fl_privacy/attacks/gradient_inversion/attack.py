@@ -95,10 +95,7 @@ def minimize_in_stages(
 
 
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
-    """Attack every victim until an attempt is accepted or the restarts are used up.
-
-    The result is the first attempt with a loss below ``accept``, else the one with the least loss.
-    """
+    """Attack every victim until an attempt is accepted or the restarts are used up."""
     together = prepared.attempts_together
     capacity = max(1, prepared.capacity // together) * together
     attempts: dict[int, list[Restarted]] = {victim.position: [] for victim in prepared.victims}

@@ -78,10 +78,7 @@ class WordEmbeddings(ImageSource):
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """Return the lengths (B,) of the texts; ``None`` if they are unknown.
-
-    If the attacker was given none, the length of a single text follows from the gradient of the position embeddings.
-    """
+    """Return the lengths (B,) of the texts; ``None`` if they are unknown."""
     given, model = observation.knowledge.lengths, observation.model
     if given is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return given

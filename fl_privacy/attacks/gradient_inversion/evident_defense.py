@@ -81,8 +81,7 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
     """Return victims' weights (V,) of total variation against noise, for the objective and cosine distance.
 
     The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is measured by adding
-    noise to gradients of random images, in the update's ``ratios`` (V,). The weight is less if noise moves pixels by
-    less than ``_EDGE``, and 0 if it is not finite.
+    noise to gradients of random images, in the update's ``ratios`` (V,).
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -179,8 +178,7 @@ def usual_of(observation: Observation) -> Usual:
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer a defense from few levels, a magnitude that many elements share, zeros, or noise in the update.
 
-    The result is empty if there is no evidence. ``usual``: statistics of undefended gradients; more zeros or noise are
-    evidence.
+    Empty without evidence. ``usual``: statistics of undefended gradients; more zeros or noise are evidence.
     """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]

@@ -148,8 +148,7 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 class CompiledEvaluation(FasterEvaluation):
     """Evaluator that compiles ``Problem.evaluate`` for the shapes of the first call.
 
-    If compiling fails or changes numbers, it warns and evaluates uncompiled. ``demanded``: raise ``UserError`` if it
-    fails.
+    If compiling fails or changes numbers, it warns and evaluates uncompiled. ``demanded``: raise ``UserError`` instead.
     """
 
     def __init__(self, *, demanded: bool) -> None:
@@ -217,10 +216,7 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
 def victims_at_once(
     problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy, *, victims: int
 ) -> int:
-    """Return the number of victims to attack at once, from a trial with ``variables`` (1, N).
-
-    The number depends on free memory only if memory is short, so that results usually repeat to the last bit.
-    """
+    """Return the number of victims to attack at once, from a trial with ``variables`` (1, N)."""
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU

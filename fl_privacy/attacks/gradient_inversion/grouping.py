@@ -252,10 +252,7 @@ class Groups:
 
     @contextmanager
     def attempt(self, group: Group) -> Iterator[Report]:
-        """Context for an attack on ``group`` that reports its share of the progress.
-
-        After ``NotAttackableError`` the victims fail; after another error each is attacked alone.
-        """
+        """Context for an attack on ``group`` that reports its share of the progress."""
         before, size = self._done, 1000 * len(group.observations)
         try:
             with without_checkpointing():

@@ -115,7 +115,6 @@ def _of_many(
 
 
 def _denies_softmax(slopes: Tensor, fits: float) -> bool:
-    """Return whether a bias's gradient (K,) can't be that of a softmax: it has no zeros and does not add up to 0."""
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
     return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, fits * float(slopes.norm()))
 
@@ -162,8 +161,7 @@ def without_adam(observation: Observation) -> Observation:
     With PyTorch's settings and single precision, this gives sizes below 1e-3, and below 1e-4 to a few percent. For one
     example, a linear layer's gradient is a product of two vectors, which gives the rest.
 
-    If an element's step is longer than Adam's, or the longest is less than half of it, the observation only gets a
-    note.
+    If an element's step is longer than Adam's, or the longest is less than half of it, it only gets a note.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
@@ -313,10 +311,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` in the client's input scale, with the notes of ``attacked`` on what was inferred of the client.
-
-    If the reconstruction reproduces the update, notes on assumed labels are left out.
-    """
+    """Return ``found`` in the client's input scale, with the notes of ``attacked`` on the client."""
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
     low, high = observation.input_range
@@ -338,7 +333,6 @@ def _once_each(observation: Observation, states: dict[tuple[int, int], ModelStat
 
 
 def _without_draws(observation: Observation) -> Observation:
-    """Switch to evaluation mode if the model, in training mode, draws random numbers or returns several outputs."""
     if not _covers(observation):
         return observation
     plan = observation.plan

@@ -111,10 +111,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Infer sorted labels (B,) from ``evidence`` (K,), the summed gradient with respect to the logits.
-
-    Each class's gradient is measured on noise images. Only directions count, since class weights change the lengths.
-    """
+    """Infer sorted labels (B,) from ``evidence`` (K,), the summed gradient with respect to the logits."""
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
     for _ in range(size):
@@ -265,10 +262,7 @@ def policy_for(observation: Observation) -> LabelPolicy:
 
 
 def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
-    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs, if any.
-
-    If the weight is computed from other parameters, as by a spectral norm, no gradient has its name.
-    """
+    """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs, if any."""
     layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and m.out_features == num_classes}
     if not layers:
         return None
@@ -314,10 +308,7 @@ def _labels_of(
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
-    """Return up to ``number`` sorted label tensors (total,) whose class counts are nearest to ``expected`` (K,).
-
-    The first is the nearest; all others differ from it in one label.
-    """
+    """Return up to ``number`` sorted label tensors (total,) whose class counts are nearest to ``expected`` (K,)."""
     first = torch.bincount(_to_labels(expected, total), minlength=len(expected)).to(expected)
     excess = first - expected
     # moving one label from class a to class b changes the squared distance by 2 (1 + excess_b - excess_a)
@@ -379,7 +370,6 @@ def _evidence(gradient: Tensors, layer: OutputLayer) -> Tensor | None:
 
 
 def _to_labels(expected: Tensor, total: int) -> Tensor:
-    """Round expected class counts to ``total`` sorted labels; a surplus is removed evenly."""
     wanted = expected.double().clamp(0, _MOST_EXPECTED)
     counts = wanted.floor()
     # the largest number that all can lose, down to 0, and still reach ``total``

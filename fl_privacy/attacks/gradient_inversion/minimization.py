@@ -127,10 +127,7 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` by an evolution strategy, ``capacity`` candidates at a time; see :func:`minimize`.
-
-    Only shape, dtype and device of victims' ``variables`` count: populations start around 0.
-    """
+    """Minimize ``problem`` by an evolution strategy, ``capacity`` candidates at a time; see :func:`minimize`."""
     assert isinstance(settings.optimizer, EvolutionStrategy)
     runs = [settings.optimizer.begin(variables.shape[1], settings.iterations, generator) for generator in generators]
     state = DescentState(torch.zeros_like(variables), settings.iterations, filmed)

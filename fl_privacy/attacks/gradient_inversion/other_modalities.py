@@ -236,8 +236,8 @@ def assigned(cost: Tensor) -> Tensor:
 class Pooled:
     """The consensus of many attempts at the same ``rows``, encoded as for the model.
 
-    ``certainty`` of B rows' C cells, in [0, 1], is 1 minus the entropy of a cell's values over the attempts, divided by
-    the largest possible entropy.
+    ``certainty`` of B rows' C cells, in [0, 1], is 1 minus the entropy of a cell's values over the attempts, relative
+    to the largest.
     """
 
     rows: Tensor

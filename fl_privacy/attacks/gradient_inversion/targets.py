@@ -99,14 +99,14 @@ LocalSteps = Literal["unroll", "first_order"]
 
 
 def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps) -> bool:
-    """Return ``True`` if local steps have to be replayed."""
+    """Return whether local steps have to be replayed."""
     if plan.shares == "gradient" or local_steps == "first_order":
         return False
     return plan.optimizer != "sgd" or number_of_steps(num_examples, plan) > 1
 
 
 def is_sum_of_gradients(plan: LocalPlan) -> bool:
-    """Return ``True`` if the update is a sum of gradients with known factors."""
+    """Return whether the update is a sum of gradients with known factors."""
     return plan.shares == "gradient" or (plan.optimizer == "sgd" and not plan.weight_decay)
 
 

@@ -135,8 +135,7 @@ METHODS: dict[str, type[MembershipMethod]] = {
 class SourceInference:
     """Attack that infers which client has an example (Hu et al. 2021, "Source inference attacks").
 
-    ``methods``: ``loss`` is the paper's, ``cosine`` compares gradients. ``members``: number of the clients' examples to
-    ask about.
+    ``methods``: ``loss`` is the paper's, ``cosine`` compares gradients. ``members``: number of queried examples.
     """
 
     about: ClassVar[About] = About.SOURCE

@@ -201,10 +201,7 @@ class ByReferences(FinalLoss):
 
 
 def by_references(models: str, name: str) -> type[ByReferences]:
-    """Return a class for the method ``name`` of ``BY_REFERENCES``.
-
-    It reads the final model (``models="final"``) or the global model of each round (``"rounds"``).
-    """
+    """Return a class for the method ``name`` of ``BY_REFERENCES``."""
     title, source, compare = BY_REFERENCES[name]
     of = "final model" if models == "final" else "all global models"
     shown = {"title": f"{title}, {of}", "source": source, "models": models, "compare": staticmethod(compare)}

@@ -83,10 +83,7 @@ class PropertyWatch:
 
 @dataclass(frozen=True, eq=False)
 class _Shadows:
-    """Shadow clients that train on public examples and upload the tensors ``names``.
-
-    Features (K,) of a client are the inner products of its mean gradient with each class's mean gradient.
-    """
+    """Shadow clients that train on public examples and upload the tensors ``names``."""
 
     model: nn.Module
     sent: ModelState
@@ -129,7 +126,6 @@ class _Shadows:
 
 
 def _regressed(features: Tensor, shares: Tensor, seen: Tensor) -> Tensor:
-    """Predict N clients' class shares from the features ``seen``, by ridge regression of ``shares`` on ``features``."""
     features, shares, seen = features.double(), shares.double(), seen.double()
     mean, spread = features.mean(0), features.std(0).clamp(min=1e-12)
     inputs, asked = (features - mean) / spread, (seen - mean) / spread

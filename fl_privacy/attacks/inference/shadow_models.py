@@ -51,8 +51,7 @@ class ReferenceModels:
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
         """Train M = ``number`` reference models on public examples.
 
-        Return the signals (M, N, 8) on N candidates and P public examples, and ``True`` (M, P) for a model's training
-        examples.
+        Return the signals (M, N, 8) on N candidates and P public examples, and ``True`` (M, P) for training examples.
         """
         assert self.first is not None
         sent, plan = self.first
@@ -76,10 +75,7 @@ class ReferenceModels:
 def _signals(
     measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a model's signals (..., N, 4) and, after the last round, the signals of the final model.
-
-    For images, the final model's last signal is the loss of augmented images.
-    """
+    """Return a model's signals (..., N, 4) and, after the last round, the signals of the final model."""
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
     last = found = measure(Batch(inputs, labels), signals_of).double().cpu()

@@ -329,8 +329,7 @@ def _likely_labels(
 ) -> tuple[Tensor, int]:
     """Return labels (V, A, B) of V victims for A = ``number`` attempts, and how many of these are worthwhile.
 
-    If B = 1, the label is unknown and classes are few, attempt i has the i-th likeliest label; else all have the same
-    labels.
+    If B = 1, the label is unknown and classes are few, attempt i has the i-th likeliest label; else labels are equal.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]

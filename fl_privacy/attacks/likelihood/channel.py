@@ -165,7 +165,7 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
     """Build the likelihood of V victims' ``updates`` under a ``defense``, given by its public description.
 
     If the description is empty or has an effect of unknown likelihood, the law is ``unknown``. ``like``: tensor with
-    device and dtype to compute in.
+    device and dtype.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}

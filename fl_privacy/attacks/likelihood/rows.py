@@ -141,10 +141,7 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): the ``row`` of each of S searches after each of the P changes.
-
-        A categorical cell takes each category, a number takes values of public rows and nearby values.
-        """
+        """Return rows (S, P, F): the ``row`` of each of S searches after each of P changes."""
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
         if len(at):
@@ -244,7 +241,6 @@ class RowSearch:
         return torch.cat(found).nan_to_num(_IMPOSSIBLE, _IMPOSSIBLE, _IMPOSSIBLE)
 
     def _drawn(self, losses: Tensor, temperature: float) -> Tensor:
-        """Return by how much ``losses`` (S, ...) are below the current losses, plus Gumbel noise at ``temperature``."""
         rand = torch.rand(losses.shape, generator=self.rng).clamp(1e-9, 1 - 1e-6).to(losses)
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 

@@ -161,11 +161,7 @@ class _TextSearch:
         return found + (self.language.surprise(each) * (each >= 0).sum(1)).view(len(texts), -1).sum(1).to(found)
 
     def anneal(self, iterations: int, report: Report) -> list[float]:
-        """Optimize a distribution of words at each position, take the likeliest, and return each step's least loss.
-
-        The objective is the loss at the mean embeddings, minus the log likelihood of words next to the likeliest
-        neighbors, minus the entropy times a temperature that falls with the steps, or with the time limit.
-        """
+        """Optimize a distribution of words at each position, take the likeliest, and return each step's least loss."""
         table, there, before = self.likelihood.source.table, self.texts >= 0, self.texts
         place, ends = torch.arange(self.texts.shape[-1], device=table.device), there.sum(-1, keepdim=True)
         begin, end = self.inside.start or 0, self.inside.stop or 0
@@ -244,11 +240,7 @@ class LikeliestText(GroupAttack):
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
         settings = Settings(
-            objective=L2(),
-            compile="off",
-            local_steps="first_order",
-            labels=policy_for(group.first),
-            device=self.device,
+            objective=L2(), compile="off", local_steps="first_order", labels=policy_for(group.first), device=self.device
         )
         with cpu_threads(1):
             prepared = prepare(settings, group, seed)
@@ -327,8 +319,7 @@ def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
 def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _TextLikelihood, drawn: Tensor) -> Tensor:
     """Return the known classes (B,), or else the combination with the least loss over some of the texts ``drawn``.
 
-    If there are too many combinations to try, the classes inferred from the update are returned; ``NotAttackableError``
-    if none were inferred.
+    ``NotAttackableError`` if there are too many combinations, and the update reveals none.
     """
     (size, *_), labels = prepared.shape, victim.labels
     if labels is not None and labels.dim() == 1 and victim.label_source == "known":
@@ -365,7 +356,7 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
 
 
 def is_drowned(observation: Observation) -> bool:
-    """Return ``True`` if Gaussian noise is most of an update's squared norm, so that descents fail."""
+    """Return whether Gaussian noise is most of an update's squared norm, so that descents fail."""
     white, values = _white(observation), [value.double() for value in observation.update().values()]
     squares = sum(float(value.square().sum()) for value in values)
     return white is not None and 2 * white[0] ** 2 * sum(value.numel() for value in values) > squares

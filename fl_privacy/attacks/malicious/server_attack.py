@@ -95,8 +95,7 @@ def reconstruction_of(
     """
     if not len(images):
         return failed(
-            observation,
-            "An update that reveals single images is expected, but got none; attack smaller batches.",
+            observation, "An update that reveals single images is expected, but got none; attack smaller batches."
         )
     # a defense shows in the layers behind the crafted one
     layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
@@ -216,7 +215,6 @@ def images_of_brightness(
 
 
 def _factor(direction: Tensor, low: float, high: float) -> Tensor:
-    """Return the factor in [low, high] that brings ``direction`` nearest to 8-bit levels."""
     steps = int(min(_MOST_STEPS, max(3.0, (high - low) * LEVELS * float(direction.abs().max()) / _STEP)))
     tried = torch.linspace(low, high, steps, dtype=torch.float64, device=direction.device)
     levels = LEVELS * tried[:, None] * direction[:: max(1, len(direction) // _SAMPLED)]

@@ -165,7 +165,6 @@ class StrongWolfe(_Rows):
         self._rounds = self._rounds + zooming
         flat = trial[2].abs() <= -_CURVATURE * self._first_slope
         rises = trial[1] > self._first_loss + _SUFFICIENT * trial[0] * self._first_slope
-
         used_up = searching & ~zooming & (self._rounds >= self._most)
         first = torch.zeros_like(self.step), self._first_loss, self._first_slope
         self._set_end(0, used_up, first, self._first_gradient)
@@ -316,7 +315,6 @@ class _LBFGSRun(_Rows):
         stopped = (self._moves > 0) & (flat | stalled)
         self._end(stopped)
         self._finished = self._finished | (self._moves == 0) & (flat | (self.iteration >= self._iterations))
-
         going, direction, rate = self._go_on(~self._finished, loss, gradient)
         move = rate[:, None] * direction
         self._move = torch.where(going[:, None], move, self._move)
@@ -377,7 +375,6 @@ class _SearchingRun(_LBFGSRun):
         self._end(ended)
         self._evaluations = torch.where(begins, 1, self._evaluations)
         self._finished = self._finished | begins & (flat | (self.iteration >= self._iterations))
-
         going, direction, rate = self._go_on((begins | over & ~ended) & ~self._finished, loss, gradient)
         left = settings.inner * 5 // 4 - self._evaluations
         search.begin(going, direction=direction, loss=loss, gradient=gradient, step=rate, most=left)

@@ -303,11 +303,7 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Exchange tokens of the guessed texts until texts are certain, and return these; none if no attempt succeeds.
-
-        The second and later attempts start from random tokens at positions that ``guess.held`` does not mark. If all
-        fail, the nearest texts are improved with all candidates.
-        """
+        """Exchange tokens of the guessed texts until texts are certain, and return these."""
         few = replace(assembly, candidates=replace(assembly.candidates, tokens=guess.tokens))
         found: list[Assembled] = []
         for attempt in range(_ATTEMPTS):
@@ -336,8 +332,7 @@ class Peeling:
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
         """Subtract the gradient of ``text`` and its copies, if one of its words occurs in no other text.
 
-        The text's gradients for each label are scaled to explain those words' parts of the gradient. ``left`` itself is
-        returned if all words occur in other texts, too.
+        ``left`` itself is returned if all words occur in other texts, too.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:

@@ -88,10 +88,7 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Return ``text``; ``clear`` is ``True`` if texts with another token are much farther from the span.
-
-        If lengths are unknown, texts that are one token shorter or longer are compared, too.
-        """
+        """Return ``text``; ``clear`` is ``True`` if texts with another token are much farther from the span."""
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -126,10 +123,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep the candidates at each position whose random texts are nearest to the span.
-
-    A token's state depends mostly on itself, so that random texts distinguish right tokens from wrong ones.
-    """
+    """Keep the candidates at each position whose random texts are nearest to the span."""
     if assembly.classified is not None:
         return assembly
     tokens = list(assembly.candidates.tokens[: lengths.longest])

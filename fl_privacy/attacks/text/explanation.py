@@ -109,9 +109,9 @@ class Explanation:
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
         """Return the batch of ``texts`` (L,), some of them repeated, that alone reproduces the update and its scale.
 
-        ``None`` if no batch or several do, or if a text hardly changes the update. Clipped updates do not fit, since
-        their scale is lost. ``texts``: all different. ``rank``: rank of the first span, the least number of different
-        pairs of token and position.
+        ``None`` if no batch or several do, or if a text hardly changes the update. Clipped updates do not fit.
+        ``texts``: all different. ``rank``: rank of the first span, the least number of different pairs of token and
+        position.
         """
         if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
             return None

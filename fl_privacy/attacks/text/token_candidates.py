@@ -115,10 +115,7 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Return the known lengths, without a language model's last token, or else infer the greatest length.
-
-        The greatest length follows from the last row of the position embedding that the update changes.
-        """
+        """Return the known lengths, without a language model's last token, or else infer the greatest length."""
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())
@@ -174,7 +171,7 @@ class Candidates:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Return ``True`` if all tokens of ``texts`` (L,) are candidates, clearly nearer to the span than others."""
+        """Return whether all tokens of ``texts`` (L,) are candidates, clearly nearer to the span than others."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -199,9 +196,8 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
     """Find every pair of token and position for which the first block's input is in ``span``.
 
     In several texts, pairs (v, p), (w, p) and (v, q) also put (w, q) in the span. Texts of unknown length end before
-    the first position without candidates; in texts of known length, the nearest tokens are taken if none is in the
-    span. ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a
-    random vector's.
+    the first position without candidates; in texts of known length, the nearest tokens are then taken. ``tokens``: (n,)
+    possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a random vector's.
     """
     few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
     each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)

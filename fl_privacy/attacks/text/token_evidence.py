@@ -1,8 +1,8 @@
 """Infer tokens and positions from a few directions that an update contains (ours).
 
 If an update of b tokens contains k of n directions, these hold a share of about k / b of a present token's squared
-length, and of k / n of any other token's. This holds beyond exact spans (DAGER) and under noise, and gives the expected
-number of false candidates.
+length, and of k / n of any other token's. This holds also under noise, and gives the expected number of false
+candidates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -347,8 +347,7 @@ def _alike(
     """Count ``tokens`` (k,), the surest first, that may be found only because they resemble the tokens before them.
 
     In trained embeddings, similar tokens share directions; only the component outside the span of those before proves a
-    token's presence. ``which``: index, in each basis, of the number of directions that is used. ``evidence``: (k, L) at
-    each position.
+    token's presence. ``which``: index of the number of directions in each basis. ``evidence``: (k, L) at each position.
     """
     place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
     used = [basis for basis in bases if basis.numbers[which]]

@@ -341,7 +341,7 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
-    """Return ``True`` if no noise is stated, and at most ``most`` rows of the first victim, a minority, changed."""
+    """Return whether no noise is stated, and at most ``most`` rows of the first victim, a minority, changed."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not stated_noise
 

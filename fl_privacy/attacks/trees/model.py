@@ -44,7 +44,6 @@ class Tree:
 
     @cached_property
     def nodes(self) -> np.ndarray:
-        """Return the reachable nodes; parents precede children, right children precede left ones."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()
@@ -92,7 +91,7 @@ class Trees:
 
 
 def is_model(data: bytes) -> bool:
-    """Return ``True`` if ``data`` begins like a model of XGBoost."""
+    """Return whether ``data`` begins like a model of XGBoost."""
     head = data[:256]
     return head[:1] == b"{" and (b'"learner"' in head or b"learner{" in head or b'"Config"' in head)
 
@@ -230,9 +229,8 @@ _CONSTANTS = {"Z": None, "T": True, "F": False}
 def read_ubjson(data: bytes) -> Any:
     """Parse one UBJSON value.
 
-    ``data``: all bytes. Memory stays near the size of ``data``, plus some hundred bytes for each of at most
-    ``MOST_VALUES`` values. ``UserError`` if the value is damaged, nested too deeply, or of a type that XGBoost does not
-    write.
+    Memory stays near the size of ``data``, plus some hundred bytes for each of at most ``MOST_VALUES`` values.
+    ``UserError`` if the value is damaged, nested too deeply, or of a type that XGBoost does not write.
     """
     reader = _Reader(data)
     try:

@@ -366,10 +366,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of the thresholds of all trees; ``UserError`` if it is too large.
-
-    A feature has a state for missing values if a tree sends these left.
-    """
+    """Return the grid of the thresholds of all trees; ``UserError`` if it is too large."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
@@ -408,7 +405,6 @@ def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
 
 
 def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the lower and upper end of each state, and a value in it."""
     found = []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
@@ -436,7 +432,6 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
-    """Return the share of chains that agree with the first chain on each cell's interval, after rows are matched."""
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
     best = chains[0]

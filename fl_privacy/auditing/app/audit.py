@@ -82,8 +82,8 @@ def audit_app(
 ) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
-    The app's code is executed. ``tell`` is called with lines of progress. ``show`` is called with each record, which is
-    then not written to files. ``UserError`` if the app can't be loaded, or the folder can't be written.
+    The app's code is executed. ``show`` is called with each record, which is then not written to files. ``UserError``
+    if the app can't be loaded, or the folder can't be written.
     """
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
@@ -112,10 +112,7 @@ def audit_app(
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run an app and, if no client trains, other scripts of its folder, and at last its network alone.
-
-    Return the audit and the app that was run.
-    """
+    """Run an app and, if no client trains, other scripts of its folder, and at last its network alone."""
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
     said, vain, built = list[str](), list[str](), BuiltNetworks(app.folder)
     for number in range(MOST_TRIED):

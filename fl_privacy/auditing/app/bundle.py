@@ -68,11 +68,7 @@ class App:
 
     @cached_property
     def renamed(self) -> dict[str, str]:
-        """Return missing packages, each mapped to a folder of another name that has all modules imported from it.
-
-        At least two such modules are needed; one is enough for a package that ``pyproject.toml`` names wrongly. Imports
-        inside ``try`` do not count.
-        """
+        """Return missing packages, each mapped to a folder of another name that has all modules imported from it."""
         files, found = parsed(self.folder), dict[str, str]()
         imported = defaultdict[str, dict[str, set[str]]](lambda: defaultdict(set))  # package -> its modules -> names
         for node in (node for file in files.values() for node in _unguarded(file.tree)):
@@ -108,8 +104,7 @@ class App:
     def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start.
 
-        ``stops(app)`` returns why the app can't start, and is called if a module is missing. ``UserError`` if the code
-        can't be imported, or is no app.
+        ``stops(app)`` returns why the app can't start. ``UserError`` if the code can't be imported, or is no app.
         """
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
@@ -231,7 +226,6 @@ class App:
 
 
 def _unguarded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports in ``node``, without those that ``try`` guards."""
     left = [node]
     while left:
         node = left.pop()
@@ -275,10 +269,9 @@ def modules_in(folder: Path) -> list[str]:
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
-    A bundle is unpacked. In a folder without Flower's app format, the app consists of the scripts that start Flower, or
-    else of the only folder inside that has the format. ``chosen``: options of ``find_scripts``; if they name a script,
-    the folder's app format is ignored. If ``network`` is ``True``, no script is sought, since only a network is
-    trained. ``UserError`` if ``path`` is no Flower app.
+    In a folder without Flower's app format, the app consists of the scripts that start Flower, or else of the only
+    folder inside that has the format. ``chosen``: options of ``find_scripts``; if they name a script, the folder's app
+    format is ignored. If ``network``, no script is sought. ``UserError`` if ``path`` is no Flower app.
     """
     place = expanded(path).absolute()
     if (chosen or {}).get("network") and place.is_dir():

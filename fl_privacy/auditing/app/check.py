@@ -77,7 +77,7 @@ class Check:
 
     @property
     def stops(self) -> str:
-        """Return why an audit can't start, and the remedy, in a sentence; empty if nothing stops it."""
+        """Return why an audit can't start, and the remedy, in a sentence, or ""."""
         if self.modules:
             return (
                 f"The app {self.app} is expected to have the module{'s' * (len(self.modules) > 1)}"

@@ -28,8 +28,7 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 class Defaults:
     """The default values of a project's flags.
 
-    A name has a value only if all assignments, arguments and defaults, in all files, give it the same. ``config`` is
-    the run config of ``pyproject.toml``.
+    A name has a value only if all assignments and defaults agree. ``config`` is the run config of ``pyproject.toml``.
     """
 
     def __init__(self, trees: Iterable[ast.Module], config: Mapping[str, Any]) -> None:
@@ -92,7 +91,6 @@ class Defaults:
         return [one for one in dict.fromkeys(said) if "__name__" not in one]
 
     def _conditions(self, node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
-        """Yield each condition around ``node``, without leading ``not``, and the value for which ``node`` runs."""
         for test, wanted in self._tests(node):
             while isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
                 test, wanted = test.operand, not wanted  # noqa: PLW2901

@@ -65,8 +65,7 @@ class ReplyDefense:
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
         """Defend the trained parameters in ``reply``, in place.
 
-        ``found``: which arrays hold which parameters. ``UserError`` if no array holds any, or one is encoded or not a
-        float.
+        ``found``: which arrays hold which parameters. ``UserError`` if no array holds any, or one is no float.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()

@@ -129,8 +129,7 @@ def arrays_writable(code: str) -> Iterator[None]:
 def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
-    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error. ``map``
-    uses no extra processes, since forks of this process may hang on its threads.
+    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error.
     """
     asked: set[str] = set()
     if importlib.util.find_spec("datasets") is None:
@@ -178,8 +177,8 @@ def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
 def copied_files(app: Path, into: Path) -> str:
     """Copy the non-code files of the folder ``app`` to ``into``, without overwriting.
 
-    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on files left out for
-    their size.
+    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on files that are too
+    large.
     """
 
     def is_own(folder: Path) -> bool:
@@ -285,8 +284,7 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Records in ``tables`` the ``flwr_datasets`` partitions and pandas tables that a client loads while it answers.
 
-    A table counts as a log that the app wrote, and is ignored, if its file is newer than ``since`` (seconds since 1970)
-    and it has no more rows than messages were ``answered`` so far.
+    Logs that the app wrote are ignored: files newer than ``since`` (seconds since 1970) of at most ``answered`` rows.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

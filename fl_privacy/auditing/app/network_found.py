@@ -77,7 +77,6 @@ class BuiltNetworks:
             yield
 
     def end(self) -> None:
-        """Free what is kept, and keep no more."""
         self._kept.clear()
         self._ended = True
 
@@ -226,7 +225,6 @@ class DefinedNetworks:
 
     @cached_property
     def _classes(self) -> set[str]:
-        """Return the names of the project's classes of networks, found by their bases."""
         bases = {
             node.name: {dotted(each).rpartition(".")[2] for each in node.bases}
             for file in self.files.values()

@@ -169,9 +169,9 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Given scripts are relative to the folder, and no others are searched for. Scripts in ``but`` are left out.
-    ``alone=True`` also accepts clients without a server. ``None`` if no script starts Flower. ``UserError`` if a given
-    script does not exist, or nothing in the folder starts a client when it is run.
+    Given scripts are relative to the folder. Scripts in ``but`` are left out. ``alone=True`` also accepts clients
+    without a server. ``None`` if no script starts Flower. ``UserError`` if a given script does not exist, or nothing in
+    the folder starts a client when it is run.
     """
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():

@@ -385,7 +385,6 @@ class Drawing:
         return self._with_flags(hf, drawn, kinds, rng) if pictured else (drawn, hf.Features(kinds))
 
     def _with_flags(self, hf: Any, drawn: dict[str, Any], kinds: dict[str, Any], rng: np.random.Generator) -> Any:
-        """Add columns of 0 or 1 for other keys that the code looks up in each example."""
         known = (IMAGE, LABEL, TEXT)
         for name in sorted(self._of_example - self._made - drawn.keys()):
             if not any(each.search(name) for each in known):

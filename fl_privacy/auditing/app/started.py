@@ -160,7 +160,6 @@ def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kw
 
 
 def _name_rounds(strategy: Any) -> None:
-    """Wrap a strategy's methods that name the round ``rnd``, as before Flower 1.0, to accept ``server_round``."""
     for name in ("configure_fit", "aggregate_fit", "configure_evaluate", "aggregate_evaluate"):
         method = getattr(strategy, name, None)
         if method is not None and "rnd" in inspect.signature(method).parameters:
@@ -251,10 +250,7 @@ class _Runner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails.
-
-        A script that fails with its defaults of environment variables gets those that the project's commands set.
-        """
+        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails."""
         try:
             return self._run_from_places(path, arguments, partition, nodes)
         except (UserError, OSError):
@@ -387,7 +383,7 @@ class _Runner:
     def _variable(self, partition: int, nodes: int, original: Any, environ: Any, key: str) -> str:
         """Return an environment variable or, if the app asks for a missing one, what commands set, or a usual value.
 
-        If the app has a default, ``KeyError`` is raised, and what commands set is kept for a second run.
+        If the app has a default, raise ``KeyError``.
         """
         with suppress(KeyError):
             return original(environ, key)
@@ -433,11 +429,7 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's question from the standard input or, if it is closed, by a likely answer.
-
-    A usual value comes first, then each choice that the question offers, one per call; ``UserError`` if there are no
-    more.
-    """
+    """Answer a script's question from the standard input or, if it is closed, by a likely answer."""
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)
@@ -464,8 +456,7 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
     """Record the arguments of Flower's starting functions in ``calls``, and end the script there.
 
-    Processes that the script begins run in this process. ``heard`` replaces ``print`` and loggers' handlers until the
-    block ends.
+    Processes that the script begins run in this process. ``heard`` replaces ``print`` and loggers' handlers.
     """
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **options: Any) -> None:

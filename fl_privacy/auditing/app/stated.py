@@ -35,10 +35,7 @@ class OptionsStated:
     script: Path
 
     def values(self, flags: Sequence[str]) -> list[str]:
-        """Return the values of the option ``flags`` in commands on the project's pages.
-
-        If there are none and the option names settings, return the likeliest settings file.
-        """
+        """Return the values of the option ``flags`` in commands on the project's pages."""
         values = [value for flag in flags for value in self._given.get(flag, ())]
         if values or not _SETTINGS.search(flags[-1]):
             return [*dict.fromkeys(values)]

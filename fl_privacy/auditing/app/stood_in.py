@@ -303,7 +303,6 @@ class Hooks:
         return None if drawn else original(path, *args, **kwargs)
 
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Return ``True`` if a file exists or can be made up."""
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
         written = not named.is_absolute() and _WRITTEN.search(os.path.normpath(named.parent))  # by the app itself
@@ -450,7 +449,7 @@ def _is_of_packages(path: Path) -> bool:
 
 
 def _ends_without() -> bool | None:
-    """Return ``True`` if the app ends when the file that it asks for is missing, ``False`` if it goes on.
+    """Return whether the app ends when the file that it asks for is missing, ``False`` if it goes on.
 
     The code around the call decides: an ``if``, ``assert`` or ``try``; ``None`` if there is none.
     """

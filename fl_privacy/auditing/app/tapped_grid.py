@@ -280,14 +280,7 @@ class TappedGrid(LocalGrid):
         return (error_reply(message, put), None) if isinstance(put, Failure) else (reply, found)
 
     def _note(
-        self,
-        reply: Message,
-        down: Sent,
-        seen: Watched,
-        loaded: Loaded,
-        asked: dict[str, Any],
-        *,
-        meant: Matched | None,
+        self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, asked: dict[str, Any], *, meant: Matched | None
     ) -> None:
         if reply.has_error():
             self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node))
@@ -364,10 +357,7 @@ class TappedGrid(LocalGrid):
             self.traces[down.node] = trace
 
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
-        """Ask the client again with the same message and state; ``only`` limits the examples of its loaders.
-
-        The client's state stays unchanged, and all random streams are restored.
-        """
+        """Ask the client again with the same message and state; ``only`` limits the examples of its loaders."""
         only = only and replace(only, at_call=not answer.watched.loaded)
         watch = TrainingWatch(program=True, only=only)
         message, context = copy.deepcopy(answer.message), _copied(answer.context)

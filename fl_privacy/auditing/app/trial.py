@@ -58,8 +58,8 @@ class Course:
 def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[str]:
     """Run ``app`` without and with a site's ``policy`` on messages, and describe both runs in lines of text.
 
-    The app's code is executed in this process. Ledgers are temporary; replies do not wait for the policy's
-    ``every_seconds``. ``UserError`` if the app can't be loaded, or lacks a key of ``settings.run_config``.
+    The app's code is executed in this process. Replies do not wait for the policy's ``every_seconds``. ``UserError`` if
+    the app can't be loaded, or lacks a key of ``settings.run_config``.
     """
     config = app.with_config(settings.run_config, settings.rounds)
     with contextlib.ExitStack() as stack:

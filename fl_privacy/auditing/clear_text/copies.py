@@ -114,10 +114,7 @@ def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray 
 
 
 def array_in(content: bytes) -> np.ndarray | None:
-    """Return the array in bytes of NumPy's format; ``None`` for other bytes, or for an array of Python objects.
-
-    The header's shape has to agree with the number of bytes, so that a false one allocates no memory.
-    """
+    """Return the array in bytes of NumPy's format; ``None`` for other bytes, or for an array of Python objects."""
     file = io.BytesIO(content)
     try:
         shape, fortran, dtype = _HEADERS[np.lib.format.read_magic(file)](file, max_header_size=1 << 12)

@@ -58,7 +58,7 @@ class Loaded:
     """The data that a client was observed to load.
 
     ``rows``: tables (N, F), a row for each example. ``columns``: table columns by name. ``labels``: (N,). ``examples``:
-    number of examples; 0 if unknown.
+    their number; 0 if unknown.
     """
 
     rows: Sequence[np.ndarray] = ()
@@ -119,7 +119,7 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
-    """Return ``True`` if ``array`` holds the classes of all examples, in any order.
+    """Return whether ``array`` holds the classes of all examples, in any order.
 
     For two classes, either the order or the array's name in ``where`` must agree, too.
     """
@@ -243,10 +243,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Return the statistic, column and number of examples that explain the number ``value``, or ``None``.
-
-    A number of few digits may be a setting; its ``key`` then has to name the column or a statistic.
-    """
+    """Return the statistic, column and number of examples that explain the number ``value``, or ``None``."""
     usual = type(value) in (int, float) and LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC
     if not usual or _EXAMPLE_COUNTS.search(key):
         return None

@@ -48,7 +48,7 @@ class Spread:
 def unpacked(values: Mapping[tuple[str, str], Any]) -> dict[str, np.ndarray]:
     """Return the arrays within bytes, texts and lists of a reply, by record/key.
 
-    Bytes may be in the format of NumPy, PyTorch, safetensors or pickle, and compressed; no code in them is executed.
+    Bytes may be of NumPy, PyTorch, safetensors or pickle, and compressed; no code in them is executed.
     """
     found: dict[str, np.ndarray] = {}
     for (record, key), value in values.items():
@@ -283,7 +283,6 @@ class _Search:
         return None
 
     def _sign(self, numbers: np.ndarray, target: Sequence[str], places: np.ndarray | slice) -> int:
-        """Return the sign, 1 or -1, with which ``numbers`` equal the values of ``target`` at ``places``; else 0."""
         self.tries += 1
         if self.tries > MOST_TRIES:
             return 0

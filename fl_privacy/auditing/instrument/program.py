@@ -194,10 +194,7 @@ class Recorder:
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
-        """Make a program of the calls that the losses ``roots`` depend on; ``names``: names of parameters by ``id``.
-
-        Several losses become one, of all batches joined; if their calls differ, it is the sum of the losses.
-        """
+        """Make a program of the calls that the losses ``roots`` depend on; ``names``: names of parameters by ``id``."""
         if len(roots) > 1:
             with streams_put_back():  # preparations of batches are computed again
                 found = attempt(lambda: _as_one_batch([self.program([root], names) for root in roots]))

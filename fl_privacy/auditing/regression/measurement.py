@@ -88,8 +88,7 @@ def measured(
     """Build a measurement from the ``values`` (N,) that ``metric`` gave for N images.
 
     ``uploads``: identifier (N,) of each image's upload. ``victims``: identifier (N,) of each image. ``outcomes``:
-    outcome (N,) of each attack, if known. ``UserError`` if the metric is unknown, there is no image, or a value is NaN,
-    as after a failed attack.
+    outcome (N,) of each attack, if known. ``UserError`` if the metric is unknown, there is no image, or a value is NaN.
     """
     expect_metric(metric)
     known = tuple(map(float, values))

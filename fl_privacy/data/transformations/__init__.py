@@ -275,8 +275,8 @@ def transform(
     """Transform each of ``images`` (N, C, H, W) in [0, 1] by a random one of ``policies``, with random signs.
 
     Images are rounded to 256 levels first, like image files. The number of draws per image does not depend on the
-    policy. If ``by_probability``, each operation is applied with AutoAugment's probability. ``UserError`` for images
-    that are neither gray nor RGB.
+    policy. If ``by_probability``, each operation is applied with AutoAugment's probability. Images are gray or RGB,
+    else ``UserError``.
     """
     check_shape(images.shape[1:])
     longest = max(len(policy.indices) for policy in policies)
@@ -314,8 +314,8 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
     """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
-    ``table``: ``None`` takes the file's, or the paper's for names. ``UserError`` if ``source`` is none of these, or the
-    file was searched with another table.
+    ``table``: ``None`` takes the file's, or the paper's for names. ``UserError`` if ``source`` is none of these, or was
+    searched with another table.
     """
     if table is not None:
         one_of("table", table, get_args(Table))

@@ -129,7 +129,7 @@ class PrivacyAware:
         checks.number("gamma", self.gamma, at_least=0, at_most=1, example=0.01)
 
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
-        """Return ``True`` if a policy is privacy-aware; ``UserError`` if ``psnr`` is empty or has NaN.
+        """Return whether a policy is privacy-aware; ``UserError`` if ``psnr`` is empty or has NaN.
 
         ``psnr`` (N,): PSNR of each of N reconstructions, see ``least_epsilon``. ``accuracy``, ``transformed``: accuracy
         without and with the policy.

@@ -152,9 +152,7 @@ def _learning_rate(observation: Observation, given: Collection[str], said: list[
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
     """Replace learning rates that were estimated from one step on one example by the median of the round's estimates.
 
-    Estimates of the same rate vary with the model's certainty, but victims are attacked together only at equal rates.
-    An estimate that differs from the median by more than a factor of three is kept, since that client may have another
-    rate. Replacing the other estimates may weaken attacks that use the length of the update.
+    An estimate that differs from the median by more than a factor of three is kept.
     """
     rates: dict[int, list[float]] = {}
     for observation in observations:
@@ -178,8 +176,7 @@ def _is_one_step_on_one_example(observation: Observation) -> bool:
 def estimated_lr(observation: Observation) -> float | None:
     """Estimate the learning rate of one SGD step on one example; ``None`` for other training.
 
-    Also ``None`` if the upload lacks the output layer's bias. That bias's gradient is p - y for softmax outputs p and
-    the one-hot label y. Its sum over other classes is one minus the label's p, known from outputs for random images.
+    Also ``None`` if the upload lacks the output layer's bias.
     """
     one_step, classes = _is_one_step_on_one_example(observation), observation.num_classes
     modules = observation.model.named_modules()

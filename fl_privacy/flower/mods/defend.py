@@ -58,8 +58,8 @@ class DefendedClient(NumPyClient):
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Evaluate with the inner client; outside of simulations only once a round, and with figures of three digits.
 
-        ``UserError`` if the defense promises differential privacy (exact figures would break it), the round is missing
-        or was answered, or ``fit`` would raise.
+        ``UserError`` if the defense promises differential privacy, the round is missing or was answered, or ``fit``
+        would raise.
         """
         if promises_privacy(self.guard.defense):
             raise UserError(

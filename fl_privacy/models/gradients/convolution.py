@@ -175,7 +175,7 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Return ``True`` if :func:`transposed` is faster than PyTorch's backward pass, for a number of ``images``."""
+    """Return whether :func:`transposed` is faster than PyTorch's backward pass, for a number of ``images``."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"
@@ -284,7 +284,6 @@ def unfolded(module: nn.Conv2d, inputs: Tensor, settings: tuple[Any, Any, Any]) 
 
 
 def _side_by_side(values: Tensor) -> Tensor:
-    """Stack V victims as channels, (V, B, C, H, W) -> (B, V C, H, W)."""
     return values.transpose(0, 1).flatten(1, 2)
 
 

@@ -150,7 +150,7 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return ``True`` if gradients of a layer are compared faster by their factors than after forming them."""
+    """Return whether gradients of a layer are compared faster by their factors than after forming them."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 

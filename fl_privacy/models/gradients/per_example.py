@@ -324,7 +324,6 @@ def _weighted(factors: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:
-    """Set the examples of ``values`` (B, ...) with factor 0 to zero, since NaN times 0 is not 0."""
     return torch.where((factors > 0).view(-1, *(1 for _ in values.shape[1:])), values, 0)
 
 
@@ -344,8 +343,7 @@ def gradient_products(
 ) -> tuple[Tensor, Tensor]:
     """Return inner products (B, K) of each example's gradient with K ``directions``, and gradients' squared norms (B,).
 
-    Parameters that are in no direction are left out; those missing in one direction are 0 there. Batch norm is in
-    evaluation mode.
+    Parameters that are in no direction are left out; those missing in one direction are 0 there.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}

@@ -104,7 +104,7 @@ def find_evaluator(
 ) -> evaluator.EvaluationNetwork:
     """Return the evaluation network in the file ``path``; ``None`` takes a small network for gray images.
 
-    The small network does not suit photographs. ``UserError`` if no network fits ``input_shape`` (C, H, W).
+    ``UserError`` if no network fits ``input_shape`` (C, H, W).
     """
     if path is not None:
         file = expanded(path)

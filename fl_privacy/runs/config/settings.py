@@ -106,9 +106,7 @@ class ThreatModelSettings:
     """Settings of the group ``threat_model``: the attacker's knowledge beyond the protocol."""
 
     observer: Literal["server", "another_site"] = setting(
-        ATTACK,
-        "who looks: the `server`, or the last client as `another_site`",
-        captured=True,
+        ATTACK, "who looks: the `server`, or the last client as `another_site`", captured=True
     )
     colluding_sites: int = setting(
         ATTACK, "number of such sites that pool what they know", within=(1, 1_000_000), captured=True
@@ -357,7 +355,7 @@ def captured_groups() -> tuple[str, ...]:
 
 
 def is_within(key: str, keys: Iterable[str]) -> bool:
-    """Return ``True`` if the dotted ``key`` is one of ``keys`` or below one of them."""
+    """Return whether the dotted ``key`` is one of ``keys`` or below one of them."""
     return any(key == name or key.startswith(f"{name}.") for name in keys)
 
 

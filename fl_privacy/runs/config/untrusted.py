@@ -256,7 +256,7 @@ def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
 
 
 def leads_outside(text: str) -> bool:
-    """Return ``True`` if the path ``text`` may lead out of the working directory, on POSIX or Windows."""
+    """Return whether the path ``text`` may lead out of the working directory, on POSIX or Windows."""
     posix, windows = PurePosixPath(text), PureWindowsPath(text)
     absolute = posix.is_absolute() or bool(windows.drive or windows.root)
     return absolute or text.startswith("~") or ".." in (*posix.parts, *windows.parts)

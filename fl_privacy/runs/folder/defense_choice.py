@@ -33,7 +33,7 @@ CAN_INFER: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return ``True`` if the measure called ``name`` is above chance, corrected for ``among`` measures in total."""
+    """Return whether the measure called ``name`` is above chance, corrected for ``among`` measures in total."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
@@ -58,7 +58,7 @@ def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure
 
 
 def disproves(findings: Sequence[Finding], *, epsilon: float) -> bool:
-    """Return ``True`` if an attack disproved the claimed epsilon."""
+    """Return whether an attack disproved the claimed epsilon."""
     return any(f.proven_epsilon is not None and f.proven_epsilon > epsilon for f in findings)
 
 
@@ -124,7 +124,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Return ``True`` if everything was measured, nothing leaked, and no image reaches ``psnr_below`` dB."""
+        """Return whether everything was measured, nothing leaked, and no image reaches ``psnr_below`` dB."""
         return (
             self.images > 0
             and not (self.undefended or self.read or self.unknown or self.exposed or self.open_questions)
@@ -196,7 +196,7 @@ def asked_of(findings: Sequence[Finding]) -> set[str]:
 
 
 def comparable(candidates: Sequence[Candidate]) -> bool:
-    """Return ``True`` if all candidates have one modality."""
+    """Return whether all candidates have one modality."""
     return len({c.judged_by for c in candidates}) <= 1
 
 

@@ -36,7 +36,7 @@ WAITING = ".waiting"  # subfolder of updates that wait for their attack; deleted
 
 
 def is_finished(path: Path) -> bool:
-    """Return ``True`` if the run in folder ``path`` finished."""
+    """Return whether the run in folder ``path`` finished."""
     return (path / SUMMARY).is_file()
 
 
@@ -47,7 +47,7 @@ def expect_finished(path: Path) -> None:
 
 
 def is_aside(path: Path) -> bool:
-    """Return ``True`` if the folder was renamed by :func:`move_aside`."""
+    """Return whether the folder was renamed by :func:`move_aside`."""
     return re.search(r"-(interrupted|previous)-\d+$", path.name) is not None
 
 

@@ -330,10 +330,7 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the figures of the rows that ``is_whole`` accepts, and the names of the rows without figures.
-
-    Without figures of the first row, the undefended one, no row has any.
-    """
+    """Return the figures of the rows that ``is_whole`` accepts, and the names of the rows without figures."""
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)

@@ -150,7 +150,7 @@ def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = le
 
 
 def is_read(found: Sequence[LeakageResult]) -> bool:
-    """Return ``True`` if one of ``found`` reconstructs above chance, corrected for the number of these results."""
+    """Return whether one of ``found`` reconstructs above chance, corrected for the number of these results."""
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
 

@@ -71,7 +71,7 @@ class Isolation:
 
     @property
     def is_all(self) -> bool:
-        """Return ``True`` if all mechanisms but Landlock are in force."""
+        """Return whether all mechanisms but Landlock are in force."""
         return OWN_ROOT in self.files and "seccomp" in self.network and bool(self.bounds)
 
     def in_words(self) -> str:

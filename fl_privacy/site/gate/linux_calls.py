@@ -1,7 +1,6 @@
 """Linux system calls by which a process gives up rights; it uses the standard library only.
 
-Constants are those of the kernel's headers (linux/landlock.h, linux/seccomp.h, linux/filter.h, asm/unistd.h of x86-64
-and arm64).
+Constants are those of the kernel's headers: linux/landlock.h, seccomp.h and filter.h, asm/unistd.h of x86-64 and arm64.
 """
 
 import ctypes
