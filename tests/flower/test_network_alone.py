@@ -264,6 +264,27 @@ def test_networks_of_clients_come_first_and_parts_of_networks_last(tmp_path: Pat
     assert names[0] == "as Net(5, width=2)" and names.index("as Teacher()") > 1
 
 
+def test_a_layer_that_only_networks_build_is_no_network(tmp_path: Path) -> None:
+    """Nothing builds ``Whole`` either, but ``Merging`` is built inside of it."""
+    code = """
+from torch import nn
+class Merging(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+    def forward(self, x):
+        return self.linear(x)
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.merging, self.last = Merging(), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.last(self.merging(x))
+"""
+    app = App(folder=written(tmp_path, model=code), name="", server="", client="", config={})
+    assert {each.name for each in DefinedNetworks(app).networks()} == {"Whole"}
+
+
 def test_built_networks_are_kept_whole_with_their_arguments(tmp_path: Path) -> None:
     path = written(tmp_path, used=NET + "nets = [Net(n, width=2) for n in (3, 4)]\nloss = nn.BCELoss()\n") / "used.py"
     built = BuiltNetworks(tmp_path)

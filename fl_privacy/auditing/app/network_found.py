@@ -193,6 +193,8 @@ class DefinedNetworks:
                 found[key].append((path, each))
         if chosen:
             found = {key: found[key] for key in [self._key_of(found, chosen)]}
+        elif parts := self._parts():
+            found = {key: calls for key, calls in found.items() if calls or key[1] not in parts}
 
         def rank(key: tuple[Path, str]) -> tuple[int, int, str]:
             near = sum(path in self.of_clients for path, _ in found[key])
@@ -236,6 +238,17 @@ class DefinedNetworks:
             before = len(found)
             found |= {name for name, those in bases.items() if those & (_BASES | found)}
         return found
+
+    def _parts(self) -> set[str]:
+        """Return the names of whatever classes of networks build inside."""
+        nodes = (node for file in self.files.values() for node in file.tree.body)
+        inside = (
+            each
+            for node in nodes
+            if isinstance(node, ast.ClassDef) and node.name in self._classes
+            for each in ast.walk(node)
+        )
+        return {called(each) for each in inside if isinstance(each, ast.Call)}
 
     def _may_make(self, node: ast.FunctionDef | ast.ClassDef) -> bool:
         if isinstance(node, ast.ClassDef):
