@@ -107,39 +107,45 @@ class Descriptors(Once):
 
 @dataclass(frozen=True, eq=False)
 class ShiftedDescriptors(Once):
-    """Descriptors of a guess (1, C, H, W) in [0, 1] and of its mirror image, shifted by up to a tenth of the width."""
+    """Descriptors of G guesses (G, C, H, W) and their mirror images, shifted by up to a tenth of the width."""
 
-    image: Tensor
+    images: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (V, D) of all V variants of the guess, for a blur and a window by index.
+        """Return cached descriptors (G, V, D) of the V variants of each guess, for a blur and a window by index.
 
         The variants are gray versions, mirror images and shifts.
         """
 
-        def everywhere() -> Tensor:
-            images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
-            both = torch.stack([images, images.flip(-1)], dim=1)[: len(images) if window == 0 else len(self._grays)]
+        def inside() -> Tensor:
+            shown = self._shown.flatten(0, 1)
+            images = with_detail(blurred(shown, BLURS[blur])).unflatten(0, self._shown.shape[:2])
+            both = torch.stack([images, images.flip(-1)], dim=2)
             height, width = (side - 2 * shift_reach(side) for side in both.shape[-2:])
-            places = both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
-            cut = _windows(height, width, self.sight.gap)[window]
-            return _unit(places[..., cut[0], cut[1]]).flatten(0, 1)
+            return both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 2, 4, 5, 3, 6, 7)
+
+        def everywhere() -> Tensor:
+            places = self.once(blur, inside)
+            cut = _windows(*places.shape[-2:], self.sight.gap)[window]
+            places = places if window == 0 else places[:, : self._grays.shape[1]]
+            return _unit(places.flatten(1, 4)[..., cut[0], cut[1]])
 
         return self.once((blur, window), everywhere)
 
     @cached_property
     def _grays(self) -> Tensor:
-        return grays(small(self.image.float(), self.sight.side))
+        return grays(small(self.images.float(), self.sight.side))
 
     @cached_property
     def _shown(self) -> Tensor:
-        return torch.cat([self._grays, *(_between(self.image, self.sight.side) if self.sight.between else ())])
+        between = _between(self.images, self.sight.side) if self.sight.between else ()
+        return torch.cat([self._grays, *(each[:, None] for each in between)], 1)
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return each row's largest absolute correlation (N,): ``rows`` (N, D) with any of ``places`` (V, D)."""
-    return (places @ rows.T).abs_().amax(0)
+    """Return each row's largest absolute correlation (..., N): ``rows`` (N, D) with any of ``places`` (..., V, D)."""
+    return (places @ rows.T).abs_().amax(-2)
 
 
 def small(images: Tensor, side: int) -> Tensor:
@@ -185,13 +191,13 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
     return functional.interpolate(few, scale_factor=side)[..., :height, :width]
 
 
-def _between(image: Tensor, side: int) -> Iterator[Tensor]:
-    """Yield gray, downscaled versions of an image (1, C, H, W), shifted by half a pixel; none if the image is small."""
-    height, width = image.shape[-2:]
+def _between(images: Tensor, side: int) -> Iterator[Tensor]:
+    """Yield gray, downscaled versions of images (G, C, H, W), shifted by half a pixel; none if the images are small."""
+    height, width = images.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
         return
-    padded = functional.pad(image.float().mean(1, keepdim=True), (half, 0, half, 0), "replicate")
+    padded = functional.pad(images.float().mean(1, keepdim=True), (half, 0, half, 0), "replicate")
     for top, left in ((0, 0), (0, half), (half, 0)):
         yield small(padded[..., top : top + height, left : left + width], side)
 
@@ -224,17 +230,22 @@ def _unit(looks: Tensor) -> Tensor:
 _AGREE = 0.95  # least correlation of the channels' common part with their mean to use the mean alone
 
 
-def grays(image: Tensor) -> Tensor:
-    """Return gray versions (G, 1, H, W) of an image: the channels' mean, and first principal component if different."""
-    mean = image.mean(1, keepdim=True)
-    if image.shape[1] == 1:
-        return mean
-    pixels = image[0].flatten(1).double()
-    pixels = pixels - pixels.mean(1, keepdim=True)
-    pixels = pixels / (torch.linalg.vector_norm(pixels, dim=1, keepdim=True) + 1e-6)
-    _, directions = torch.linalg.eigh(pixels @ pixels.T)
-    common = (directions[:, -1] @ pixels).to(image.dtype)
-    plain = (mean.flatten() - mean.mean()).to(image.dtype)
-    if functional.cosine_similarity(common, plain, dim=0).abs() >= _AGREE:
-        return mean
-    return torch.cat([mean, (common * (plain.std() / common.std().clamp_min(1e-12))).view_as(mean)])
+def grays(images: Tensor) -> Tensor:
+    """Return gray versions (G, M, 1, H, W) of images (G, C, H, W): the channels' mean, and first principal component.
+
+    M is 1 if these agree in all images; where they agree, the second version is the mean again.
+    """
+    mean = images.mean(1, keepdim=True)
+    if images.shape[1] == 1:
+        return mean[:, None]
+    pixels = images.flatten(2).double()
+    pixels = pixels - pixels.mean(2, keepdim=True)
+    pixels = pixels / (torch.linalg.vector_norm(pixels, dim=2, keepdim=True) + 1e-6)
+    _, directions = torch.linalg.eigh(pixels @ pixels.mT)
+    common = (directions[:, None, :, -1] @ pixels)[:, 0].to(images.dtype)
+    plain = mean.flatten(1) - mean.flatten(1).mean(1, keepdim=True)
+    agree = functional.cosine_similarity(common, plain, dim=1).abs() >= _AGREE
+    if bool(agree.all()):
+        return mean[:, None]
+    common = common * (plain.std(1, keepdim=True) / common.std(1, keepdim=True).clamp_min(1e-12))
+    return torch.stack([mean, torch.where(agree[:, None, None, None], mean, common.view_as(mean))], 1)

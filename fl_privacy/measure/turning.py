@@ -158,9 +158,20 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)
     windows = images.unfold(-2, height, 1).unfold(-2, width, 1).transpose(0, 1)
-    mean, square = (functional.avg_pool2d(each, (height, width), 1) for each in (images, images.square()))
-    length = ((square - mean.square()).clamp_min(0) * height * width).sqrt() + LEAST_CONTRAST * (height * width) ** 0.5
-    return windows.flatten(4).flatten(2, 3), length.transpose(0, 1).flatten(2)
+    return windows.flatten(4).flatten(2, 3), _lengths(images, height, width).transpose(0, 1).flatten(2)
+
+
+def _lengths(images: Tensor, height: int, width: int) -> Tensor:
+    """Return the norms (N, L, ...) of all windows of images (N, L, H, W), less the windows' means."""
+    down, right = (_averages(*sides) for sides in ((images.shape[-2], height), (images.shape[-1], width)))
+    mean, square = (down @ each @ right.T for each in (images.double(), images.double().square()))
+    size = height * width
+    return (((square - mean.square()).clamp_min(0) * size).sqrt() + LEAST_CONTRAST * size**0.5).to(images.dtype)
+
+
+@lru_cache(maxsize=64)
+def _averages(side: int, width: int) -> Tensor:
+    return torch.ones(side - width + 1, side, dtype=torch.float64).triu_().tril_(width - 1) / width
 
 
 def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
@@ -264,11 +275,11 @@ class Turning(Once):
 
     @cached_property
     def _gray(self) -> Tensor:
-        return grays(small(self.guess.float(), CLOSE))
+        return grays(small(self.guess.float(), CLOSE))[0]
 
     @cached_property
     def _pieces(self) -> list[tuple[int, Tensor, Tensor]]:
-        every = [(grid, _tiles(grays(self.guess.float()), grid)) for grid in GRIDS]
+        every = [(grid, _tiles(grays(self.guess.float())[0], grid)) for grid in GRIDS]
         return [(grid, own, _arranged(own, self.others.tiles(grid)[self.rivals]).amax(0)) for grid, own in every]
 
     @cached_property
