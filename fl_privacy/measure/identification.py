@@ -179,22 +179,23 @@ class Look:
 
         A strength is a correlation standardized by :func:`relative`; W is the number of comparisons in ``sight.ways``.
         """
-        every = torch.arange(len(self.originals.images))
-        raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
+        raw = [self._correlations(guess, self.originals) for guess in self.guesses]
         usual, key = torch.searchsorted(self.rivals, self.usual), (self.sight, self.rivals.numpy().tobytes())
-        among = [
-            g.once(key, lambda: relative(self._correlations(g, g.others, self.rivals), usual))  # noqa: B023
-            for g in self.guesses
-        ]
+        among = [g.once(key, lambda: relative(self._among(g), usual)) for g in self.guesses]  # noqa: B023
         own = [(_z(found) - mean) / spread for found, (_, mean, spread) in zip(raw, among, strict=True)]
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
-    def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
+    def _among(self, guess: Turning) -> Tensor:
+        if self.sight == COARSE:  # nearly all candidates are rivals
+            return guess.once("coarse", lambda: self._correlations(guess, guess.others))[:, self.rivals]
+        return self._correlations(guess, guess.others, self.rivals)
+
+    def _correlations(self, guess: Turning, images: Gallery, which: Tensor | None = None) -> Tensor:
         """Return a guess's absolute correlations (W, K) with K images in the W ways, each the largest over shifts."""
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
-            rows = rows if len(rows) == len(which) else rows[which]
+            rows = rows if which is None else rows[which]
             found.append(largest(guess.shifted(self.sight).rows(of, window)[0], rows))
         return torch.stack(found)
 
