@@ -119,8 +119,8 @@ class ShiftedDescriptors(Once):
         """
 
         def inside() -> Tensor:
-            shown = self._shown.flatten(0, 1)
-            images = with_detail(blurred(shown, BLURS[blur])).unflatten(0, self._shown.shape[:2])
+            images = with_detail(blurred(self._shown.flatten(0, 1), BLURS[blur]))
+            images = images.view(*self._shown.shape[:2], *images.shape[1:])
             both = torch.stack([images, images.flip(-1)], dim=2)
             height, width = (side - 2 * shift_reach(side) for side in both.shape[-2:])
             return both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 2, 4, 5, 3, 6, 7)
@@ -165,20 +165,17 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     """Blur images (N, C, H, W) by a Gaussian of ``sigma`` pixels, with repeated edges."""
     if not sigma:
         return images
+    down, right = (_blur(side, sigma).to(images) for side in images.shape[-2:])
+    return down @ images @ right.T
+
+
+@lru_cache(maxsize=64)
+def _blur(side: int, sigma: float) -> Tensor:
     reach = int(3 * sigma + 0.5)
-    offset = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
-    weights = torch.softmax(-(offset**2) / (2 * sigma**2), dim=0)
-    flat = images.reshape(-1, 1, *images.shape[-2:])
-    if len(flat) > 1:  # sums of shifted images, which are the same bits in an eighth of the time
-        for dim, edges in ((-2, (0, 0, reach, reach)), (-1, (reach, reach, 0, 0))):
-            padded, side = functional.pad(flat, edges, "replicate"), flat.shape[dim]
-            flat = padded.narrow(dim, 0, side) * weights[0]
-            for shift, weight in enumerate(weights[1:].tolist(), 1):
-                flat.add_(padded.narrow(dim, shift, side), alpha=weight)
-        return flat.reshape(images.shape)
-    rows = functional.conv2d(functional.pad(flat, (0, 0, reach, reach), "replicate"), weights.view(1, 1, -1, 1))
-    found = functional.conv2d(functional.pad(rows, (reach, reach, 0, 0), "replicate"), weights.view(1, 1, 1, -1))
-    return found.reshape(images.shape)
+    offset = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    from_pixel = (torch.arange(side)[:, None] + offset).clamp(0, side - 1).long()
+    weights = torch.softmax(-(offset**2) / (2 * sigma**2), dim=0).expand(side, -1)
+    return torch.zeros(side, side, dtype=torch.float64).scatter_add_(1, from_pixel, weights)
 
 
 def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:

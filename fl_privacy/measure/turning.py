@@ -167,8 +167,8 @@ def _lengths(images: Tensor, height: int, width: int) -> Tensor:
     """Return the norms (N, L, ...) of all windows of images (N, L, H, W), less the windows' means."""
     down, right = (_averages(*sides) for sides in ((images.shape[-2], height), (images.shape[-1], width)))
     mean, square = (down @ each @ right.T for each in (images.double(), images.double().square()))
-    size = height * width
-    return (((square - mean.square()).clamp_min(0) * size).sqrt() + LEAST_CONTRAST * size**0.5).to(images.dtype)
+    least = float(LEAST_CONTRAST * (height * width) ** 0.5)
+    return (((square - mean.square()).clamp_min(0) * height * width).sqrt() + least).to(images.dtype)
 
 
 @lru_cache(maxsize=64)
@@ -224,8 +224,8 @@ class _Placed:
     def closer(self, images: Tensor, which: Tensor, number: int) -> "_Placed":
         poses, gray = self.poses[which], self.gray[which]
         looks, values = _looks(poses.drawn(gray), CLOSE), torch.empty(len(images))
-        for which, slack in _slacks(poses):
-            values[which] = _slid(_middle(looks[which], slack), images[which]).abs().amax(1)
+        for own, slack in _slacks(poses):
+            values[own] = _slid(_middle(looks[own], slack), images[own]).abs().amax(1)
         return _Placed(values, poses, gray).refined(images, CLOSE, torch.arange(number))
 
 
