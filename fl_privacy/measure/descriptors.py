@@ -102,7 +102,7 @@ class Descriptors(Once):
 
         inner = self.once(blur, inside)
         cut = _windows(*inner.shape[-2:], self.sight.gap)[window]
-        return self.once((blur, window), lambda: _unit(inner[..., cut[0], cut[1]]))
+        return self.once((blur, window), lambda: unit(inner[..., cut[0], cut[1]]).flatten(-3) / 2**0.5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class ShiftedDescriptors(Once):
             places = self.once(blur, inside)
             cut = _windows(*places.shape[-2:], self.sight.gap)[window]
             places = places if window == 0 else places[:, : self._grays.shape[1]]
-            return _unit(places.flatten(1, 4)[..., cut[0], cut[1]])
+            return unit(places[..., cut[0], cut[1]]).flatten(5).flatten(1, 4) / 2**0.5
 
         return self.once((blur, window), everywhere)
 
@@ -217,21 +217,18 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
     )
 
 
-def _unit(looks: Tensor) -> Tensor:
+def unit(looks: Tensor) -> Tensor:
+    """Return images (..., H, W) less their means, divided by their norms (of at least ``LEAST_CONTRAST``)."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
-    size = looks.shape[-1] * looks.shape[-2]
-    rows: Tensor = looks / (torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True) + LEAST_CONTRAST * size**0.5)
-    return rows.flatten(-3) / 2**0.5
+    norms = looks.square().sum((-2, -1), keepdim=True).sqrt()
+    return looks / (norms + float(LEAST_CONTRAST * (looks.shape[-1] * looks.shape[-2]) ** 0.5))
 
 
 _AGREE = 0.95  # least correlation of the channels' common part with their mean to use the mean alone
 
 
 def grays(images: Tensor) -> Tensor:
-    """Return gray versions (G, M, 1, H, W) of images (G, C, H, W): the channels' mean, and first principal component.
-
-    M is 1 if these agree in all images; where they agree, the second version is the mean again.
-    """
+    """Return gray versions (G, M, 1, H, W) of images: means of channels, and main components (M = 2) if any differ."""
     mean = images.mean(1, keepdim=True)
     if images.shape[1] == 1:
         return mean[:, None]

@@ -179,25 +179,23 @@ class Look:
 
         A strength is a correlation standardized by :func:`relative`; W is the number of comparisons in ``sight.ways``.
         """
-        raw = [self._correlations(guess, self.originals) for guess in self.guesses]
+        every = torch.arange(len(self.originals.images))
+        raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
         usual, key = torch.searchsorted(self.rivals, self.usual), (self.sight, self.rivals.numpy().tobytes())
-        among = [g.once(key, lambda: relative(self._among(g), usual)) for g in self.guesses]  # noqa: B023
+        among = [
+            g.once(key, lambda: relative(self._correlations(g, g.others, self.rivals), usual))  # noqa: B023
+            for g in self.guesses
+        ]
         own = [(_z(found) - mean) / spread for found, (_, mean, spread) in zip(raw, among, strict=True)]
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
-    def _among(self, guess: Turning) -> Tensor:
-        if self.sight == COARSE:  # nearly all candidates are rivals
-            return guess.once("coarse", lambda: self._correlations(guess, guess.others))[:, self.rivals]
-        return self._correlations(guess, guess.others, self.rivals)
-
-    def _correlations(self, guess: Turning, images: Gallery, which: Tensor | None = None) -> Tensor:
+    def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
         """Return a guess's absolute correlations (W, K) with K images in the W ways, each the largest over shifts."""
-        found = []
+        found, few = [], 2 * len(which) < len(images.images)
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
-            rows = rows if which is None else rows[which]
-            found.append(largest(guess.shifted(self.sight).rows(of, window)[0], rows))
-        return torch.stack(found)
+            found.append(largest(guess.shifted(self.sight).rows(of, window)[0], rows[which] if few else rows))
+        return torch.stack(found) if few else torch.stack(found)[:, which]
 
     def _foreign(self, original: int, at: int) -> float:
         number, way = divmod(at, self._strengths[1].shape[1])
@@ -371,7 +369,7 @@ def all_aligned(guesses: Sequence[Sequence[Tensor]], originals: Tensor) -> list[
     tried = torch.cat([changed[:, :1], fitted], 1)
     both = tried.flatten(0, 1), truths.expand_as(tried).flatten(0, 1)
     best = zip(*(each(*both).view(len(pairs), -1).amax(1).tolist() for each in (psnr, ssim)), strict=True)
-    return [larger([_NONE, *islice(best, len(own))]) for own in guesses]
+    return [_larger([_NONE, *islice(best, len(own))]) for own in guesses]
 
 
 def control(
@@ -386,12 +384,11 @@ def control(
     if (key := (original.numpy().tobytes(), label)) not in kept:
         own_color = original.mean((1, 2), keepdim=True).expand_as(original)
         found = float(psnr(own_color[None], original[None])), float(ssim(own_color[None], original[None]))
-        kept[key] = larger([found, *all_aligned([list(_public(original, label, candidates))], original[None])])
-    return larger([kept[key], *all_aligned([extra], original[None])])
+        kept[key] = _larger([found, *all_aligned([list(_public(original, label, candidates))], original[None])])
+    return _larger([kept[key], *all_aligned([extra], original[None])])
 
 
-def larger(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the largest PSNR and the largest SSIM of ``pairs``."""
+def _larger(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
     best_psnr, best_ssim = (max(values) for values in zip(*pairs, strict=True))
     return best_psnr, best_ssim
 
@@ -428,13 +425,10 @@ def laid_otherwise(image: Tensor) -> list[Tensor]:
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
-_laid = Latest(  # a guess is a control of several originals
-    lambda guess: (
-        ShiftedDescriptors(torch.stack(laid_otherwise(guess)), _FAR),
-        [ShiftedDescriptors(each[None], _SIGHT) for each in laid_otherwise(guess)],
-    ),
-    24,
-)
+@partial(Latest, most=24)  # a guess is a control of several originals
+def _laid(guess: Tensor) -> tuple[ShiftedDescriptors, list[ShiftedDescriptors]]:
+    every = laid_otherwise(guess)
+    return ShiftedDescriptors(torch.stack(every), _FAR), [ShiftedDescriptors(each[None], _SIGHT) for each in every]
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:

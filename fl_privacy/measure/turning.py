@@ -18,6 +18,7 @@ from fl_privacy.measure.descriptors import (
     ShiftedDescriptors,
     grays,
     small,
+    unit,
     with_detail,
 )
 
@@ -129,7 +130,7 @@ def _tiles(gray: Tensor, grid: int) -> Tensor:
     height, width = (side // grid for side in gray.shape[-2:])
     cut = gray[..., : grid * height, : grid * width]
     down, right = (max(1, min(side, NEAR // grid)) for side in (height, width))
-    cut = _unit(functional.adaptive_avg_pool2d(cut, (grid * down, grid * right)))
+    cut = unit(functional.adaptive_avg_pool2d(cut, (grid * down, grid * right)))
     return cut.view(-1, grid, down, grid, right).transpose(2, 3).flatten(1, 2).flatten(2)
 
 
@@ -140,20 +141,13 @@ def _edges(looks: Tensor, slack: float) -> tuple[int, int]:
 
 def _middle(looks: Tensor, slack: float) -> Tensor:
     down, right = _edges(looks, slack)
-    return _unit(looks[..., down:-down, right:-right])
-
-
-def _unit(rows: Tensor) -> Tensor:
-    rows = rows - rows.mean((-2, -1), keepdim=True)
-    least = float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
-    return rows / (rows.square().sum((-2, -1), keepdim=True).sqrt() + least)
+    return unit(looks[..., down:-down, right:-right])
 
 
 def _windows(images: Tensor, slack: float) -> Tensor:
     """Return all windows (N, V, D) of images (N, L, H, W), as large as a :func:`_middle`, divided by their norms.
 
-    L: channels; V: positions of a window; D: pixels in all its channels; ``slack``: margin around the middle, as a
-    share of the side.
+    L: channels; V: positions of a window; D: pixels in all channels; ``slack``: margin, as a share of the side.
     """
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
@@ -165,15 +159,11 @@ def _windows(images: Tensor, slack: float) -> Tensor:
 
 def _lengths(images: Tensor, height: int, width: int) -> Tensor:
     """Return the norms (N, L, ...) of all windows of images (N, L, H, W), less the windows' means."""
-    down, right = (_averages(*sides) for sides in ((images.shape[-2], height), (images.shape[-1], width)))
+    parts = zip(images.shape[-2:], (height, width), strict=True)
+    down, right = (torch.ones(n - k + 1, n, dtype=torch.float64).triu().tril(k - 1) / k for n, k in parts)
     mean, square = (down @ each @ right.T for each in (images.double(), images.double().square()))
     least = float(LEAST_CONTRAST * (height * width) ** 0.5)
     return (((square - mean.square()).clamp_min(0) * height * width).sqrt() + least).to(images.dtype)
-
-
-@lru_cache(maxsize=64)
-def _averages(side: int, width: int) -> Tensor:
-    return torch.ones(side - width + 1, side, dtype=torch.float64).triu_().tril_(width - 1) / width
 
 
 def _slid(middles: Tensor, images: Tensor) -> Tensor:
@@ -244,17 +234,9 @@ class Turning(Once):
     def ways(self, originals: Gallery) -> list[Way]:
         """Return comparisons of the guess with ``originals``: in poses, if promising, and in each grid of tiles."""
         usual = torch.searchsorted(self.rivals, self.usual)
+        way = partial(_Tiled, rivals=self.rivals, usual=usual, turning=self, originals=originals)
         tiled = [
-            _Tiled(
-                own=_arranged(pieces, originals.tiles(grid)).amax(0),
-                rest=rest,
-                rivals=self.rivals,
-                usual=usual,
-                turning=self,
-                originals=originals,
-                grid=grid,
-                pieces=pieces,
-            )
+            way(own=_arranged(pieces, originals.tiles(grid)).amax(0), rest=rest, grid=grid, pieces=pieces)
             for grid, pieces, rest in self._pieces
         ]
         return [*self._posed(originals), *tiled]
@@ -266,19 +248,9 @@ class Turning(Once):
         placed, (chosen, rest, first) = self._placed(partial(originals.windows, NEAR)), self._near
         if refines := bool((placed.values >= rest.values[first[:AMONG][-1]]).any()):
             placed, rest = placed.refined(originals.at(NEAR), NEAR, torch.arange(len(own))), self._refined
-        return [
-            _Posed(
-                own=placed.values,
-                rest=rest.values,
-                rivals=chosen,
-                usual=torch.searchsorted(chosen, self.usual),
-                turning=self,
-                originals=originals,
-                side=NEAR,
-                placed=placed,
-                refines=refines,
-            )
-        ]
+        usual = torch.searchsorted(chosen, self.usual)
+        way = partial(_Posed, rivals=chosen, usual=usual, turning=self, originals=originals)
+        return [way(own=placed.values, rest=rest.values, side=NEAR, placed=placed, refines=refines)]
 
     @cached_property
     def _gray(self) -> Tensor:
@@ -385,7 +357,7 @@ class _Posed(Way):
         height, width = middle.shape[-2:]
         down, right = divmod(int(_slid(middle, truth).abs().argmax()), truth.shape[-1] - width + 1)
         images = torch.cat([truth, self.turning.others.at(self.side)[rivals]])
-        rows = torch.cat([middle, _unit(images[..., down : down + height, right : right + width])]).flatten(1) / 2**0.5
+        rows = torch.cat([middle, unit(images[..., down : down + height, right : right + width])]).flatten(1) / 2**0.5
         return rows[0], rows[1], rows[2:]
 
 
