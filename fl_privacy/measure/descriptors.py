@@ -218,7 +218,7 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
 
 
 def unit(looks: Tensor) -> Tensor:
-    """Return images (..., H, W) less their means, divided by their norms (of at least ``LEAST_CONTRAST``)."""
+    """Return images (..., H, W) less their means, divided by their norms."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     norms = looks.square().sum((-2, -1), keepdim=True).sqrt()
     return looks / (norms + float(LEAST_CONTRAST * (looks.shape[-1] * looks.shape[-2]) ** 0.5))

@@ -157,8 +157,7 @@ def _windows(images: Tensor, slack: float) -> Tensor:
     return torch.div(windows, lengths, out=torch.empty(windows.shape)).flatten(3).flatten(1, 2)
 
 
-def _lengths(images: Tensor, height: int, width: int) -> Tensor:
-    """Return the norms (N, L, ...) of all windows of images (N, L, H, W), less the windows' means."""
+def _lengths(images: Tensor, height: int, width: int) -> Tensor:  # norms (N, L, down, right) of all windows
     parts = zip(images.shape[-2:], (height, width), strict=True)
     down, right = (torch.ones(n - k + 1, n, dtype=torch.float64).triu().tril(k - 1) / k for n, k in parts)
     mean, square = (down @ each @ right.T for each in (images.double(), images.double().square()))
@@ -167,7 +166,7 @@ def _lengths(images: Tensor, height: int, width: int) -> Tensor:
 
 
 def _slid(middles: Tensor, images: Tensor) -> Tensor:
-    """Return the correlations (K, V) of K middles (K, L, h, w) with all windows of one image (K, L, H, W) each."""
+    # (K, V): middles (K, L, h, w) with all windows of one image (K, L, H, W) each
     images = images - images.mean((-2, -1), keepdim=True)
     flat, sides = images.flatten(0, 1), middles.shape[-2:]
     products = functional.conv2d(flat[None], middles.flatten(0, 1)[:, None], groups=len(flat))[0]
@@ -302,7 +301,7 @@ class Turning(Once):
     def _search(self, windows_at: Callable[[float], Tensor], side: int) -> Tensor:
         """Return the largest absolute correlation (P, N) of the guess in P poses with the windows of N images.
 
-        ``windows_at(slack)`` returns the images' windows, as :func:`_windows`; ``side``: side of the images.
+        ``windows_at(slack)`` returns the images' windows, as :func:`_windows`.
         """
         found = torch.empty(0)
         for which, slack, middles in self.once(side, lambda: self._middles(side)):
