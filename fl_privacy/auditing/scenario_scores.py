@@ -117,10 +117,8 @@ def _unlike(guess: Reconstruction, truth: Batch) -> bool:
     if images.shape[1:] != truth.inputs.shape[1:]:
         return True
     still = Descriptors(truth.inputs, COARSE).rows(0, 0)
-    laid = (each for image in images for each in laid_otherwise(image))
-    return all(
-        float(largest(ShiftedDescriptors(each[None], COARSE).rows(0, 0), still).max()) < LIKENESS for each in laid
-    )
+    laid = (ShiftedDescriptors(torch.stack(laid_otherwise(image)), COARSE).rows(0, 0) for image in images)
+    return all(float(largest(each, still).max()) < LIKENESS for each in laid)
 
 
 UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}

@@ -91,7 +91,7 @@ class Descriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return N images' cached descriptors, unit vectors (N, D) of D numbers, for a blur and a window by index."""
+        """Return the cached unit-length descriptors (N, D) of N images, for a blur and a window by index."""
 
         def inside() -> Tensor:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
@@ -102,44 +102,50 @@ class Descriptors(Once):
 
         inner = self.once(blur, inside)
         cut = _windows(*inner.shape[-2:], self.sight.gap)[window]
-        return self.once((blur, window), lambda: _unit(inner[..., cut[0], cut[1]]))
+        return self.once((blur, window), lambda: unit(inner[..., cut[0], cut[1]]).flatten(-3) / 2**0.5)
 
 
 @dataclass(frozen=True, eq=False)
 class ShiftedDescriptors(Once):
-    """Descriptors of a guess (1, C, H, W) in [0, 1] and of its mirror image, shifted by up to a tenth of the width."""
+    """Descriptors of G guesses (G, C, H, W) and their mirror images, shifted by up to a tenth of the width."""
 
-    image: Tensor
+    images: Tensor
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (V, D), D numbers for each of V variants of the guess, for a blur and a window.
+        """Return cached descriptors (G, V, D) of the V variants of each guess, for a blur and a window by index.
 
-        The variants are gray versions, mirror images and shifts. ``blur``, ``window``: indices.
+        The variants are gray versions, mirror images and shifts.
         """
 
-        def everywhere() -> Tensor:
-            images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
-            both = torch.stack([images, images.flip(-1)], dim=1)[: len(images) if window == 0 else len(self._grays)]
+        def inside() -> Tensor:
+            images = with_detail(blurred(self._shown.flatten(0, 1), BLURS[blur]))
+            images = images.view(*self._shown.shape[:2], *images.shape[1:])
+            both = torch.stack([images, images.flip(-1)], dim=2)
             height, width = (side - 2 * shift_reach(side) for side in both.shape[-2:])
-            places = both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
-            cut = _windows(height, width, self.sight.gap)[window]
-            return _unit(places[..., cut[0], cut[1]]).flatten(0, 1)
+            return both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 2, 4, 5, 3, 6, 7)
+
+        def everywhere() -> Tensor:
+            places = self.once(blur, inside)
+            cut = _windows(*places.shape[-2:], self.sight.gap)[window]
+            places = places if window == 0 else places[:, : self._grays.shape[1]]
+            return unit(places[..., cut[0], cut[1]]).flatten(5).flatten(1, 4) / 2**0.5
 
         return self.once((blur, window), everywhere)
 
     @cached_property
     def _grays(self) -> Tensor:
-        return grays(small(self.image.float(), self.sight.side))
+        return grays(small(self.images.float(), self.sight.side))
 
     @cached_property
     def _shown(self) -> Tensor:
-        return torch.cat([self._grays, *(_between(self.image, self.sight.side) if self.sight.between else ())])
+        between = _between(self.images, self.sight.side) if self.sight.between else ()
+        return torch.cat([self._grays, *(each[:, None] for each in between)], 1)
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return the largest absolute correlation of each of ``rows`` (N, D) with any of ``places`` (V, D)."""
-    return (places @ rows.T).abs_().amax(0)
+    """Return each row's largest absolute correlation (..., N): ``rows`` (N, D) with any of ``places`` (..., V, D)."""
+    return (places @ rows.T).abs_().amax(-2)
 
 
 def small(images: Tensor, side: int) -> Tensor:
@@ -159,20 +165,17 @@ def blurred(images: Tensor, sigma: float) -> Tensor:
     """Blur images (N, C, H, W) by a Gaussian of ``sigma`` pixels, with repeated edges."""
     if not sigma:
         return images
+    down, right = (_blur(side, sigma).to(images) for side in images.shape[-2:])
+    return down @ images @ right.T
+
+
+@lru_cache(maxsize=64)
+def _blur(side: int, sigma: float) -> Tensor:
     reach = int(3 * sigma + 0.5)
-    offset = torch.arange(-reach, reach + 1, dtype=images.dtype, device=images.device)
-    weights = torch.softmax(-(offset**2) / (2 * sigma**2), dim=0)
-    flat = images.reshape(-1, 1, *images.shape[-2:])
-    if len(flat) > 1:  # sums of shifted images, which are the same bits in an eighth of the time
-        for dim, edges in ((-2, (0, 0, reach, reach)), (-1, (reach, reach, 0, 0))):
-            padded, side = functional.pad(flat, edges, "replicate"), flat.shape[dim]
-            flat = padded.narrow(dim, 0, side) * weights[0]
-            for shift, weight in enumerate(weights[1:].tolist(), 1):
-                flat.add_(padded.narrow(dim, shift, side), alpha=weight)
-        return flat.reshape(images.shape)
-    rows = functional.conv2d(functional.pad(flat, (0, 0, reach, reach), "replicate"), weights.view(1, 1, -1, 1))
-    found = functional.conv2d(functional.pad(rows, (reach, reach, 0, 0), "replicate"), weights.view(1, 1, 1, -1))
-    return found.reshape(images.shape)
+    offset = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    from_pixel = (torch.arange(side)[:, None] + offset).clamp(0, side - 1).long()
+    weights = torch.softmax(-(offset**2) / (2 * sigma**2), dim=0).expand(side, -1)
+    return torch.zeros(side, side, dtype=torch.float64).scatter_add_(1, from_pixel, weights)
 
 
 def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
@@ -185,12 +188,13 @@ def _mosaic(gray: Tensor, side: int, stretched: bool, flipped: bool) -> Tensor:
     return functional.interpolate(few, scale_factor=side)[..., :height, :width]
 
 
-def _between(image: Tensor, side: int) -> Iterator[Tensor]:
-    height, width = image.shape[-2:]
+def _between(images: Tensor, side: int) -> Iterator[Tensor]:
+    """Yield gray, downscaled versions of images (G, C, H, W), shifted by half a pixel; none if the images are small."""
+    height, width = images.shape[-2:]
     half = round(max(height, width) / side / 2)
     if not half:
         return
-    padded = functional.pad(image.float().mean(1, keepdim=True), (half, 0, half, 0), "replicate")
+    padded = functional.pad(images.float().mean(1, keepdim=True), (half, 0, half, 0), "replicate")
     for top, left in ((0, 0), (0, half), (half, 0)):
         yield small(padded[..., top : top + height, left : left + width], side)
 
@@ -213,27 +217,29 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
     )
 
 
-def _unit(looks: Tensor) -> Tensor:
+def unit(looks: Tensor) -> Tensor:
+    """Return images (..., H, W) less their means, divided by their norms."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
-    size = looks.shape[-1] * looks.shape[-2]
-    rows: Tensor = looks / (torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True) + LEAST_CONTRAST * size**0.5)
-    return rows.flatten(-3) / 2**0.5
+    norms = looks.square().sum((-2, -1), keepdim=True).sqrt()
+    return looks / (norms + float(LEAST_CONTRAST * (looks.shape[-1] * looks.shape[-2]) ** 0.5))
 
 
 _AGREE = 0.95  # least correlation of the channels' common part with their mean to use the mean alone
 
 
-def grays(image: Tensor) -> Tensor:
-    """Return one or two gray images (G, 1, H, W): the channels' mean, and first principal component if different."""
-    mean = image.mean(1, keepdim=True)
-    if image.shape[1] == 1:
-        return mean
-    pixels = image[0].flatten(1).double()
-    pixels = pixels - pixels.mean(1, keepdim=True)
-    pixels = pixels / (torch.linalg.vector_norm(pixels, dim=1, keepdim=True) + 1e-6)
-    _, directions = torch.linalg.eigh(pixels @ pixels.T)
-    common = (directions[:, -1] @ pixels).to(image.dtype)
-    plain = (mean.flatten() - mean.mean()).to(image.dtype)
-    if functional.cosine_similarity(common, plain, dim=0).abs() >= _AGREE:
-        return mean
-    return torch.cat([mean, (common * (plain.std() / common.std().clamp_min(1e-12))).view_as(mean)])
+def grays(images: Tensor) -> Tensor:
+    """Return gray versions (G, M, 1, H, W) of images: means of channels, and main components (M = 2) if any differ."""
+    mean = images.mean(1, keepdim=True)
+    if images.shape[1] == 1:
+        return mean[:, None]
+    pixels = images.flatten(2).double()
+    pixels = pixels - pixels.mean(2, keepdim=True)
+    pixels = pixels / (torch.linalg.vector_norm(pixels, dim=2, keepdim=True) + 1e-6)
+    _, directions = torch.linalg.eigh(pixels @ pixels.mT)
+    common = (directions[:, None, :, -1] @ pixels)[:, 0].to(images.dtype)
+    plain = mean.flatten(1) - mean.flatten(1).mean(1, keepdim=True)
+    agree = functional.cosine_similarity(common, plain, dim=1).abs() >= _AGREE
+    if bool(agree.all()):
+        return mean[:, None]
+    common = common * (plain.std(1, keepdim=True) / common.std(1, keepdim=True).clamp_min(1e-12))
+    return torch.stack([mean, torch.where(agree[:, None, None, None], mean, common.view_as(mean))], 1)

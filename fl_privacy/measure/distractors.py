@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.measure import texts as text_metrics
-from fl_privacy.measure.identification import PublicImages, aligned, control, identify, larger, near_lead
+from fl_privacy.measure.identification import PublicImages, all_aligned, control, identify, near_lead
 from fl_privacy.measure.intervals import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.measure.matching import Match
 from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, GuessComparison
@@ -116,19 +116,19 @@ def _compared(given: Sequence[Tensor], candidates: PublicImages | None) -> list[
         if candidates is not None:
             same = replace(same, candidates=int((~candidates.equal(originals)).sum()), best_rank=1)
         figures = [same if own.exact else own for own in figures]
-    for place, (truth, label) in enumerate(zip(originals, labels.tolist(), strict=True)):
+    tries = [sorted({place, near}) for place, near in enumerate(nearest.tolist())]
+    own_aligned = all_aligned([[guesses[guess] for guess in own] for own in tries], originals)
+    for place, (truth, label, own_best) in enumerate(zip(originals, labels.tolist(), own_aligned, strict=True)):
         top_psnr, top_ssim = control(truth, label, candidates, extra)
-        tries = {place, int(nearest[place])}
-        own_psnr, own_ssim = larger(aligned(guesses[guess], truth) for guess in sorted(tries))
         figures[place] = own = replace(
             figures[place],
             control_psnr=_round(top_psnr),
             control_ssim=_round(top_ssim),
-            aligned_psnr=_round(own_psnr),
-            aligned_ssim=_round(own_ssim),
+            aligned_psnr=_round(own_best[0]),
+            aligned_ssim=_round(own_best[1]),
         )
         if own.likeness is not None and own.aligned_psnr is not None and own.aligned_psnr >= PROVEN_PSNR:
-            alike = max(correlation(guesses[guess], truth) for guess in tries)  # candidates are looked at coarsely
+            alike = max(correlation(guesses[one], truth) for one in tries[place])  # candidates are compared coarsely
             figures[place] = replace(own, likeness=_round(max(own.likeness, alike)))
         if figures[place].depends_on_control_lead:
             undecided[place] = own

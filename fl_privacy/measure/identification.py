@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ class PublicImages:
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the nearest public image unequal to ``original``, if any, and K almost equal ones (K, C, H, W)."""
-        places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
+        places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)[0]
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
             found.append((self.more, largest(places, self._more_rows)))
@@ -190,18 +191,17 @@ class Look:
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
         """Return a guess's absolute correlations (W, K) with K images in the W ways, each the largest over shifts."""
-        found = []
+        found, few = [], 2 * len(which) < len(images.images)
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
-            rows = rows if len(rows) == len(which) else rows[which]
-            found.append(largest(guess.shifted(self.sight).rows(of, window), rows))
-        return torch.stack(found)
+            found.append(largest(guess.shifted(self.sight).rows(of, window)[0], rows[which] if few else rows))
+        return torch.stack(found) if few else torch.stack(found)[:, which]
 
     def _foreign(self, original: int, at: int) -> float:
         number, way = divmod(at, self._strengths[1].shape[1])
         near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
         of, to, window = list(self.sight.ways)[way]
-        rows = self.guesses[number].shifted(self.sight).rows(of, window)
+        rows = self.guesses[number].shifted(self.sight).rows(of, window)[0]
         truth = gallery_of(self.originals.images[original][None]).standing(self.sight).rows(to, window)[0]
         shown = rows[int((rows @ truth).abs().argmax())]
         others = self.guesses[number].others.standing(self.sight)
@@ -326,7 +326,7 @@ def _likeness(guesses: Tensor, originals: Tensor) -> Identified:
     found = []
     for guess in torch.split(guesses, 1):
         seen = ShiftedDescriptors(guess, FINE)
-        found.append(torch.stack([largest(seen.rows(of, w), still.rows(to, w)) for of, to, w in FINE.ways]).amax(0))
+        found.append(torch.stack([largest(seen.rows(of, w)[0], still.rows(to, w)) for of, to, w in FINE.ways]).amax(0))
     best, guess = torch.stack(found).max(0)
     return Identified(guess=guess, likeness=best.clamp(0, 1))
 
@@ -343,6 +343,7 @@ def _expect_alike(candidates: PublicImages | None, originals: Tensor) -> PublicI
 
 
 _SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
+_NONE = -math.inf, -math.inf  # PSNR and SSIM without a guess
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
@@ -350,14 +351,25 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 
     These change each channel's intensity by least squares, and mirror the guess or place it for the best correlation.
     """
-    # fit ``a * guess + b`` to ``original`` in each channel, clamped to [0, 1]
-    x = torch.stack([guess, guess.flip(-1), _best_place(guess, original)]).flatten(2).double()
-    y = original.flatten(1).double()
-    dx, dy = x - x.mean(2, keepdim=True), y - y.mean(1, keepdim=True)
-    slope = (dx * dy).sum(2, keepdim=True) / dx.square().sum(2, keepdim=True).clamp_min(1e-9)
-    fitted = (y.mean(1, keepdim=True) + slope * dx).clamp(0, 1).view(-1, *original.shape).to(original.dtype)
-    changed = torch.cat([guess[None], fitted])
-    return float(psnr(changed, original[None]).max()), float(ssim(changed, original.expand_as(changed)).max())
+    return all_aligned([[guess]], original[None])[0]
+
+
+def all_aligned(guesses: Sequence[Sequence[Tensor]], originals: Tensor) -> list[tuple[float, float]]:
+    """Return :func:`aligned` of the best of each original's ``guesses``, or -inf; ``originals``: (B, C, H, W)."""
+    pairs = [(guess, original) for own, original in zip(guesses, originals, strict=True) for guess in own]
+    if not pairs:
+        return [_NONE] * len(originals)
+    # fit ``a * guess + b`` to the original in each channel, clamped to [0, 1]
+    changed = torch.stack([torch.stack([guess, guess.flip(-1), _best_place(guess, to)]) for guess, to in pairs])
+    truths = torch.stack([original for _, original in pairs])[:, None]
+    x, y = changed.flatten(3).double(), truths.flatten(3).double()
+    dx, dy = x - x.mean(3, keepdim=True), y - y.mean(3, keepdim=True)
+    slope = (dx * dy).sum(3, keepdim=True) / dx.square().sum(3, keepdim=True).clamp_min(1e-9)
+    fitted = (y.mean(3, keepdim=True) + slope * dx).clamp(0, 1).view_as(changed).to(truths.dtype)
+    tried = torch.cat([changed[:, :1], fitted], 1)
+    both = tried.flatten(0, 1), truths.expand_as(tried).flatten(0, 1)
+    best = zip(*(each(*both).view(len(pairs), -1).amax(1).tolist() for each in (psnr, ssim)), strict=True)
+    return [_larger([_NONE, *islice(best, len(own))]) for own in guesses]
 
 
 def control(
@@ -372,12 +384,11 @@ def control(
     if (key := (original.numpy().tobytes(), label)) not in kept:
         own_color = original.mean((1, 2), keepdim=True).expand_as(original)
         found = float(psnr(own_color[None], original[None])), float(ssim(own_color[None], original[None]))
-        kept[key] = larger([found, *(aligned(guess, original) for guess in _public(original, label, candidates))])
-    return larger([kept[key], *(aligned(guess, original) for guess in extra)])
+        kept[key] = _larger([found, *all_aligned([list(_public(original, label, candidates))], original[None])])
+    return _larger([kept[key], *all_aligned([extra], original[None])])
 
 
-def larger(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the largest PSNR and the largest SSIM of ``pairs``."""
+def _larger(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
     best_psnr, best_ssim = (max(values) for values in zip(*pairs, strict=True))
     return best_psnr, best_ssim
 
@@ -414,17 +425,19 @@ def laid_otherwise(image: Tensor) -> list[Tensor]:
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
-_laid = Latest(  # a guess is a control of several originals
-    lambda guess: [[ShiftedDescriptors(each[None], at) for at in (_FAR, _SIGHT)] for each in laid_otherwise(guess)], 24
-)
+@partial(Latest, most=24)  # a guess is a control of several originals
+def _laid(guess: Tensor) -> tuple[ShiftedDescriptors, list[ShiftedDescriptors]]:
+    every = laid_otherwise(guess)
+    return ShiftedDescriptors(torch.stack(every), _FAR), [ShiftedDescriptors(each[None], _SIGHT) for each in every]
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
     """Return ``guess`` (C, H, W) mirrored, turned and shifted for the best correlation with ``original``."""
     truth = gallery_of(original[None])
     coarse, still = truth.standing(_FAR).rows(0, 0), truth.standing(_SIGHT).rows(0, 0)[0]
-    _, closer = max(_laid(guess), key=lambda each: float(largest(each[0].rows(0, 0), coarse)))
-    guess, places = closer.image[0], closer.rows(0, 0)
+    far, closer = _laid(guess)
+    chosen = closer[int(largest(far.rows(0, 0), coarse).argmax())]
+    guess, places = chosen.images[0], chosen.rows(0, 0)[0]
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)
     across, down = 2 * edge_x + 1, 2 * edge_y + 1

@@ -18,6 +18,7 @@ from fl_privacy.measure.descriptors import (
     ShiftedDescriptors,
     grays,
     small,
+    unit,
     with_detail,
 )
 
@@ -115,7 +116,7 @@ class Gallery(Once):
     def at(self, side: int) -> Tensor:
         return self.once(side, lambda: _looks(self._gray, side))
 
-    def windows(self, side: int, slack: float) -> tuple[Tensor, Tensor]:
+    def windows(self, side: int, slack: float) -> Tensor:
         return self.once((side, slack), lambda: _windows(self.at(side), slack))
 
     def tiles(self, grid: int) -> Tensor:
@@ -129,7 +130,7 @@ def _tiles(gray: Tensor, grid: int) -> Tensor:
     height, width = (side // grid for side in gray.shape[-2:])
     cut = gray[..., : grid * height, : grid * width]
     down, right = (max(1, min(side, NEAR // grid)) for side in (height, width))
-    cut = _unit(functional.adaptive_avg_pool2d(cut, (grid * down, grid * right)))
+    cut = unit(functional.adaptive_avg_pool2d(cut, (grid * down, grid * right)))
     return cut.view(-1, grid, down, grid, right).transpose(2, 3).flatten(1, 2).flatten(2)
 
 
@@ -140,32 +141,36 @@ def _edges(looks: Tensor, slack: float) -> tuple[int, int]:
 
 def _middle(looks: Tensor, slack: float) -> Tensor:
     down, right = _edges(looks, slack)
-    return _unit(looks[..., down:-down, right:-right])
+    return unit(looks[..., down:-down, right:-right])
 
 
-def _unit(rows: Tensor) -> Tensor:
-    rows = rows - rows.mean((-2, -1), keepdim=True)
-    least = float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
-    return rows / (rows.square().sum((-2, -1), keepdim=True).sqrt() + least)
+def _windows(images: Tensor, slack: float) -> Tensor:
+    """Return all windows (N, V, D) of images (N, L, H, W), as large as a :func:`_middle`, divided by their norms.
 
-
-def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
-    """Return all windows (L, N, V, D) of images (N, L, H, W), as large as a :func:`_middle`, and their norms (L, N, V).
-
-    L: channels; V: positions of a window; D: pixels in it; ``slack``: margin around the middle, as a share of the side.
+    L: channels; V: positions of a window; D: pixels in all channels; ``slack``: margin, as a share of the side.
     """
     down, right = _edges(images, slack)
     height, width = images.shape[-2] - 2 * down, images.shape[-1] - 2 * right
     images = images - images.mean((-2, -1), keepdim=True)
-    windows = images.unfold(-2, height, 1).unfold(-2, width, 1).transpose(0, 1)
-    mean, square = (functional.avg_pool2d(each, (height, width), 1) for each in (images, images.square()))
-    length = ((square - mean.square()).clamp_min(0) * height * width).sqrt() + LEAST_CONTRAST * (height * width) ** 0.5
-    return windows.flatten(4).flatten(2, 3), length.transpose(0, 1).flatten(2)
+    windows = images.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 2, 3, 1, 4, 5)
+    lengths = _lengths(images, height, width).permute(0, 2, 3, 1)[..., None, None]
+    return torch.div(windows, lengths, out=torch.empty(windows.shape)).flatten(3).flatten(1, 2)
 
 
-def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
-    """Return the correlations (K, S, V) of S guesses per image with V windows of K images, of norms ``lengths``."""
-    return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
+def _lengths(images: Tensor, height: int, width: int) -> Tensor:  # norms (N, L, down, right) of all windows
+    parts = zip(images.shape[-2:], (height, width), strict=True)
+    down, right = (torch.ones(n - k + 1, n, dtype=torch.float64).triu().tril(k - 1) / k for n, k in parts)
+    mean, square = (down @ each @ right.T for each in (images.double(), images.double().square()))
+    least = float(LEAST_CONTRAST * (height * width) ** 0.5)
+    return (((square - mean.square()).clamp_min(0) * height * width).sqrt() + least).to(images.dtype)
+
+
+def _slid(middles: Tensor, images: Tensor) -> Tensor:
+    # (K, V): middles (K, L, h, w) with all windows of one image (K, L, H, W) each
+    images = images - images.mean((-2, -1), keepdim=True)
+    flat, sides = images.flatten(0, 1), middles.shape[-2:]
+    products = functional.conv2d(flat[None], middles.flatten(0, 1)[:, None], groups=len(flat))[0]
+    return (products.view(*images.shape[:2], -1) / _lengths(images, *sides).flatten(2)).mean(1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -196,7 +201,7 @@ class _Placed:
 
     def refined(self, images: Tensor, side: int, which: Tensor) -> "_Placed":
         values, taken, gray = self.values[which], self.poses[which], self.gray[which]
-        windows = _windows_each(images[which], taken.slack)
+        windows = [(own, slack, _windows(images[which][own], slack)) for own, slack in _slacks(taken)]
         for steps in ROUNDS[side]:
             tried = taken.around(steps)
             value, step = _tried(tried, gray.repeat_interleave(len(steps), 0), windows, side).max(1)
@@ -207,8 +212,10 @@ class _Placed:
 
     def closer(self, images: Tensor, which: Tensor, number: int) -> "_Placed":
         poses, gray = self.poses[which], self.gray[which]
-        placed = _Placed(_tried(poses, gray, _windows_each(images, poses.slack), CLOSE)[:, 0], poses, gray)
-        return placed.refined(images, CLOSE, torch.arange(number))
+        looks, values = _looks(poses.drawn(gray), CLOSE), torch.empty(len(images))
+        for own, slack in _slacks(poses):
+            values[own] = _slid(_middle(looks[own], slack), images[own]).abs().amax(1)
+        return _Placed(values, poses, gray).refined(images, CLOSE, torch.arange(number))
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,17 +233,9 @@ class Turning(Once):
     def ways(self, originals: Gallery) -> list[Way]:
         """Return comparisons of the guess with ``originals``: in poses, if promising, and in each grid of tiles."""
         usual = torch.searchsorted(self.rivals, self.usual)
+        way = partial(_Tiled, rivals=self.rivals, usual=usual, turning=self, originals=originals)
         tiled = [
-            _Tiled(
-                own=_arranged(pieces, originals.tiles(grid)).amax(0),
-                rest=rest,
-                rivals=self.rivals,
-                usual=usual,
-                turning=self,
-                originals=originals,
-                grid=grid,
-                pieces=pieces,
-            )
+            way(own=_arranged(pieces, originals.tiles(grid)).amax(0), rest=rest, grid=grid, pieces=pieces)
             for grid, pieces, rest in self._pieces
         ]
         return [*self._posed(originals), *tiled]
@@ -248,34 +247,22 @@ class Turning(Once):
         placed, (chosen, rest, first) = self._placed(partial(originals.windows, NEAR)), self._near
         if refines := bool((placed.values >= rest.values[first[:AMONG][-1]]).any()):
             placed, rest = placed.refined(originals.at(NEAR), NEAR, torch.arange(len(own))), self._refined
-        return [
-            _Posed(
-                own=placed.values,
-                rest=rest.values,
-                rivals=chosen,
-                usual=torch.searchsorted(chosen, self.usual),
-                turning=self,
-                originals=originals,
-                side=NEAR,
-                placed=placed,
-                refines=refines,
-            )
-        ]
+        usual = torch.searchsorted(chosen, self.usual)
+        way = partial(_Posed, rivals=chosen, usual=usual, turning=self, originals=originals)
+        return [way(own=placed.values, rest=rest.values, side=NEAR, placed=placed, refines=refines)]
 
     @cached_property
     def _gray(self) -> Tensor:
-        return grays(small(self.guess.float(), CLOSE))
+        return grays(small(self.guess.float(), CLOSE))[0]
 
     @cached_property
     def _pieces(self) -> list[tuple[int, Tensor, Tensor]]:
-        every = [(grid, _tiles(grays(self.guess.float()), grid)) for grid in GRIDS]
-        return [(grid, own, _arranged(own, self.others.tiles(grid)[self.rivals]).amax(0)) for grid, own in every]
+        every = [(grid, _tiles(grays(self.guess.float())[0], grid)) for grid in GRIDS]
+        return [(grid, own, _arranged(own, self.others.tiles(grid)).amax(0)[self.rivals]) for grid, own in every]
 
     @cached_property
     def _far(self) -> Tensor:
-        if len(self.rivals) == len(self.others.images):
-            return self._search(partial(self.others.windows, FAR), FAR).amax(0)
-        return self._search(partial(_windows, self.others.at(FAR)[self.rivals]), FAR).amax(0)
+        return self._search(partial(self.others.windows, FAR), FAR).amax(0)[self.rivals]
 
     @cached_property
     def _near(self) -> tuple[Tensor, _Placed, Tensor]:  # the chosen rivals, and the positions of the nearest of them
@@ -297,7 +284,7 @@ class Turning(Once):
         placed = self._refined.closer(self.others.at(CLOSE)[chosen[kept]], kept, len(first))
         return placed.values, chosen[kept], torch.arange(len(first), len(kept))
 
-    def _placed(self, windows: Callable[[float], tuple[Tensor, Tensor]]) -> _Placed:
+    def _placed(self, windows: Callable[[float], Tensor]) -> _Placed:
         every = poses(few=False)
         found, best = self._search(windows, NEAR).max(0)
         return _Placed(found, every[best % len(every)], self._gray[best // len(every)])
@@ -307,21 +294,20 @@ class Turning(Once):
         drawn = torch.cat([_looks(every.drawn(gray[None]), side) for gray in self._gray])
         slacks = every.slack.repeat(len(self._gray))
         return [
-            (which := slacks == slack, slack, _middle(drawn[which], slack).flatten(2).permute(1, 2, 0))
+            (which := slacks == slack, slack, _middle(drawn[which], slack).flatten(1).T / drawn.shape[1])
             for slack in sorted(set(slacks.tolist()))
         ]
 
-    def _search(self, windows_at: Callable[[float], tuple[Tensor, Tensor]], side: int) -> Tensor:
+    def _search(self, windows_at: Callable[[float], Tensor], side: int) -> Tensor:
         """Return the largest absolute correlation (P, N) of the guess in P poses with the windows of N images.
 
-        ``windows_at(slack)`` returns the images' windows and norms, as :func:`_windows`; ``side``: side of the images.
+        ``windows_at(slack)`` returns the images' windows, as :func:`_windows`.
         """
         found = torch.empty(0)
         for which, slack, middles in self.once(side, lambda: self._middles(side)):
-            windows, lengths = windows_at(slack)
-            slid = windows.flatten(1, 2) @ middles
-            found = found if len(found) else torch.empty(len(which), lengths.shape[1])
-            found[which] = (slid.view(*lengths.shape, -1) / lengths[..., None]).mean(0).abs_().amax(1).T
+            slid = windows_at(slack) @ middles
+            found = found if len(found) else torch.empty(len(which), len(slid))
+            found[which] = slid.abs_().amax(1).T
         return found
 
 
@@ -368,19 +354,17 @@ class _Posed(Way):
         middle = _middle(_looks(pose.drawn(self.placed.gray[original][None]), self.side), slack)
         truth = self.originals.at(self.side)[original][None]
         height, width = middle.shape[-2:]
-        slid = _slid_each(middle[None], *_windows(truth, slack))
-        down, right = divmod(int(slid.abs().argmax()), truth.shape[-1] - width + 1)
+        down, right = divmod(int(_slid(middle, truth).abs().argmax()), truth.shape[-1] - width + 1)
         images = torch.cat([truth, self.turning.others.at(self.side)[rivals]])
-        rows = torch.cat([middle, _unit(images[..., down : down + height, right : right + width])]).flatten(1) / 2**0.5
+        rows = torch.cat([middle, unit(images[..., down : down + height, right : right + width])]).flatten(1) / 2**0.5
         return rows[0], rows[1], rows[2:]
 
 
-_Windows = list[tuple[Tensor, float, tuple[Tensor, Tensor]]]  # mask (K,) of images, their slack, and their windows
+_Windows = list[tuple[Tensor, float, Tensor]]  # mask (K,) of images, their slack, and their windows
 
 
-def _windows_each(images: Tensor, slacks: Tensor) -> _Windows:
-    every = [(slacks == slack, slack) for slack in sorted(set(slacks.tolist()))]
-    return [(which, slack, _windows(images[which], slack)) for which, slack in every]
+def _slacks(poses: Poses) -> list[tuple[Tensor, float]]:
+    return [(poses.slack == slack, slack) for slack in sorted(set(poses.slack.tolist()))]
 
 
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
@@ -389,9 +373,8 @@ def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])
     for which, slack, own in windows:
-        middles = _middle(looks[which].flatten(0, 1), slack)
-        middles = middles.view(-1, looks.shape[1], *middles.shape[1:])
-        found[which] = _slid_each(middles, *own).abs().amax(-1)
+        middles = _middle(looks[which], slack).flatten(2) / looks.shape[2]
+        found[which] = (middles @ own.mT).abs_().amax(-1)
     return found
 
 
