@@ -113,7 +113,10 @@ class ShiftedDescriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return cached descriptors (V, D), D numbers for each of V variants of the guess, for a blur and a window."""
+        """Return cached descriptors (V, D), D numbers for each of V variants of the guess, for a blur and a window.
+
+        The variants are gray versions, mirror images and shifts. ``blur``, ``window``: indices.
+        """
 
         def everywhere() -> Tensor:
             images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
