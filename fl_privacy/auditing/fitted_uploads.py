@@ -352,10 +352,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List the rows added or removed between successive rounds, each with the table that held the row.
-
-    A row is ``None`` if it can't be computed, since several changed at once.
-    """
+    """List the rows changed between successive rounds (``None`` if unknown), each with the table that held it."""
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
         for one in rows_between(before, after) if before is not None and after is not None else ():

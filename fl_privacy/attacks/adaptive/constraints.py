@@ -253,10 +253,7 @@ def estimate_noise_std(update: Tensors) -> float:
 
 
 def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
-    """Estimate the clipping norm: the root of an update's squared norm minus n ``noise_std``^2, for n elements.
-
-    It is at least a hundredth of the observed norm.
-    """
+    """Estimate the clipping norm: the root of an update's squared norm minus n ``noise_std``^2, for n elements."""
     squared = float(torch.stack([t.double().square().sum() for t in update.values()]).sum())
     return math.sqrt(max(squared - sum(t.numel() for t in update.values()) * noise_std**2, 1e-4 * squared))
 

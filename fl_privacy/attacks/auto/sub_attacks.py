@@ -206,10 +206,7 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """Return five descents: three by L-BFGS on cosine, cosine of each layer and L2, two by signed Adam on cosine.
-
-    The last descent also matches batch-norm statistics.
-    """
+    """Return five descents: three by L-BFGS on cosine, cosine of each layer and L2, two by signed Adam on cosine."""
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
         objective=Cosine(),

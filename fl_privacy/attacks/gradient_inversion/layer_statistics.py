@@ -319,10 +319,7 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add victims' distances of the products ``deltas``^T ``inputs`` from ``observed`` to ``loss``.
-
-    Return the gradients with respect to ``deltas`` and ``inputs`` if ``wanted``.
-    """
+    """Add victims' distances of the products ``deltas``^T ``inputs`` from ``observed`` to ``loss``."""
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])
     size = len(deltas) if deltas.is_cuda else max(1, _IN_CACHE // (shape[0] * shape[1]))

@@ -52,10 +52,7 @@ class LanguageModel:
         return counts / counts.sum()
 
     def in_context(self, text: Sequence[int]) -> Tensor:
-        """Score each of n words at each of L places of ``text``, given both neighbors, by bigrams; return (L, n).
-
-        A score is log P(word | left neighbor) + log P(right neighbor | word).
-        """
+        """Score each of n words at each of L places of ``text``, given both neighbors, by bigrams; return (L, n)."""
         pairs, times, known, counts, followers = self._counts[1]
         first, second = pairs // self._base, pairs % self._base
         totals = torch.ones(self.size).index_add(0, known[known < self.size], (counts - 1.0)[known < self.size])

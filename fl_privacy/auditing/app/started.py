@@ -381,10 +381,7 @@ class _Runner:
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, environ: Any, key: str) -> str:
-        """Return an environment variable or, if the app asks for a missing one, what commands set, or a usual value.
-
-        If the app has a default, raise ``KeyError``.
-        """
+        """Return an environment variable or, if the app asks for a missing one, what commands set, or a usual value."""
         with suppress(KeyError):
             return original(environ, key)
         asked, asker = sys._getframe(2), caller("<frozen")  # the frame between is the hook's
