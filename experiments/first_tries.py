@@ -572,7 +572,7 @@ def tried(name: str, asked: Namespace) -> dict[str, Any]:
     records = [path for path in out.glob("audit-*/audit.json") if path.stat().st_mtime >= started_at]
     if records and status in (0, 124):
         record = json.loads(records[0].read_text(encoding="utf-8"))
-        row |= {name: record[name] for name in FIELDS}
+        row |= {name: record[name] for name in FIELDS} | {k: record[k] for k in ("network_alone",) if k in record}
         return without_places(row | {"cut": status == 124, "uploaded": uploaded(record)}, places)
     lines = [line for line in text.splitlines() if line.startswith("error:")] or text.splitlines()[-1:]
     reason = "took too long where this was measured" if status == 124 else " ".join(lines)[:400]
@@ -664,13 +664,19 @@ def _times(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def how_ended(row: Mapping[str, Any]) -> str:
     """Say in a cell how a try ended."""
     said = why_none(row) or str(row["headline"])
-    return ("measured: " if is_measured(row) else "") + said.replace("|", "/").replace("\n", " ")[:240]
+    measured = is_measured(row) and not is_alone(row)
+    return "measured: " * measured + said.replace("|", "/").replace("\n", " ")[:240]
 
 
 def is_page(row: Mapping[str, Any]) -> bool:
-    """Return whether a try ended in a page on what clients upload, other than parameters that nobody trained."""
+    """Return whether a try ended in a page on what clients upload, not on a network alone or untrained parameters."""
     untrained = re.compile(r"Not attacked: .*\b(no|before a) client trained")
-    return not why_none(row) and not untrained.match(row["headline"])
+    return not why_none(row) and not is_alone(row) and not untrained.match(row["headline"])
+
+
+def is_alone(row: Mapping[str, Any]) -> bool:
+    """Return whether a try ended in a page on the project's network alone, trained by plain SGD on drawn inputs."""
+    return bool(row.get("network_alone"))
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -679,6 +685,7 @@ def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{sum(row['format'] == 'scripts' for row in rows)} without Flower's app format, {len(pages)} ended in a page"
         f" on what clients upload, {sum(map(is_measured, pages))} of them with a"
         f" measured attack, and {sum(row['traceback'] for row in rows)} in a traceback"
+        + (f"; {alone} more in a page on the network alone" if (alone := sum(map(is_alone, rows))) else "")
         + (f"; {wrong} name a wrong cause" if (wrong := sum(row["repository"] in WRONG for row in rows)) else "")
     )
 

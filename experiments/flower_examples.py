@@ -337,6 +337,8 @@ def why_none(row: Mapping[str, Any]) -> str:
     """Say why there is no page, or none on anything that clients sent; empty where there is one."""
     if "headline" not in row:
         return str(row["reason"]).removeprefix("error: ").removesuffix("; --debug shows the traceback.").rstrip(".")
+    if row.get("network_alone"):
+        return f"network alone: {row['headline']}"
     nothing = row["uploaded"] == "no arrays"
     if row["findings"] or not (nothing or (row["uploaded"].startswith("no arrays") and row["problems"])):
         return ""

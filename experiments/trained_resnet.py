@@ -16,6 +16,7 @@ Rows that are there are not computed again.
 import argparse
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +101,19 @@ def network(name: str, data: Path) -> nn.Module:
 
 
 def observe(model: nn.Module, images: Tensor, labels: Tensor, mode: str) -> Observation:
-    """Observe one update of a client, in single precision."""
+    """Observe one update of a client, in single precision; in training mode, with its running statistics."""
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     model.train(mode == "train")
     gradient = torch.autograd.grad(F.cross_entropy(model(images), labels), list(model.parameters()))
+    after = {name: value.clone() for name, value in model.named_buffers()}
     with torch.no_grad():
         for name, value in model.named_buffers():
             value.copy_(buffers[name])
     model.eval()
     shape = tuple(images.shape[1:])
-    return Observation.of_gradients(model, gradient, input_shape=shape, batch_size=len(images), batch_norm=mode)
+    seen = Observation.of_gradients(model, gradient, input_shape=shape, batch_size=len(images), batch_norm=mode)
+    statistics = {name: after[name] for name in seen.sent.buffers if mode == "train"}
+    return replace(seen, upload=replace(seen.upload, buffers={**seen.upload.buffers, **statistics}))
 
 
 def figures(guesses: Tensor, images: Tensor, candidates: PublicImages) -> Iterator[dict[str, Any]]:

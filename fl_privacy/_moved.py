@@ -12,10 +12,10 @@ from pathlib import Path
 from types import ModuleType
 
 MOVED: Mapping[str, str] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-"""Old module name -> new one, both within this package; an entry for a package covers its modules without entries."""
+"""Old module name -> new one, both without ``fl_privacy.``; a package's entry covers its modules without entries."""
 
 IN_SETTINGS = ("guard", "inference", "malicious")
-"""Packages whose old names give no warning: settings keep them, so that a run's hash stays the same."""
+"""Packages whose old names give no warning: recorded settings use these names, and a run's hash must stay the same."""
 
 
 class MovedFinder(MetaPathFinder):

@@ -24,7 +24,7 @@ KNOWN: dict[str, type["Effect"]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """Effect of one part of a defense on the uploads; files name it by its class.
+    """Effect of one part of a defense on the uploads; files store the name of its class.
 
     Subclasses are frozen dataclasses of numbers, text, booleans, tuples of these and other effects. ``None`` in a field
     means "not published", unless the class says otherwise.
@@ -179,8 +179,8 @@ class Quantized(PostProcessing):
 class Transformed(PerExample):
     """Transformation of each training image by one of the ``policies``, chosen at random (ATS).
 
-    A policy such as ``3-43-15`` lists numbers of operations, as in the paper's ``table`` or in the one of the authors'
-    code. With ``by_probability``, an operation may be skipped at random.
+    A policy such as ``3-43-15`` lists operations by number, as numbered in the ``table`` of the paper or of the
+    authors' code. With ``by_probability``, an operation may be skipped at random.
     """
 
     policies: tuple[str, ...] | None
@@ -207,7 +207,7 @@ class OtherImages(Heuristic):
 class Mixed(OtherImages):
     """Training on weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
 
-    A sum's label has the same weights, but counts only the ``labeled`` images that have labels.
+    The label is summed with the same weights, over the ``labeled`` images that have labels.
     """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -290,7 +290,7 @@ class Part:
     """Public description of one component of a defense.
 
     ``strength``: name of the setting that pages show as the defense's strength, if any. In a differentially private
-    mechanism, the noise is proportional to it.
+    mechanism, the noise is proportional to that setting.
     """
 
     name: str
@@ -304,7 +304,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the effect of a defense that mixes images and does not change them otherwise, else ``None``."""
+    """Return the effect of a defense that changes images only by mixing them; ``None`` for other defenses."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 

@@ -56,7 +56,7 @@ def counted(what: str, items: Sequence[T]) -> Iterator[T]:
 
 
 def share_done(stages: Sequence[Stage]) -> float:
-    """Return the share in [0, 1] of the outermost stage that is done; inner stages count as part of a step."""
+    """Return the share in [0, 1] of the outermost stage that is done; inner stages count as a part of a step."""
     share = 0.0
     for stage in reversed(stages):
         share = min((stage.done + share) / max(stage.total, 1), 1.0)
@@ -74,7 +74,7 @@ def at_work(stages: tuple[Stage, ...]) -> str:
 
 
 SHOWN_FROM = 0.05
-"""Least finished share from which the time left is estimated; before, startup time would be extrapolated."""
+"""Smallest share done from which the time left is estimated; earlier estimates would extrapolate startup time."""
 
 
 class Remaining:
@@ -113,10 +113,10 @@ BETWEEN_LINES, LONGEST_SILENCE = 10, 60
 
 
 class ShareLines:
-    """Progress callback that passes a line to ``say`` after 10 s if another tenth is done, else after 60 s."""
+    """Progress callback that passes a line to ``say`` at each further tenth, after 10 s or more, or else every 60 s."""
 
-    def __init__(self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str) -> None:
-        self._say, self._title, self._beside, self._pause = say, title, beside, BETWEEN_LINES
+    def __init__(self, say: Callable[[str], None], title: str, suffix: Callable[[], str] = str) -> None:
+        self._say, self._title, self._suffix, self._pause = say, title, suffix, BETWEEN_LINES
         self._last, self._said_at, self._left, self._silent = 0, time.monotonic(), Remaining(), True
 
     def __call__(self, done: int, total: int) -> None:
@@ -125,7 +125,7 @@ class ShareLines:
         if time.monotonic() - self._said_at >= due:
             self._last, self._said_at, self._silent = tenth, time.monotonic(), False
             left = time_left(seconds) if tenth < 10 else ""
-            self._say(f"{self._title}{self._beside()}: {100 * done // max(total, 1)} %{left}")
+            self._say(f"{self._title}{self._suffix()}: {100 * done // max(total, 1)} %{left}")
 
 
 def _tell(stages: tuple[Stage, ...]) -> None:

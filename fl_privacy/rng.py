@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 SECRET_BYTES = 32
-"""Length of a ``Secret``, too long to search."""
+"""Length of a ``Secret`` in bytes, too long for a brute-force search."""
 
 _WORDS, _HEADER = 624, 24
 """Number of state words of PyTorch's Mersenne Twister, and their byte offset in ``Generator.get_state()``."""
@@ -72,7 +72,7 @@ class SecretGenerator(torch.Generator):
 def derive_seed(seed: int, *names: str | int) -> int:
     """Derive the 63-bit seed of the stream ``names`` from the run's ``seed``; streams of other names are independent.
 
-    It is not secret: PyTorch's CPU generator uses only 32 bits of it, which can be searched.
+    The derived seed is not secret: PyTorch's CPU generator uses only 32 bits of it, which can be searched.
     """
     if not isinstance(seed, Integral):
         raise TypeError(f"A seed is expected to be a whole number or a Secret, but got {seed!r:.200}; try 0.")

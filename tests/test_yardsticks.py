@@ -13,7 +13,7 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 90_764,
+    "lines of the package": 90_734,
     "files": 414,
     "private helpers of at most 6 lines, called once": 60,
     "public class names with two homes": 1,

@@ -19,20 +19,20 @@ Report = Callable[[float], None]  # takes the share, in [0, 1], of a group's wor
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Return a progress callback for a part of the work; the part is the share ``begin`` to ``end`` of all work."""
+    """Return a progress callback for the part of the work between the shares ``begin`` and ``end`` of all work."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Return a callback for (done, total) of a part of the work; the part is the share ``begin`` to ``end`` of all."""
+    """Return a callback for (done, total) of the part of the work between the shares ``begin`` and ``end``."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 class ReconstructionAttack(Protocol):
     """An attack that guesses the batch behind each observed update; it returns reconstructions in the same order.
 
-    Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a victim changes no
-    other result. If a victim can't be attacked, its reconstruction states the reason in ``failure``.
+    A victim's random numbers come from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a
+    victim changes no other result. If a victim can't be attacked, its reconstruction states the reason in ``failure``.
     """
 
     def __call__(
@@ -94,7 +94,7 @@ def in_parts(
     report: Report,
     attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
 ) -> dict[int, Reconstruction]:
-    """Attack ``size`` victims at a time, each part in an even share of the time left.
+    """Attack ``size`` victims at a time, and divide the time left evenly among these parts.
 
     Return the results under the keys of ``victims``. ``name``: label of this work on progress bars.
     """

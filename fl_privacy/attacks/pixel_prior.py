@@ -74,7 +74,7 @@ _MOST_KEPT = 1 << 23  # most values of a prior that is kept without its images
 def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
     """Learn the prior of public ``images`` (N, C, H, W) in [0, 1] with classes ``labels`` (N,) if known.
 
-    It has each class's mean and principal components, shrunk toward those of all classes.
+    The prior has each class's mean and principal components, shrunk toward those of all classes.
     """
     if images not in _learned or _learned[images][0] is not labels or _learned[images][1] != num_classes:
         chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()

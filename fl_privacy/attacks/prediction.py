@@ -92,7 +92,7 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
 
     ``model`` holds the sent values; ``shape`` is (C, H, W) of an image, (F,) of a row or (L,) of a text.
     """
-    held = next((name for name, value in model.named_parameters() if not value.requires_grad), None)
+    frozen = next((name for name, value in model.named_parameters() if not value.requires_grad), None)
     model, rng = detached_copy(model).cpu().float().eval(), torch.Generator().manual_seed(0)
     inputs = search_of(model).proxies(model, tuple(shape), rng)[:2]
     watched = {name: module for name, module in model.named_modules() if isinstance(module, _WEIGHTED)}
@@ -104,9 +104,9 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
     for place, own in zip(entering, alone, strict=True):
         sums[place] += own.gradient + own.outputs
     layers = tuple(replace(each, equations=sums[place]) for place, each in zip(entering, alone, strict=True))
-    if held is not None or not layers:
+    if frozen is not None or not layers:
         why = "Trained linear layers, convolutions or embeddings are expected, without parameters that are held."
-        return Prediction("unknown", (held or "").rpartition(".")[0], why, layers)
+        return Prediction("unknown", (frozen or "").rpartition(".")[0], why, layers)
     first, module, pixels = layers[0], calls[0].module, modality_of(model).pixels
     whole = isinstance(module, nn.Linear) and module.in_features == math.prod(shape)
     decided: _Decided
@@ -162,8 +162,8 @@ def _of_convolutions(
         outcome: Outcome = "reconstructible" if solved else "not by these attacks" if mixed else "unknown"
         return outcome, first.name, f"The position embedding's gradient is {sums}."
     if norm is not None and drawn:
-        hopeless = size > 1 and deep and called & _KINKED and not called & _OTHERS
-        but = "running statistics, if uploaded, give them" if size == 1 else "batch_norm=eval fixes them"
+        hopeless = size > _FEW_IMAGES and deep and called & _KINKED and not called & _OTHERS
+        but = "running statistics, if uploaded, give them" if size <= _FEW_IMAGES else "batch_norm=eval fixes them"
         why = f"Batch norm in training mode adds the batch's statistics to the unknowns; {but}."
         return "not by these attacks" if hopeless else "unknown", norm, why
     for name, each in owners(model).items():

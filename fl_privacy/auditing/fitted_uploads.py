@@ -244,7 +244,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct some rows of each client from its other rows and the upload; the control uses the sent model."""
+    """Reconstruct some rows of each client from its other rows and the upload; the control uses the server's model."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)
@@ -377,7 +377,7 @@ def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return booleans (N, K): which values of ``table`` are near those of ``row``, in its K columns without NaN."""
+    """Return which values of ``table`` are near those of ``row``: (N, K) booleans, in its K columns without NaN."""
     spread = np.maximum(np.ptp(table, axis=0), 1e-12)
     return np.asarray((np.abs(table - row) <= EXACT_ROW * spread)[:, ~np.isnan(row)])
 

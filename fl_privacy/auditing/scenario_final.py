@@ -56,7 +56,7 @@ def of_final_model(
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
     """Return the mean of the clients' models after training, by name in ``Watched``.
 
-    Values that were not uploaded stay as sent. ``NotAttackedError`` if no parameter is in all uploads, or one is not
+    Values that were not uploaded stay as sent. ``NotAttackedError`` unless all uploads share a parameter and are
     finite.
     """
     after = [after_upload(client) for client in latest]

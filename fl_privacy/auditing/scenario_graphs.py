@@ -32,7 +32,7 @@ SOLVED, SMALLEST = 1e-6, 1e-5
 """Squared relative error of a solved gradient, and smallest singular value of a span relative to the largest."""
 
 DEEPEST, MOST_NEIGHBORS, MOST_BALLS, MOST_NODES, MOST_STEPS = 6, 8, 20_000, 64, 20_000
-"""Distance that no message goes; most neighbors of a node, neighborhoods of a radius, nodes, and steps of a search."""
+"""Distance beyond any message; most neighbors of a node, neighborhoods of a radius, nodes, and steps of a search."""
 
 NOISE, FITS = 1e-6, 1e-3
 """Smallest singular value of a gradient, relative to its largest, that rounding does not make; and largest relative
@@ -106,9 +106,9 @@ class GraphTrial:
         return seen[0] if seen and seen[0].dim() == 2 else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return how badly each of N nodes, in M guessed graphs, fits the gradients of ``layers``: (M, N).
+        """Return the misfit (M, N) of each of N nodes, in M guessed graphs, to the gradients of ``layers``.
 
-        It is the distance of layers' inputs at the node from the gradients' row spaces, relative to the inputs, summed.
+        It sums, over layers, the relative distance of the layer's input at the node from the row space of its gradient.
         """
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
@@ -128,7 +128,11 @@ class GraphTrial:
 
 @dataclass(frozen=True, eq=False)
 class Balls:
-    """Neighborhoods of one radius: numbers of the node's and its neighbors' smaller ones, and of its features."""
+    """Neighborhoods of radius r, one for each entry.
+
+    ``cores``: index of the central node's neighborhood of radius r - 1. ``slots``: such indices of its neighbors.
+    ``kinds``: index of its features.
+    """
 
     cores: Sequence[int]
     slots: Sequence[tuple[int, ...]]
@@ -178,7 +182,10 @@ class UnknownEdges:
         self.kinds = torch.stack(kinds)
 
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
-        """Return the inputs (M, D) of ``layer`` at the last M nodes, each pooled alone, and if it follows pooling."""
+        """Return the inputs of ``layer`` at the last M = ``number`` nodes, and whether it comes after pooling.
+
+        Each of these nodes is pooled alone. ``None`` if the layer has no input for each node or graph.
+        """
         ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
         given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
         if (seen := self.trial.stopped(layer, given)) is None or len(seen) not in (len(nodes), number + 1):
@@ -201,7 +208,7 @@ class UnknownEdges:
         return torch.tensor(ends, dtype=torch.long).reshape(-1, 2).T
 
     def _grown(self, low: Balls, radius: int) -> Balls:
-        """Return the neighborhoods of the next ``radius`` that fit the gradients; all of the largest radius."""
+        """Grow neighborhoods to ``radius``; return those that fit the gradients, or all at the largest radius."""
         made = list[tuple[int, tuple[int, ...], int]]()
         if radius == 1:
             number = len(low.kinds)
@@ -264,9 +271,10 @@ class UnknownEdges:
 
 
 def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[int, int]] | None:
-    """Return edges in both directions that give each node neighbors of its ``slots`` by their ``cores``.
+    """Return edges, in both directions, for which the ``cores`` of each node's neighbors are the node's ``slots``.
 
-    A connected graph is preferred; ``None`` if none, connected or not, is found within ``MOST_STEPS`` steps.
+    ``cores``, ``slots``: see :class:`Balls`. A connected graph is preferred; ``None`` if none,
+    connected or not, is found within ``MOST_STEPS`` steps.
     """
     begun = sorted(range(len(slots)), key=lambda v: len(slots[v]) > 0)[: 1 + sum(not each for each in slots)]
     free, near = [Counter(each) for each in slots], [set[int]() for _ in slots]
@@ -328,9 +336,10 @@ def rounding_of(observation: Observation) -> float:
 
 
 def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failure]) -> Answer:
-    """Count the nodes that are right with all their neighbors; ``found``: each upload's guess, which may be missing.
+    """Count the nodes that are right with all their neighbors; ``found``: each upload's guess, or failure.
 
-    The control and ``counts.chance`` are of guesses by other uploads' graphs. Graphs above ``MOST_NODES`` are missed.
+    For the control and ``counts.chance``, other uploads' true graphs are guesses. Graphs above ``MOST_NODES`` nodes
+    count as missed.
     """
     truths, right, usual = [graph_in(problem.model) for problem in problems], np.zeros(3, int), np.zeros(3)
     small = [k for k, truth in enumerate(truths) if len(truth[0]) <= MOST_NODES]
@@ -355,7 +364,7 @@ def score_graphs(problems: Sequence[StepProblem], found: Sequence[Graph | Failur
 
 
 def _overlap(guess: Graph, truth: Graph) -> np.ndarray:
-    """Return how many nodes, edges and graphs of a truth are right in a guess."""
+    """Return the numbers (3,) of nodes, edges and graphs of ``truth`` that are right in ``guess``."""
     first, near = len(guess[0]), [*linked(*guess), *([v + len(guess[0]) for v in each] for each in linked(*truth))]
     features = [hash(tuple(row)) for row in torch.cat([guess[0], truth[0]]).tolist()]
     places, begun = [-1] * len(truth[0]), list(features)

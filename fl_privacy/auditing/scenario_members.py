@@ -59,14 +59,14 @@ class _Losses:
 
 
 def answered(ask: Callable[[], Answer], **about: Any) -> Answer:
-    """Return the answer of ``ask``, or one with the reason for its failure; add its time and the fields ``about``."""
+    """Return the answer of ``ask``, or the reason for its failure, with the time taken and the fields ``about``."""
     started, made = time.perf_counter(), attempt(ask)
     answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
     return replace(answer, seconds=time.perf_counter() - started, **about)
 
 
 def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: float) -> Answer:
-    """Infer which client trained on which examples; ``NotAttackedError`` if that is not possible.
+    """Infer which client trained on which examples; ``NotAttackedError`` if no inference is possible.
 
     ``seen``: observed training step on one example, from which the app's loss is rebuilt. ``seconds``: time limit.
     """
@@ -135,8 +135,7 @@ def _alike(
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
     """Return examples of client ``place`` paired with examples of the same classes from the other clients.
 
-    ``pools``: each client's examples, as lists of tensors. ``classes``: each client's classes; if one is ``None``,
-    classes are ignored.
+    ``pools``: examples of each client, as lists of tensors. ``classes``: their classes; ignored if one is ``None``.
     """
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
     known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]

@@ -19,8 +19,8 @@ from fl_privacy.auditing.instrument.program import (
     Own,
     Program,
     ReplayModel,
-    beside,
     connections_of,
+    fixed_inputs,
     kinds_in,
     tensors_in,
 )
@@ -60,7 +60,7 @@ class NotAttackedError(Exception):
 
 
 def reason_of(failed: Failure) -> str:
-    """Return why an attack gave no result; if it failed by a defect of its own, the sentence says so."""
+    """Return why an attack gave no result; if the attack itself crashed, the sentence says so."""
     for kind in ("NotAttackedError: ", "UserError: "):
         if failed.reason.startswith(kind):
             return failed.reason.removeprefix(kind).rstrip(".")
@@ -214,7 +214,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
-    given = beside(model.program, model.variables, len(model.program.constants[model.variables[0]]))
+    given = fixed_inputs(model.program, model.variables, len(model.program.constants[model.variables[0]]))
     return ("The attacker is given the network's other inputs, such as categories.",) * bool(given)
 
 
@@ -372,7 +372,7 @@ def _loss(
 ) -> tuple[int | None, Loss, Tensor | None]:
     """Return the id of the program's outputs (B, K), the loss on them, and the loss's targets.
 
-    If the app's loss can't be separated from the network, id and targets are ``None``; the network outputs the loss.
+    If the loss can't be separated from the network, id and targets are ``None``: the network then outputs the loss.
     """
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}

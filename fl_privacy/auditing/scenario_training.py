@@ -33,11 +33,11 @@ def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
-    """Return up to ``MOST_POOL`` loaded examples (N, ...), in the scale in which the attacker looks for them.
+    """Return up to ``MOST_POOL`` loaded examples (N, ...), in the scale of the attacker's guesses.
 
     ``None`` if the network has other inputs, or the app changes the examples before they enter it.
     """
-    model, whole = problem.model, problem.whole or bool(problem.model.beside)
+    model, whole = problem.model, problem.whole or bool(problem.model.fixed_inputs)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]
     if whole or len(alike) != 1:
         return None

@@ -77,7 +77,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """First reply of a client that repeats it on chosen examples by ``ask``, and its latest reply by ``ask_later``."""
+    """First reply of a client. ``ask`` repeats it on chosen examples; ``ask_later`` repeats the ``latest`` reply."""
 
     number: int
     ask: Ask
@@ -261,7 +261,7 @@ class Scenarios:
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
             observed, shared = problem.observed_reply(number, again, uploaded=uploaded), problems[0]
             observed = observed.given(defense=self.defense) if uploaded else observed
-            own = problem.whole or bool(problem.model.beside)  # its network holds the example's other inputs
+            own = problem.whole or bool(problem.model.fixed_inputs)  # its network holds the example's other inputs
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
         if graphs := all(problem.model.kinds for problem in problems):
@@ -407,7 +407,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask a client to reply on example ``number`` alone, else on its repeats, else on few; return the first failure."""
+    """Return a client's reply on example ``number`` alone, else on its repeats or few examples, or the first error."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)
@@ -439,7 +439,7 @@ def entered_apart(observation: Observation) -> Tensor:
     """
     model = observation.model
     assert isinstance(model, ReplayModel)
-    known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
+    known = [value for n in model.fixed_inputs if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
     if observation.plan.optimizer != "sgd":
         return torch.empty(0, *observation.input_shape)
     layer = attempt(lambda: find_first_layer(model, observation.sent, observation.input_shape))

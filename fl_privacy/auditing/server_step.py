@@ -1,4 +1,4 @@
-"""Find the rule by which a strategy's server moves the global model, all that a site sees of others' uploads."""
+"""Find the rule by which a strategy's server moves the global model, from which a site infers others' uploads."""
 
 import math
 from collections.abc import Callable, Mapping

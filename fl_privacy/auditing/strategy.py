@@ -125,9 +125,9 @@ def audit(
 
     Use it as ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``; clients need not change. Clients behind
     ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst case of the literature.
-    Otherwise training updates of few images and steps are attacked, or else undefended uploads of one image in one step
-    that the server itself computes. Strategy, random streams and the training's result stay unchanged, even if the
-    audit fails. ``UserError`` if an argument does not fit.
+    Otherwise training updates of few images and steps are attacked, or else undefended uploads of one image that the
+    server itself computes. Strategy, random streams and the training's result stay unchanged, even if the audit fails.
+    ``UserError`` if an argument does not fit.
 
     Args:
         strategy: strategy of ``flwr.serverapp.strategy``, or a subclass.

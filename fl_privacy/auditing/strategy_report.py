@@ -323,10 +323,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on the strategy's DP claims, tested on draws of its noise, and on claims in clients' replies.
-
-    ``rounds``: number of rounds that a claim covers.
-    """
+    """Return verdicts on DP claims for ``rounds`` rounds: the strategy's, by draws of its noise, and in replies."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)

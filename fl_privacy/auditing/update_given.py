@@ -123,10 +123,7 @@ def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
 
 
 def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return an example's shape: as given, as in the data, or the only one that the network accepts.
-
-    ``UserError`` if the shape can't be inferred.
-    """
+    """Return an example's shape: as given, in the data, or the only one the network accepts; ``UserError`` for none."""
     if (known := asked or of_data) is not None:
         return known
     kind, size, path = entrance_of(network)
@@ -198,7 +195,7 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
 
 
 def _written_names(network: nn.Module) -> dict[str, str]:
-    """Map names that transformers' ``save_pretrained`` writes to the model's; empty if that version renames none."""
+    """Map names that transformers' ``save_pretrained`` writes to the model's; empty if it renames nothing."""
     loading = sys.modules.get("transformers.core_model_loading")
     written = getattr(loading, "revert_weight_conversion", None)  # earlier versions write the model's names
     if written is None:

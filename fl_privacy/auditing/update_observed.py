@@ -61,8 +61,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
     """Read the updates of a file, or of a folder of files.
 
     ``before`` is a file for all of them, or a folder with a file of the same name for each. If both are the same
-    folder, each file is the update of the file before it. ``UserError`` if files are missing, can't be read or do not
-    fit the network.
+    folder, each file is the update of the file before it. ``UserError`` for missing or unfit files.
     """
     before, after = expanded(before), expanded(after)
     files = files_of(after) if after.is_dir() else [after]

@@ -22,7 +22,7 @@ LOSSES = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_ent
 """PyTorch's functional losses, which its modules call."""
 
 LEAST_EXAMPLES, MOST_CLASSES, MOST_NODES, MOST_KEPT, MOST_VALUES, SHUFFLES = 20, 20, 8, 20, 1 << 20, 20
-"""Numbers of examples and classes, of nodes, kept arrays of each and values of one, and of shuffles of the control."""
+"""Smallest number of examples; most classes, nodes, arrays of a node, values of an array; shuffles of the control."""
 
 
 class SplitTraining:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fl_privacy.checks import number, one_of, whole
-from fl_privacy.cli.completion import AppPlace, Mirror, OpenPage, RunConfig
+from fl_privacy.cli.completion import AppPlace, Mirror, NodeConfig, OpenPage, RunConfig
 from fl_privacy.cli.jobs import open_in_browser
 from fl_privacy.cli.sandbox import Allowed, Sandbox, bounds_of
 from fl_privacy.errors import UserError, say, visible
@@ -24,10 +24,10 @@ ALL_RIGHTS = (
     " runs nothing of it."
 )
 
-NodeConfig = Annotated[
-    list[str] | None, typer.Option(help="Node config, as for `flower-supernode`; {partition} is a node's number.")
-]
 StandIn = Annotated[bool, typer.Option("--stand-in", help="Replace missing data by random examples, and say so.")]
+NetworkAlone = Annotated[
+    str, typer.Option(metavar="FILE:NAME", help="Audit a network of the project alone, with --stand-in.")
+]
 Script = Annotated[Path | None, typer.Option(help="Script that starts the simulation, if there is no app format.")]
 Clients = Annotated[
     list[Path] | None, typer.Option(help="A script that starts one client; may be given several times.")
@@ -63,6 +63,7 @@ def audit(  # noqa: PLR0917
     node_config: NodeConfig = None,
     mirror: Mirror = None,
     stand_in: StandIn = False,
+    network: NetworkAlone = "",
     with_defense: WithDefense = None,
     script: Script = None,
     server: Annotated[Path | None, typer.Option(help="The script that starts the server.")] = None,
@@ -95,17 +96,10 @@ def audit(  # noqa: PLR0917
         "device": device,
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
-        "chosen": _chosen(script, server, client or (), server_args, client_args),
+        "network": network,
+        "chosen": {"network": True} if network else _chosen(script, server, client or (), server_args, client_args),
     }
-    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
-    from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
-
-    found = check_app(read_app(app, asked["chosen"]))
-    if check:
-        say(found.in_words())
-        raise typer.Exit(1 if found.stops else 0)
-    if why := found.stops_with(stand_in=stand_in):
-        raise UserError(why)
+    _check(app, asked, only=check)
     run: Audited = partial(_audited, app, asked, out)
     if sandbox:
         allowed = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
@@ -115,6 +109,31 @@ def audit(  # noqa: PLR0917
     else:
         say(ALL_RIGHTS, aside=True)
     print_audit(run, as_json=as_json, open_page=open_page)
+
+
+def _check(app: Path, asked: dict[str, Any], *, only: bool) -> None:
+    """Raise ``UserError`` if the audit ``asked`` can't start; with ``only``, print what the app needs, and exit.
+
+    With drawn data, a project without a script to run is left to the audit of its network, and the reason noted.
+    """
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.scripts import NoScriptError  # noqa: PLC0415
+
+    if asked["network"] and not asked["stand_in"]:
+        raise UserError("--network is expected with --stand-in, which draws its inputs, but it is not there; add it.")
+    try:
+        found = check_app(read_app(app, asked["chosen"]))
+    except NoScriptError as error:
+        if only or not asked["stand_in"]:
+            raise
+        asked |= {"chosen": {"network": True}, "not_run": str(error)}
+        return
+    if only:
+        say(found.in_words())
+        raise typer.Exit(1 if found.stops else 0)
+    if not asked["stand_in"] and found.stops:
+        raise UserError(found.stops)
 
 
 Audited = Callable[[Callable[[str], None]], tuple[str, Path]]

@@ -45,7 +45,7 @@ def backend_of(config: RunSettings) -> Backend:
 
 
 def secure_backend_of(config: RunSettings) -> Backend | None:
-    """Build the backend of ``secure_aggregation``; ``None`` for ``none``; ``UserError`` if ``config`` excludes it."""
+    """Build the backend of ``secure_aggregation``, or ``None``; ``UserError`` if other settings exclude it."""
     settings = plain_settings(config.secure_aggregation)
     name = settings.pop("name", None)
     if name == "none":
@@ -76,6 +76,6 @@ def secure_backend_of(config: RunSettings) -> Backend | None:
 def unattacked(
     rounds_of: Any, server: Server, source: ClientSource, *, audit: Audit, interceptor: Interceptor, **settings: Any
 ) -> Generator[Round, None, object]:
-    """Run ``rounds_of`` in place of a backend that intercepts; ``audit`` and ``interceptor`` are ignored."""
+    """Run ``rounds_of``, a backend that can't intercept single updates; ``audit`` and ``interceptor`` are ignored."""
     rounds: Generator[Round, None, object] = rounds_of(server, source(), **settings)
     return rounds

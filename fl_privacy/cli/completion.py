@@ -30,6 +30,9 @@ Overrides = Annotated[
 ]
 AppPlace = Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")]
 RunConfig = Annotated[list[str] | None, typer.Option(help="Run config, as for `flwr run`: 'key=value key=\"text\"'.")]
+NodeConfig = Annotated[
+    list[str] | None, typer.Option(help="Node config, as for `flower-supernode`; {partition} is a node's number.")
+]
 Mirror = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of data sets by hub name, instead of the hub.")
 ]

@@ -242,7 +242,10 @@ class Underway:
         done = number + sum(state.share for _, state in found)
         self._bar.update(self._task, completed=done)
         self._doing.plain = "; ".join(f"{folder.name}: {state.what}" for folder, state in found)
-        left = time_left(self._remaining(self._title, done / max(self._total, 1)) if self._left else None)
+        # Of all jobs together, but no less than the longest needs, which is often the last.
+        seconds = [self._remaining(self._title, done / max(self._total, 1))]
+        seconds += [state.left for _, state in found if state.share >= progress.SHOWN_FROM]
+        left = time_left(max(filter(None, seconds), default=None) if self._left else None)
         if found:
             self._lines.tell(f"{self._title}, {number}/{self._total} finished; {self._doing.plain}{left}")
         return left

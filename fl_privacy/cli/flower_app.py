@@ -133,7 +133,7 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 
 @lru_cache(maxsize=8)
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
-    """Compose the settings of ``overrides``; results are kept.
+    """Compose the settings of ``overrides``; results are cached.
 
     Overrides come over the network: only what is registered or ``trusted`` is built. A node refuses paths, except in
     the settings ``unread``, which it ignores; ``None`` allows all, for simulations.
@@ -162,7 +162,10 @@ def _settings(context: Context) -> RunSettings:
 
 @contextmanager
 def _hiding_paths(*, own_folder: bool = False) -> Iterator[None]:
-    """Outside simulations, log a ``UserError`` with a path (any, if ``own_folder``), and raise one without details."""
+    """Outside simulations, log a ``UserError`` that has a path, and raise one without details instead.
+
+    With ``own_folder``, do so for every ``UserError``.
+    """
     try:
         yield
     except OpenSettingError:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from fl_privacy import checks
-from fl_privacy.cli.completion import AppPlace, Mirror, RunConfig
+from fl_privacy.cli.completion import AppPlace, Mirror, NodeConfig, RunConfig
 from fl_privacy.errors import UserError, say, visible
 from fl_privacy.files.foreign import expanded
 from fl_privacy.site.gate import READY
@@ -49,10 +49,7 @@ def try_app(  # noqa: PLR0917
     nodes: Annotated[int, typer.Option(help="Clients, each behind the gate.")] = 4,
     rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 3,
     run_config: RunConfig = None,
-    node_config: Annotated[
-        list[str] | None,
-        typer.Option(help="As `flower-supernode` takes it; {partition} is the node's number."),
-    ] = None,
+    node_config: NodeConfig = None,
     mirror: Mirror = None,
 ) -> None:
     """Run an app in simulation without and with the gate: what would be refused, its figures, epsilon over rounds.

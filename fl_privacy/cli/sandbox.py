@@ -78,7 +78,7 @@ OFFLINE: Mapping[str, str] = {
 
 
 class Sandbox:
-    """One audit of an app in a sandbox, as its parent process runs it; the app can't see ``out``, where audits are."""
+    """Audit of an app in a sandboxed child process; the app can't see ``out``, the folder of audits."""
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
         self.app, self.asked, self.out, self.given = expanded(app).absolute(), asked, expanded(out).absolute(), given
@@ -199,7 +199,7 @@ def caches() -> dict[str, str]:
 
 
 def openings(place: str) -> Iterator[str]:
-    """Yield sockets, pipes and devices in a folder, by which an app could escape; ``UserError`` if it is too large."""
+    """Yield sockets, pipes and devices in a folder, by which an app could escape; ``UserError`` for a huge folder."""
     seen, folders = 0, [place]
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:

@@ -45,7 +45,7 @@ RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml``; return its file. ``UserError`` if that holds another network."""
+    """Train the network of ``conf/evaluator.yaml``; return its file. ``UserError`` if the file has another network."""
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
@@ -183,7 +183,7 @@ SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is 
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the generator of ``conf/generator.yaml``; return its file. ``UserError`` if that holds another one."""
+    """Train the generator of ``conf/generator.yaml``; return its file. ``UserError`` if the file has another one."""
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")

@@ -32,7 +32,7 @@ def samples(data: object) -> Iterator[Sample]:
     """Yield the examples of ``data`` in order, each as an image and its class.
 
     ``data``: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable. Its examples are pairs (image, label) or
-    mappings with keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``. Of a tuple such as (train, test) the first counts.
+    mappings with keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``. From a tuple such as (train, test), the first is taken.
     ``UserError`` if ``data`` or an example is of another kind.
     """
     yield from map(as_sample, _examples(data))
@@ -179,11 +179,11 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 @contextmanager
 def own_streams_put_back(data: object) -> Iterator[None]:
     """Restore the random generators in attributes of ``data`` (not in closures) at the end of the context."""
-    held = [_putting_back(generator) for generator in _generators(data)]
+    restorers = [_putting_back(generator) for generator in _generators(data)]
     try:
         yield
     finally:
-        for put_back in held:
+        for put_back in restorers:
             put_back()
 
 

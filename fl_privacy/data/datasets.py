@@ -224,7 +224,7 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
 
 
 def hold_out(examples: E) -> tuple[E, E]:
-    """Split examples into four fifths and one fifth of each class, always alike; ``UserError`` for fewer than five."""
+    """Split examples into four fifths and one fifth of each class, always the same; ``UserError`` for under five."""
     if len(examples) < _HELD_OUT:
         raise UserError(
             f"A data set without a test split is expected to have at least {_HELD_OUT} examples,"
@@ -272,7 +272,7 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Group classes by ``task``; the old ones become attributes. ``UserError`` unless each is in one of several."""
+    """Group classes by ``task``; old ones become attributes. ``UserError`` unless each is in one of several lists."""
     listed = [str(own) for group in task.values() for own in group]
     wrong = [f"{n} {listed.count(n)} times" for n in examples.class_names if listed.count(n) != 1]
     wrong += [f"{n}, which is no class" for n in listed if n not in examples.class_names]

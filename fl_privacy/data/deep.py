@@ -15,7 +15,7 @@ _WHITE = {"whole": (255.0, 1023.0, 4095.0, 16383.0, 65535.0), "float": (1.0, 255
 """Usual white levels of gray pictures with more than 8 bits, by kind of number."""
 
 LEAST_OF_WHITE = 0.25
-"""Least share of a usual white level that the brightest pixel reaches; below it, that pixel is white."""
+"""Least share of a usual white level that the brightest pixel has to reach; else that pixel counts as white."""
 
 
 @dataclass

@@ -216,7 +216,7 @@ MOST_NAMED = 40  # most columns that an error names
 def find_column(
     columns: Sequence[str], chosen: str | None, usual: Sequence[str], *, kind: str, name: str, setting: str = ""
 ) -> str:
-    """Return the column ``chosen``, or the first of ``usual``, also in another case; ``UserError`` if there is none."""
+    """Return the column ``chosen``, or the first of ``usual``, in any case of letters; ``UserError`` without one."""
     wanted_names = [chosen] if chosen else usual
     found = next((column for column in wanted_names if column in columns), None)
     if found is None:  # the hub's CelebA has Smiling, others have smiling

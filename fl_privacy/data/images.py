@@ -43,7 +43,7 @@ def decode_images(
     images: Tensor | None = None
     chunk: list[Tensor] = []
     deep = Deep()
-    done = held = 0
+    done = pending = 0
     for index, cell in enumerate(cells):
         which = f"Image {index} of data set {name} ({cell['path'] or 'bytes'})"
         pixels, channels = _decode(cell, channels, which)
@@ -57,8 +57,8 @@ def decode_images(
                     f" {size / 1e9:.1f} of {memory / 1e9:.1f} GB; set data.image_size=32, say."
                 )
         chunk.append(pixels)
-        held += pixels.numel()
-        if len(chunk) == _CHUNK or held >= _CHUNK_BYTES or index == count - 1:
+        pending += pixels.numel()
+        if len(chunk) == _CHUNK or pending >= _CHUNK_BYTES or index == count - 1:
             fitted = _stack(chunk, image_size, fit, name)
             if images is None:
                 images = torch.empty(count, *fitted.shape[1:], dtype=fitted.dtype)
@@ -66,7 +66,7 @@ def decode_images(
                 raise _sizes_differ(images, fitted, name)
             images = images.to(torch.promote_types(images.dtype, fitted.dtype))
             images[done : index + 1] = fitted
-            done, chunk, held = index + 1, [], 0
+            done, chunk, pending = index + 1, [], 0
     if images is None:
         raise UserError(f"Data set {name} is expected to hold images, but is empty; check data.root.")
     images = deep.in_bytes(images, name)

@@ -126,7 +126,7 @@ def levels(images: Tensor) -> Tensor:
 
 
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
-    """Convert classes (B,) to one-hot float (B, K); probabilities (B, K) stay."""
+    """Convert classes (B,) to one-hot float (B, K); probabilities (B, K) are unchanged."""
     return labels.float() if labels.dim() == 2 else torch.nn.functional.one_hot(labels, num_classes).float()
 
 

@@ -49,10 +49,11 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, what earlier calls left out is added to ``tensors`` first.
+    """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``
+    first.
 
-    It is kept in ``state``, under names that begin with ``owner``. ``compress`` must not add privacy noise: feedback
-    would undo it.
+    These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must not add privacy noise:
+    feedback would undo it.
     """
     if not feedback:
         return compress(tensors)
@@ -71,10 +72,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score the elements of ``gradients`` by one of ``OF_STEPS``, the more important the higher.
-
-    ``samples``: see ``pruning``.
-    """
+    """Score the elements of ``gradients`` by one of ``OF_STEPS``, the more important the higher; see ``pruning``."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}

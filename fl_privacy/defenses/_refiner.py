@@ -112,7 +112,7 @@ def refiner(
     warm_start: bool = False,
     evaluator: str | Sequence[str] | None = None,
 ) -> Defense:
-    """Replace each local gradient by a close one, that of noise-like robust data (Refiner, Fan et al. 2025).
+    """Replace each local gradient by a close one: the gradient of noise-like robust data (Refiner, Fan et al. 2025).
 
     Robust data start at ``(1 - alpha) x + alpha v``, v noise, and descend on ``UM - beta PM`` (Eq. 2): UM is the
     weighted distance of the gradients (Eq. 4), PM the noise ratio that the evaluation network predicts. The uploaded

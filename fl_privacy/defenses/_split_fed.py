@@ -15,7 +15,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.unwrap_model import first_names
 
 Start = Literal["own", "shared"]
-"""Initial private values: ``own`` to each client, or ``shared``, the model's."""
+"""Initial private values: ``own`` ones of each client, or ``shared`` ones, the model's."""
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:

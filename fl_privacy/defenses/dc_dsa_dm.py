@@ -70,8 +70,8 @@ Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
     """Build a defense that trains on the images that ``make`` returns; ``make`` is called once for a client.
 
-    ``part`` describes it. The client's state keeps the images as bytes: ``images_per_class`` for each of all classes
-    or, unless ``every_class``, for each of the client's.
+    ``part``: the defense's description. The client's state keeps the images as bytes: ``images_per_class`` for each of
+    all classes or, unless ``every_class``, for each of the client's.
     """
     images, labels = f"{part.name}/images", f"{part.name}/labels"
 

@@ -59,7 +59,7 @@ class LocalStep:
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """What a defense that replaces a client's examples may use, apart from the examples.
+    """Data, other than the examples, for a defense that replaces a client's examples.
 
     ``state`` may serve as a cache. ``rng`` is the same in every round, so that equal examples give equal results.
     """

@@ -74,8 +74,8 @@ def plainly_shortest(array: NDArray[np.generic]) -> bool:
     few = values[:: max(1, values.size // _GLANCE)]
     few, scale = few[few != 0], np.float64(max(values.max(), -values.min()))
     with np.errstate(invalid="ignore"):
-        held = (scale * (few / scale * _CODES).round() / _CODES).astype(few.dtype) == few
-    grids = np.flatnonzero(held.all(1))
+        fits = (scale * (few / scale * _CODES).round() / _CODES).astype(few.dtype) == few
+    grids = np.flatnonzero(fits.all(1))
     if not few.size or not grids.size:
         return bool(few.size)
     return _HEADER + _values_bytes(int(present), int(grids[0]) + 1, 8 * values.itemsize) >= array.nbytes
@@ -104,8 +104,8 @@ class _Layout:
         """Return the fewest bits, up to ``most``, whose integer codes give the nonzero values exactly; 0 if none do."""
         scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
         few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
-        held = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few
-        for bits in (held.all(1).nonzero().flatten() + 1).tolist():
+        fits = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few
+        for bits in (fits.all(1).nonzero().flatten() + 1).tolist():
             nearest = from_grid(round_to_codes(to_grid(self.nonzero, scale, bits), bits), scale, bits)
             if torch.equal(_bits_of(nearest), _bits_of(self.nonzero)):
                 return int(bits)

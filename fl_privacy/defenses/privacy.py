@@ -63,7 +63,7 @@ def epsilon(
 def epsilons(
     *, noise_multiplier: float, sample_rate: float, steps: Sequence[int], delta: float, accountant: Accountant = "rdp"
 ) -> list[float]:
-    """Return ``epsilon``, for its other arguments, after each of the ascending ``steps``, faster than one by one.
+    """Return :func:`epsilon` after each of the ascending ``steps``, faster than by separate calls.
 
     ``prv`` is computed for some of ``steps`` only; the others get the epsilon of the next larger of those.
     """
@@ -209,7 +209,7 @@ class Guarantee:
     """Differential privacy of one client against a server that sees all its uploads.
 
     ``unit``: ``example`` (one example added or removed) or ``client`` (the whole update). ``sample_rate``: sampling
-    rate of examples; 1 for the unit ``client``, since the server sees who takes part.
+    rate of examples; 1 for the unit ``client``, since the server sees which clients take part.
     """
 
     unit: Literal["example", "client"]

@@ -154,7 +154,8 @@ class Pixels:
 class RobustTexts:
     """Space in which robust texts are sought: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    The noise is random words. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with -1.
+    Random words serve as noise. The embedding layer is neither trained nor uploaded. ``tokens``: (B, L), padded with
+    -1.
     """
 
     tokens: Tensor
@@ -259,8 +260,9 @@ class _Network:
 def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict[str, Tensor]:
     """Estimate, by layer, each neuron's Shapley value (C,) for the batch's loss (Ghorbani and Zou 2020).
 
-    In ``permutations`` random orders, neurons are replaced one by one by their mean output; the rise of the loss counts
-    for the neuron. An order ends when the loss reaches that without neurons; the remaining neurons count 0.
+    In ``permutations`` random orders, neurons are replaced one by one by their mean output; the rise of the loss is
+    credited to the neuron. An order ends when the loss reaches that of a model without neurons; the remaining neurons
+    get 0.
     """
     network = _Network(step)
     for name, number in network.neurons:

@@ -150,10 +150,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``.
-
-    ``draws``: number of draws on each neighbor.
-    """
+    """Return the least true mu whose ``measured_mu``, with ``draws`` a neighbor, exceeds ``mu`` at this ``power``."""
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size

@@ -10,14 +10,7 @@ import scipy  # its parts are imported when used: statistics alone take as long 
 from numpy.typing import ArrayLike, NDArray
 
 from fl_privacy import checks
-from fl_privacy.dp_check.bounds import (
-    best_one_run_epsilon,
-    gaussian_epsilon,
-    look_gaussian,
-    measured_mu,
-    one_run_gaussian_epsilon,
-    two_gaussians_epsilon,
-)
+from fl_privacy.dp_check import bounds
 from fl_privacy.dp_check.claims import Claim, Unit
 from fl_privacy.dp_check.mechanism import ACCUSATION, shown_epsilon
 
@@ -90,8 +83,8 @@ class CanaryTest:
 
 
 BOUNDS: Mapping[str, Callable[..., tuple[float, int, int]]] = {
-    "gaussian": one_run_gaussian_epsilon,
-    "other": best_one_run_epsilon,
+    "gaussian": bounds.one_run_gaussian_epsilon,
+    "other": bounds.best_one_run_epsilon,
 }
 """Shape of the noise -> function that computes the bound from the canaries' scores."""
 
@@ -165,14 +158,14 @@ def _estimated(
     pooled = math.sqrt(((len(there) - 1) * variances[0] + (len(absent) - 1) * variances[1]) / degrees)
     if shift <= 0:
         return 0.0, 0.0, ""
-    least = measured_mu(there, absent, error=error)
-    return gaussian_epsilon(shift / pooled, delta), gaussian_epsilon(least, delta), ""
+    least = bounds.measured_mu(there, absent, error=error)
+    return bounds.gaussian_epsilon(shift / pooled, delta), bounds.gaussian_epsilon(least, delta), ""
 
 
 def _doubt(there: NDArray[np.float64], absent: NDArray[np.float64]) -> str:
     if min(len(there), len(absent)) < FEWEST or not np.isfinite([*there, *absent]).all():
         return "there are too few scores, or they are not finite"
-    if not look_gaussian(there, absent):
+    if not bounds.look_gaussian(there, absent):
         return NOT_GAUSSIAN
     larger = float(scipy.stats.f.sf(there.var(ddof=1) / absent.var(ddof=1), len(there) - 1, len(absent) - 1))
     return UNEQUAL if min(larger, 1 - larger) < 5e-4 else ""
@@ -189,4 +182,4 @@ def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) ->
     if min(float(there.std()), float(absent.std())) <= MOST_SPREAD:
         return None
     mean, stds = float(there.mean() - absent.mean()), (float(there.std(ddof=1)), float(absent.std(ddof=1)))
-    return two_gaussians_epsilon(mean=mean, std=stds[0], std_without=stds[1], delta=delta)
+    return bounds.two_gaussians_epsilon(mean=mean, std=stds[0], std_without=stds[1], delta=delta)

@@ -52,7 +52,7 @@ class Claim:
     def total(self, mu: float) -> float:
         """Return the epsilon of all releases, if a unit moves each release's mean by ``mu`` standard deviations.
 
-        Noise is Gaussian. Without Poisson sampling, a unit is in the share ``sample_rate`` of the releases.
+        The noise is Gaussian. Without Poisson sampling, a unit takes part in the share ``sample_rate`` of the releases.
         """
         rate, steps = 1.0, self.rounds
         if self.sampled is not None:

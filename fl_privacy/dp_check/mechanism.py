@@ -196,8 +196,9 @@ def _over_calls(
 
 
 LATER, MOST_SEQUENCES, BEFORE = 30, 200, 10
-"""Number of calls without the unit after one with it, most sequences of such calls that are drawn, and number of calls
-with the unit before one without it."""
+"""Number of calls without the unit after a call with it; most sequences of such calls; number of calls with the unit
+before a call without it.
+"""
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
@@ -217,7 +218,8 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
     """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum.
 
-    ``number``: how many calls after calls with, and without, the unit are compared, projected onto ``known`` (d,).
+    ``number``: number of compared calls after calls with the unit, and after calls without it. ``known``: direction
+    (d,) onto which releases are projected.
     """
     if isinstance(mechanism, ManyAtOnce):
         return False
@@ -393,7 +395,7 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise from generators with small seeds, by comparison with PyTorch's and NumPy's first values.
+    """Detect noise from generators with small seeds, by comparison with their first values in PyTorch and NumPy.
 
     At least four of eight calls must match, with different seeds: a generator that is seeded once can match once.
     """

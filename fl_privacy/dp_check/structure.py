@@ -23,7 +23,7 @@ NUDGE = 1e-2
 """Relative change of an input that tests whether the release follows."""
 
 FOLLOWS = 0.1
-"""Largest change of the release by a nudge, relative to that by the unit; values with few levels change more."""
+"""Largest change of the release by a nudge, relative to its change by the unit; coarse values change more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -45,9 +45,9 @@ class AnotherSite:
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
-        Return ``None`` if nobody else took part, no tensor is in all of ``own``, or, without ``own``, no value changed.
-        If the server's optimizer is SGD or momentum, values below the model's last digit become zero, so that the rows
-        of absent words stay recognizable.
+        ``None`` if nobody else took part or no tensor is in all of ``own``; if ``own`` is empty, also if no value
+        changed. If the server's optimizer is SGD or momentum, values below the model's last digit become zero, so that
+        the rows of absent words stay recognizable.
 
         Args:
             before, after: global model before and after the round.
@@ -107,7 +107,7 @@ class AnotherSite:
 def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
     """Estimate the share p in (0, 1) of ``own`` in ``mean`` = p own + (1 - p) rest; return p and how it was found.
 
-    Three ways are tried. ``None`` if none of them works.
+    Three ways are tried; ``None`` if none works.
 
     1. After a single step of Adam all values have one size. The ratio mean / own is smallest where the signs of all
     other updates differ from the own sign, and is 2p - 1 there.

@@ -119,7 +119,7 @@ class Packing:
         return (fields << torch.arange(self.per_slot) * self.width).sum(1).double()
 
     def unpack(self, slots: Tensor, count: int, *, summands: int) -> Tensor:
-        """Return the sum (count,) of the values of ``summands`` packed updates, given the sum of their ``slots``."""
+        """Return the sum (count,) of ``summands`` updates' values, given the sum ``slots`` of their packed values."""
         fields = (slots.round().long()[:, None] >> (torch.arange(self.per_slot) * self.width)) & (2**self.width - 1)
         return (fields.flatten()[:count] - summands * self._most).double() * self.step
 

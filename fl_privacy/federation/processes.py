@@ -331,7 +331,7 @@ def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
 
 
 def _sendable(error: BaseException) -> BaseException:
-    """Return ``error`` or, if that can't be pickled, a substitute with the same class name and message."""
+    """Return ``error`` if it can be pickled, else a substitute with the same class name and message."""
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301
     except Exception:  # noqa: BLE001  (whatever a foreign exception makes of it)

@@ -198,7 +198,7 @@ def norm(tensors: Tensors) -> float:
 
 
 def unrounded(buffers: Tensors) -> dict[str, Tensor]:
-    """Set batch norm's variances and counters to zero where rounding in a secure sum made them negative."""
+    """Set batch norm's variances and counters that rounding in a secure sum made negative to zero."""
     return {n: t.clamp_min(0) if n.rpartition(".")[2] in (VARIANCE, COUNT) else t for n, t in buffers.items()}
 
 

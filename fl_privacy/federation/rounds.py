@@ -84,8 +84,8 @@ def audited_rounds(
 ) -> frozenset[int]:
     """Return the rounds that ``chosen`` stands for, from 1 to ``total``.
 
-    ``chosen``: ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers; ``UserError`` for others,
-    with the names of the settings ``name`` and ``most``.
+    ``chosen``: ``first``, ``last``, ``ends`` (both), ``all``, a number or a list of numbers; ``UserError`` for anything
+    else. ``name``, ``most``: settings that the error names.
 
     >>> sorted(audited_rounds("ends", 20))
     [1, 20]

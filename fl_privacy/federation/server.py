@@ -166,7 +166,7 @@ class Server:
 
 
 def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
-    """Return by how much a mean upload moves each of the values ``sent``; a gradient counts negatively."""
+    """Return the change that a mean upload makes to each of the values ``sent``; a gradient is negated."""
     steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
     if plan.shares == "weights":
         return {n: t - sent[n] for n, t in steps.items()}
@@ -186,7 +186,7 @@ def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[st
 
 
 def upload_bytes(upload: Upload) -> int:
-    """Return the bytes of an upload's tensors, encoded by ``defenses.encoding`` if that is shorter."""
+    """Return the bytes of an upload's tensors, encoded by ``defenses.encoding`` where that saves bytes."""
     return encoded_bytes(upload.tensors) + sum(b.numel() * b.element_size() for b in upload.buffers.values())
 
 
@@ -196,10 +196,7 @@ _NOT_ASKED = -100
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy in [0, 1], mean cross entropy, and number of examples.
-
-    Means are over examples, or over the next tokens of all texts.
-    """
+    """Accuracy in [0, 1] and cross entropy, as means over examples or texts' next tokens; and number of examples."""
 
     accuracy: float
     loss: float

@@ -53,7 +53,7 @@ class ServerSteps:
     def mean_behind(self, step: Tensors) -> Tensors:
         """Return the mean update that led to the model's change ``step``, in double precision, up to its rounding.
 
-        The first step of Adam and Yogi shows only the sign of values far above ``tau``.
+        After the first step of Adam or Yogi, only the sign of values far above ``tau`` is known.
         """
         found = {n: t.double() for n, t in step.items()}
         if self.rule.name != "sgd":

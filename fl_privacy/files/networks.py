@@ -30,7 +30,7 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
 
 @contextmanager
 def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
-    """Turn an ``OSError`` within the context into a ``UserError``: ``what`` can't be read from ``file``; ``remedy``."""
+    """Turn an ``OSError`` in the context into a ``UserError``: ``what`` can't be read from ``file``; ``remedy``."""
     try:
         yield
     except OSError as error:

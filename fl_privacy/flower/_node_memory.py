@@ -110,7 +110,7 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return by what a client's files are named: ("partition", number) if it has one, or ("node", id)."""
+    """Return the parts of a client's file names: ("partition", number) if it has a partition, else ("node", id)."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
@@ -202,10 +202,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """Client state in Flower's ``context.state``, which is lost when the node restarts.
-
-    With ``once``, ``expect_new`` refuses a round that was already answered.
-    """
+    """Client state in Flower's ``context.state``, lost at a restart; with ``once``, answered rounds are refused."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records: RecordDict = records

@@ -113,7 +113,7 @@ class PrivacyClient(NumPyClient):
         """Return loss and accuracy of the model sent, with the private part, on the client's own examples.
 
         Outside of a simulation the client answers once a round, with figures rounded to three digits. ``UserError`` if
-        ``fit`` would raise one, or the defense promises differential privacy, which exact figures break.
+        ``fit`` would raise one, or the defense promises differential privacy, which exact figures would break.
         """
         if promises_privacy(self.wrapped.defense):
             raise UnfitMessageError(

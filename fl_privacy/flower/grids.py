@@ -242,10 +242,7 @@ SILENCE = Failure("no reply in time")
 
 
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
-    """Pair each message of ``sent``, in order, with its reply or failure.
-
-    They are paired by message id, since Flower's error for a dead node names no node.
-    """
+    """Pair each message with its reply or failure, by message id, since Flower's error for a dead node has no node."""
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     pairs = list[tuple[Message, Message | Failure]]()
     for message in sent:

@@ -41,7 +41,7 @@ class OpacusWatch:
     claims: list[tuple[float, float]] = field(default_factory=list)  # (epsilon, delta), computed or targets
     multipliers: list[float] = field(default_factory=list)  # noise multiplier of each private step
     divisors: list[float] = field(default_factory=list)  # number that divides the noised sum, of each private step
-    beside: int = 0  # number of other optimizers' steps on the private model's parameters
+    on_model: int = 0  # number of other optimizers' steps on the private model's parameters
     others: int = 0  # number of other optimizers' steps on anything else
     inputs: Tensor | None = None  # at most two examples of the last batch that entered the module
     examples: float = math.inf  # number of examples of the private loader
@@ -56,9 +56,9 @@ class OpacusWatch:
     def bare_steps(self) -> int:
         """Return the number of steps that changed the upload without Opacus' optimizer, as far as seen."""
         if self.multipliers:
-            return self.beside
+            return self.on_model
         moved = not all(map(torch.equal, self._before, self._parameters.values()))
-        return self.beside + self.others or int(moved)
+        return self.on_model + self.others or int(moved)
 
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
         """Return two checks: of the epsilon that Opacus reports, and of the noise in one step.
@@ -181,7 +181,7 @@ class OpacusWatch:
         if self._inside or self.optimizer is None:
             return
         owned = any(id(p) in self._parameters for group in optimizer.param_groups for p in group["params"])
-        self.beside += owned
+        self.on_model += owned
         self.others += not owned
 
 

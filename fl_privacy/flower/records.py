@@ -339,7 +339,7 @@ STYPE = "fl_privacy.encoded"  # serialization type of arrays that ``defenses.enc
 
 
 def shortest(array: np.ndarray) -> Array:
-    """Encode ``array`` without loss if that is shorter (many zeros, few distinct values), else as Flower does."""
+    """Encode ``array`` without loss if this saves bytes (many zeros, few distinct values), else as Flower does."""
     plain = plain_array(array)
     if not np.issubdtype(array.dtype, np.floating) or plainly_shortest(array):
         return plain
@@ -352,8 +352,7 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Return the tensor that ``shortest`` encoded.
 
-    ``UserError`` for an unknown ``name``, wrong bytes, or more values than ``like`` has: few bytes may claim many
-    zeros.
+    ``UserError`` for an unknown ``name``, wrong bytes, or more values than ``like`` has (few bytes can claim many).
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}; take it out.")

@@ -147,7 +147,7 @@ class Answers:
         memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
-        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process did so, or writing fails."""
+        """Record ``round`` as answered for ``kinds``; ``UserError`` if another process has, or writing fails."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
@@ -330,10 +330,7 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod`` so that its errors become replies of one line.
-
-    Unexpected errors, and lines that name a path, are only logged.
-    """
+    """Wrap ``mod``: its errors become replies of one line; unexpected ones, and lines with a path, are only logged."""
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:
@@ -382,7 +379,7 @@ _TOOK = "fl-privacy.took"  # record of a form with the seconds of work behind th
 
 
 def form_of(answer: RecordDict, seconds: float) -> RecordDict:
-    """Return ``answer`` with empty arrays, and the ``seconds`` it took; :func:`like_form` fills it."""
+    """Return the form of ``answer`` for :func:`like_form`: its records with empty arrays, and its ``seconds``."""
     form = RecordDict({**answer, _TOOK: ConfigRecord({"seconds": seconds})})
     for name, record in answer.array_records.items():
         form[name] = ArrayRecord({k: Array.from_numpy_ndarray(np.empty(0, a.dtype)) for k, a in record.items()})

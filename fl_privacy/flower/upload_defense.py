@@ -107,8 +107,7 @@ class DefendedUpload:
         """Return the defended upload, by name, of a client that was sent ``before`` and replied ``after``.
 
         If the defense promises differential privacy, a reply that is not finite counts as the values sent, since an
-        error would break the promise; else it is a ``UserError``. So is a parameter that is missing or not
-        floating-point.
+        error would break the promise; else it is a ``UserError``, as is a parameter that is missing or not a float.
         """
         if not self.of_model and (missing := sorted((self.parameters or set()) - before.keys())):
             raise UnfitMessageError(
@@ -196,7 +195,7 @@ def is_differentially_private(defense: Defense) -> bool:
 
 
 def made_of(model: object, options: Mapping[str, object] | None = None) -> nn.Module:
-    """Return ``model``, or the result of this class or function with ``options``; ``UserError`` if that is no model."""
+    """Return ``model``, or what this class or function makes with ``options``; ``UserError`` for no model."""
     if isinstance(model, nn.Module):
         return model
     name = getattr(model, "__name__", type(model).__name__)

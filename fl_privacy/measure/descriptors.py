@@ -15,8 +15,9 @@ from torch.nn import functional
 
 BLURS = (0.0, 1.0, 2.0)  # standard deviations of the blurs in pixels
 MOSAICS = ((2, False, False), (3, False, False), (3, False, True), (3, True, False), (4, False, False))
-"""Side of a mosaic's squares in pixels, ``True`` to stretch whole squares to the image's size, and ``True`` to
-begin at the right edge. Mosaics have the indices after those of ``BLURS``."""
+"""Side of a mosaic's squares in pixels; ``True`` to stretch whole squares to the image's size; ``True`` to begin at the
+right edge. Mosaics have the indices after those of ``BLURS``.
+"""
 
 _MOSAIC = len(BLURS)
 WINDOWS = 5  # number of windows of an image: the whole and its four halves

@@ -75,7 +75,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare found images with ``fed`` (B, C, H, W) if given, else the originals; equality with either is exact."""
+    """Compare found images with ``fed`` (B, C, H, W), else with the originals; equality with either counts as exact."""
     found = match.found
     if not len(found):
         return []
@@ -96,6 +96,7 @@ def compare_images(
 def _compared(given: Sequence[Tensor], candidates: PublicImages | None) -> list[GuessComparison]:
     guesses, originals, unchanged, labels, controls = given
     exact, extra = _is_exact(guesses, originals) | _is_exact(guesses, unchanged), list(controls)
+    undecided: dict[int, GuessComparison] = {}
     figures, nearest = [GuessComparison(exact=same) for same in exact.tolist()], torch.arange(len(guesses))
     if (rest := (~exact).nonzero().flatten()).numel():
         seen = identify(guesses[rest], originals[rest], candidates)
@@ -126,8 +127,11 @@ def _compared(given: Sequence[Tensor], candidates: PublicImages | None) -> list[
         if own.likeness is not None and own.aligned_psnr is not None and own.aligned_psnr >= PROVEN_PSNR:
             alike = max(correlation(guesses[guess], truth) for guess in tries)  # candidates are looked at coarsely
             figures[place] = replace(own, likeness=_round(max(own.likeness, alike)))
-        if candidates is not None and figures[place].depends_on_control_lead:
-            lead = _control_lead(truth, own, extra, candidates)
+        if figures[place].depends_on_control_lead:
+            undecided[place] = own
+    if candidates is not None and undecided:
+        leads = _control_leads(originals[[*undecided]], [*undecided.values()], extra, candidates)
+        for place, lead in zip(undecided, leads, strict=True):
             figures[place] = replace(figures[place], control_lead=_round(lead) if lead > -math.inf else None)
     return figures
 
@@ -196,18 +200,21 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
     return (guesses - originals).abs().flatten(1).amax(1) <= ROUNDING + 1e-6
 
 
-def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], candidates: PublicImages) -> float:
-    """Return the largest lead (:class:`Identified`) of any control at ``original`` (C, H, W); -inf without controls.
+def _control_leads(
+    originals: Tensor, figures: Sequence[GuessComparison], extra: Sequence[Tensor], candidates: PublicImages
+) -> list[float]:
+    """Return the largest lead (:class:`Identified`) of any control at each of ``originals``; -inf without controls.
 
-    Controls are ``extra`` guesses at other updates. A public image that is almost equal to the original is a control,
-    too, unless the attacker's guess, with the figures ``own``, is clearly closer to the original.
+    Controls are ``extra`` guesses at other updates. A public image that is almost equal to an original is a control,
+    too, unless the attacker's guess, with its ``figures``, is clearly closer to that original.
     """
-    found = [identify(each[None], original[None], candidates).lead for each in extra]
-    lead, near = near_lead(original, candidates)
-    leads = [float(each) for each in found if each is not None]
-    if (near >= SAME or lead >= TWIN) and 1 - (own.likeness or 0.0) ** 2 > CLOSER * (1 - near**2):
-        leads.append(own.lead or 0.0 if lead >= TWIN else lead - LEAD)
-    return max(leads, default=-math.inf)
+    found = [identify(each[None], originals, candidates).lead for each in extra]
+    leads = [[float(each[place]) for each in found if each is not None] for place in range(len(originals))]
+    for original, own, highest in zip(originals, figures, leads, strict=True):
+        lead, near = near_lead(original, candidates)
+        if (near >= SAME or lead >= TWIN) and 1 - (own.likeness or 0.0) ** 2 > CLOSER * (1 - near**2):
+            highest.append(own.lead or 0.0 if lead >= TWIN else lead - LEAD)
+    return [max(each, default=-math.inf) for each in leads]
 
 
 def _round(value: float | Tensor) -> float:

@@ -23,7 +23,7 @@ from fl_privacy.measure.descriptors import (
 )
 from fl_privacy.measure.images import psnr, ssim
 from fl_privacy.measure.outcome import LEAD, SAME, SURE, GuessComparison
-from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way, gallery_of
+from fl_privacy.measure.turning import HOPELESS, LEAST_SIDE, NEAREST, Gallery, Turning, Way, gallery_of
 
 ALIKE = 3  # most public images that count as of the same scene as an original
 
@@ -109,7 +109,7 @@ def _as_bytes(images: Tensor) -> Tensor:
 
 RIVALS = 10  # number of nearest candidates for the foreign share of a guess
 LUCK = 0.3
-"""Lead that luck adds for e = 2.7 times as many guesses, or e times fewer candidates."""
+"""Lead that luck adds with e = 2.7 times as many guesses, or with e times fewer candidates."""
 
 LUCK_OF_MORE = LUCK * math.log(10)  # lead that luck adds for the further comparisons of turned guesses
 ENOUGH = 1000  # number of candidates from which on a lead is not reduced
@@ -209,10 +209,7 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best comparison of any guess; ``ways`` holds each guess's comparisons.
-
-    Leads (:class:`Identified`) are reduced by ``LUCK_OF_MORE``.
-    """
+    """Rank originals by the best of all guesses' comparisons ``ways``; leads are reduced by ``LUCK_OF_MORE``."""
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []
     for _, way in every:
@@ -262,9 +259,7 @@ def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
 
 
 REFERENCE = 200  # number of candidates whose correlations define mean and spread
-NEAREST = 60  # number of candidates nearest at low resolution that are compared at high resolution
 USUAL_TURNED = 100  # ``REFERENCE`` for turned guesses
-HOPELESS = 0.1  # share of candidates nearer at low resolution, above which no comparison at high resolution is made
 
 
 def identify(

@@ -217,7 +217,7 @@ class Coincidences:
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both from ``equal`` (N,): for each of N examples, the number of others that equal it."""
+        """Estimate both fields from ``equal`` (N,): for each of N examples, the number of others that equal it."""
         number = len(equal)
         if number < 2:
             return cls()

@@ -17,7 +17,8 @@ from fl_privacy.types.victim_ids import Certainty
 LIKENESS = 0.5  # least likeness of an identified guess to its original
 LEAD = 0.6  # least lead of an identified original over the nearest candidate, in the candidates' standard deviations
 CHANCE, CHANCE_FALLS = 0.02, 0.6
-"""Probability that a guess without the update is identified, by the lead ``LEAD``, and the lead that divides it by e.
+"""Probability that a guess without the update is identified with the lead ``LEAD``, and the further lead that divides
+this probability by e.
 
 Both bound what ``experiments/rows/verdict_chance`` counts on six data sets. Pictures of the same person, taken in the
 same minute, exceed them.
@@ -26,8 +27,9 @@ same minute, exceed them.
 LEAST_CANDIDATES = 100  # least number of candidates to call an image identified
 SURE = 3.0  # lead above which comparisons at high resolution, likeness and foreign share do not matter
 FOREIGN = 0.25
-"""Largest foreign share of an identified guess: correlation of its difference from the original with candidates, which
-is large for another picture of the same person or the mean of a class."""
+"""Largest foreign share of an identified guess. This share is the correlation of the guess's difference from the
+original with candidates; it is large for another picture of the same person or the mean of a class.
+"""
 
 SAME = 0.97  # likeness above which the foreign share does not matter
 MARGIN_PSNR = 3.5  # least PSNR in dB above that of a control without the update

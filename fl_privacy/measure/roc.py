@@ -203,8 +203,8 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
     """Return the largest probability that an attacker identifies the right example despite (epsilon, delta)-privacy.
 
     It is e^epsilon / (candidates + 1) + delta, whatever else the attacker knows (Kairouz et al. 2015), if the example
-    and the other ``candidates``, at least 1, are equally likely. It also bounds reconstruction as any event of that
-    prior (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes, Mahloujifar and Balle 2023, Thm. 2).
+    and the other ``candidates``, at least 1, are equally likely. The bound also holds for reconstruction, as an event
+    with that prior probability (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes, Mahloujifar and Balle 2023, Thm. 2).
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027

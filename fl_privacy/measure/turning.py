@@ -22,13 +22,13 @@ from fl_privacy.measure.descriptors import (
 )
 
 FAR, NEAR, CLOSE = 8, 16, 32  # pixels of the longer side at which all, chosen, and the last candidates are compared
-NEAREST = 60  # number of candidates nearest at ``FAR`` that are compared at ``NEAR``
+NEAREST = 60  # number of candidates nearest at low resolution that are compared at a higher one
 ANGLES = (5.0, 10.0, 15.0)  # degrees by which a guess is rotated to either side
 CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))  # shares shown by a crop, and shifts as shares of the side
 FRAMES = (1.12, 1.25)  # factors by which a guess with a frame is enlarged
 SLID = 1 / 8  # shift of other guesses, as a share of the side
 GRIDS = (3, 4)  # number of tiles per side, for images with shuffled tiles
-HOPELESS = 0.1  # share of rivals nearer at ``FAR``, above which a guess is not compared at ``NEAR``
+HOPELESS = 0.1  # share of rivals nearer at low resolution, above which a guess is not compared at a higher one
 LEAST_SIDE = 8  # least pixels of the shorter side of images that are compared in poses
 
 

@@ -89,10 +89,7 @@ class InputNormalization(nn.Module):
 
 
 def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | None, in_channels: int) -> nn.Module:
-    """Return an ``InputNormalization``, or the identity without ``mean`` and ``std``.
-
-    ``UserError`` unless each has one value, or one for each channel.
-    """
+    """Return an ``InputNormalization``, or the identity without values; ``UserError`` for a wrong number of values."""
     if mean is None and std is None:
         return nn.Identity()
     mean, std = [0.0] if mean is None else mean, [1.0] if std is None else std

@@ -126,6 +126,7 @@ def plain_app(record: AuditRecord) -> dict[str, Any]:
     return {
         "command": "audit APP" if record.subject == "app" else "audit-update",
         **{name: getattr(record, name) for name in plain},
+        **({"network_alone": record.network_alone} if record.network_alone else {}),
         "findings": [asdict(finding) for finding in record.findings],
         "rungs": [_plain_examples(answer) for answer in record.steps],
         "survivors": [_plain_aggregate(answer) for answer in record.aggregate],

@@ -1,5 +1,6 @@
 """Define the record of an audit, and render an app's page: data in the clear, then scenarios, the worst first."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -26,6 +27,7 @@ KINDS = {"image": "image", "row": "row", "node": "node", "graph": "node", "text"
 ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
 MEMBERSHIP = ("members", "participants")  # questions on who took part
 _DRAWN = "drawn examples or networks, and the app's own may leak more or less"
+NOT_TESTED = "The app's protections, such as differential privacy or secure aggregation, were not tested"
 _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
 
@@ -51,6 +53,8 @@ class AuditRecord:
     environment: Sequence[tuple[str, str]] = ()
     nodes: int | None = None
     rounds: int | None = None
+    network_alone: str = ""  # network that was trained in place of the app, and how
+    not_audited: str = ""  # reason why the app's own training was not audited, if a network alone was
     drawn: bool = False  # ``True`` if drawn examples or networks stand for the app's own
     models: Mapping[str, int] = field(default_factory=dict)  # name of a network -> number of replies with it
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -80,7 +84,7 @@ class AuditRecord:
     @property
     def further(self) -> list[str]:
         own = self._own_not_attacked
-        drawn = [f"This is of {_DRAWN}"] if self.drawn else []
+        drawn = [NOT_TESTED if self.network_alone else f"This is of {_DRAWN}"] if self.drawn else []
         return [*drawn, *self.also, *([self.when] if own and any(step.leaks for step in self.steps) else [])]
 
     @property
@@ -110,9 +114,11 @@ class AuditRecord:
         if self._of("data"):
             return "The app's replies hold it: no attack is needed"
         if (step := self.shown_first) is not None and step.leaks:
+            alone = f"Uploads were made for this by plain SGD. {NOT_TESTED}" if self.network_alone else ""
             if step.scenario.name not in ASKED:
-                return f"The attack used {step.scenario.source or step.scenario.uploads}"
-            return "The audit asked clients for such uploads; in training, a client with little data may send them"
+                return alone or f"The attack used {step.scenario.source or step.scenario.uploads}"
+            asked = "The audit asked clients for such uploads; in training, a client with little data may send them"
+            return alone or asked
         if observers := {one.observer for one in self.aggregate if one.leaks}:
             if "server" not in observers:
                 return OTHERS[max(observers)]["needs"]
@@ -126,7 +132,9 @@ class AuditRecord:
         members = [(one, one.estimate) for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
         if any(step.leaks for step in self.steps):
-            person.append("Yes: the examples themselves were reconstructed, from uploads like those with red bars")
+            alone = "Not tested for the app. With plain SGD, examples were reconstructed from its network's uploads"
+            own = "Yes: the examples themselves were reconstructed, from uploads like those with red bars"
+            person.append(alone if self.network_alone else own)
         elif self._unjudged:
             person.append("Not known: compare the guesses with your own records")
         if any(one.question == "continued" and one.leaks for one in self.aggregate):
@@ -142,8 +150,9 @@ class AuditRecord:
         approval = f"Not by this page alone: {found_none}"
         if self.tone == LEAK:
             approval = "Not as it is: defend the clients, and audit again"
+            approval = "Not by this page: the app's own training was not audited" if self.network_alone else approval
             approval = f"Not even with {self.defense}, whose uploads still leak" if self.defense else approval
-        elif self.broken or self.going_on or not (self.uploads_attacked or members):
+        elif self.network_alone or self.broken or self.going_on or not (self.uploads_attacked or members):
             approval = "Not by this page: it does not show what uploads reveal about single examples"
         elif self.before is not None and self.before.tone == LEAK:
             approval = f"Not without {self.defense}; with it{self.covers}, {found_none}"
@@ -155,6 +164,8 @@ class AuditRecord:
 
     @property
     def next_step(self) -> str:
+        if self.network_alone:
+            return "Solve the problem named first, and audit the app's own training"
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             accepted = "" if found[0].severity == "data" else ", or decide that it may leave"
             fewer = "Send fewer trees, with a coarser max_bin (docs/trees.md), or decide that these facts may leave"
@@ -174,12 +185,12 @@ class AuditRecord:
             hide = "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
             others = observers and "server" not in observers
             return OTHERS[max(observers)]["remedy"] if others else hide if self.tone == LEAK else look
-        if self.broken or self.going_on:
-            return "Audit the app again" if self.broken else "Wait: this page is updated as results arrive"
+        waits = "Wait: this page is updated as results arrive" if self.going_on else ""
         longer = "Attack longer with --budget thorough. Only differential privacy is a guarantee (docs/defend.md)"
         late = any("--seconds" in step.reason for step in self.steps)
         rest = "Judge by the list below of everything that is sent" if self.lines else "Solve the problems named here"
-        return longer if self.uploads_attacked else "Give the attacks more time with --seconds" if late else rest
+        rest = longer if self.uploads_attacked else "Give the attacks more time with --seconds" if late else rest
+        return "Audit the app again" if self.broken else waits or rest
 
     @property
     def shown_first(self) -> Answer | None:
@@ -193,7 +204,15 @@ class AuditRecord:
 
     @property
     def headline(self) -> str:
-        return self._own_headline if self.before is None else _compared(self, self.before)
+        said = self._own_headline if self.before is None else _compared(self, self.before)
+        if not self.network_alone:
+            return said
+        why = re.split(r"\. (?=[A-Z])|; --debug", self.not_audited, maxsplit=1)[0].rstrip(".")
+        why = f": {why.replace('The ', 'the ', 1) if why.startswith('The ') else why}" if why else ""
+        return (
+            f"The project's own training was not audited{why}. Its network {self.network_alone}:"
+            f" {said[0].lower()}{said[1:]}"
+        )
 
     @property
     def _own_headline(self) -> str:
@@ -257,7 +276,8 @@ class AuditRecord:
             )
         asked = "no client sent" if self.lines else "the server asked no client for"
         nothing = f"Nothing to audit: {self.silence or f'{asked} anything'}"
-        return nothing if self.silent else f"Not attacked: {self._why}; everything that is sent is listed below"
+        listed = "" if self.network_alone else "; everything that is sent is listed below"
+        return nothing if self.silent else f"Not attacked: {self._why}{listed}"
 
     @property
     def _why(self) -> str:

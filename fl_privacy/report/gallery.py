@@ -53,13 +53,13 @@ def grid_picture(
     """
     columns = min(PAIRS_IN_A_ROW, len(originals))
     rows = -(-len(originals) // columns)
-    beside = [images for images in (transformed, reconstructions, adaptive) if images is not None]
-    width = _IMAGE * (1 + len(beside))
+    series = [images for images in (transformed, reconstructions, adaptive) if images is not None]
+    width = _IMAGE * (1 + len(series))
     titles = [textwrap.fill(caption, width // _LETTER) for caption in captions]
     over = _LINE * (1 + max((title.count("\n") + 1 for title in titles), default=1))
     picture = Image.new("RGB", (width * columns, (_IMAGE + over) * rows), "white")
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(_FONT)
-    for number, (original, others, words) in enumerate(zip(originals, zip(*beside, strict=True), titles, strict=False)):
+    for number, (original, others, words) in enumerate(zip(originals, zip(*series, strict=True), titles, strict=False)):
         like = next((image for image in (original, *others) if image is not None), None)
         if like is None:
             continue

@@ -62,7 +62,7 @@ class Cap:
 
 
 def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
-    """Return a sample for each attacker and defense of a trade-off, and those that :func:`with_worst` adds."""
+    """Return a sample for each attacker and row of a trade-off, plus the worst cases of :func:`with_worst`."""
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
@@ -164,7 +164,7 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
-    """Draw the strongest attacker's CAP as bars (SPN, Figure 25), with a line at the plain attacker's CAP."""
+    """Draw each defense's CAP under the strongest attacker, with a line at the plain attacker's (SPN, Figure 25)."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []
@@ -242,11 +242,11 @@ NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE)
 
 
 def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
-    """Return a sample for each attacker of each defended run with all figures, and those that :func:`with_worst` adds.
+    """Return a sample for each attacker of each defended run, plus the worst cases of :func:`with_worst`.
 
-    The defense's strength is the setting with most values in ``runs``, the first declared if several have. Runs that
-    differ in other settings of the defense count as different defenses; those that differ elsewhere, except in the
-    seed, as different attacks.
+    Runs that lack a figure have none. The defense's strength is the setting with most values in ``runs``, the first
+    declared if several have. Runs that differ in other settings of the defense count as different defenses; those that
+    differ elsewhere, except in the seed, as different attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []

@@ -22,7 +22,7 @@ def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def with_words(page: str) -> str:
-    """Insert a folded glossary of the terms on ``page``, in place of ``MARK``; without that, nothing changes."""
+    """Insert a folded glossary of the terms on ``page`` in place of ``MARK``; without a ``MARK``, return ``page``."""
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])

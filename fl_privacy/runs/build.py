@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Return a mask (``examples``,) of ``number`` random examples that no client gets; ``UserError`` if that is all."""
+    """Return a mask (``examples``,) of ``number`` random examples that no client gets; ``UserError`` if it gets all."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -96,7 +96,7 @@ def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: 
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Return which uploads of a run are intercepted; ``UserError`` if rounds, clients or examples do not exist."""
+    """Return the plan of which uploads are intercepted; ``UserError`` if rounds, clients or examples do not exist."""
     inferences = build_inferences(config.inference)
     reads_images = "_target_" in config.attack or config.intercept.save
     if not reads_images and not inferences:
@@ -154,7 +154,7 @@ def build_dataset(section: Mapping[str, Any]) -> Dataset:
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
-    """Build the model that clients train, as changed by a malicious server, if any; ``clients``: how many there are."""
+    """Build the model that clients train, as changed by a malicious server, if any; ``clients``: their number."""
     model = build_network(config.model, dataset, seed=config.seed)
     attack = build_server_attack(config.server)
     if attack is None:

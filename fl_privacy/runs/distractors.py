@@ -161,8 +161,7 @@ def others_of_app(
 ) -> Distractors:
     """Return distractors from the app's data, and images from installed packages if those are few.
 
-    For a client's updates, only that client's attacked images are left out, so that other clients don't change the
-    result.
+    For a client's updates, only its own attacked images are left out; so other clients don't change the result.
 
     Args:
         data: data of the app; test examples, if there are any, are taken first.

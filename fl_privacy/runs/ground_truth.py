@@ -148,7 +148,10 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Return the summed probes if sites (``own``) attack or SecAgg+ is on; ``UserError`` for sums of one client."""
+        """Return the probes' sums if the sites ``own`` attack or SecAgg+ is on, else ``None``.
+
+        ``UserError`` if a sum has a single client.
+        """
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:
@@ -206,7 +209,7 @@ class SummedProbes:
         """Return the global model after rounds in which the attacking sites move it towards ``aim``.
 
         Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm at which the
-        server excludes an update, estimated from a site's honest update. The other clients train meanwhile.
+        server excludes an update, estimated from a site's honest update.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

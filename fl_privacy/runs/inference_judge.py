@@ -12,21 +12,7 @@ from torch import Tensor
 from fl_privacy.attacks.inference import About, Inference
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
-from fl_privacy.measure import FEW, aggregate
-from fl_privacy.measure.roc import (
-    Separation,
-    answer_success,
-    auc,
-    auc_bound,
-    balanced_accuracy,
-    balanced_accuracy_bound,
-    correlation,
-    proven_epsilon,
-    thinned_curve,
-    threshold_success,
-    tpr_at,
-    tpr_bound,
-)
+from fl_privacy.measure import FEW, aggregate, roc
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.another_site import SUMMED
 from fl_privacy.runs.build import NO_ATTRIBUTE, defenders_examples, held_out
@@ -205,7 +191,7 @@ class InferenceJudge:
         own, seed = scores[torch.arange(len(scores)), self._columns].double(), self.setup.config.seed
         answered = own.isfinite()
         member = torch.arange(len(own)) < self.asked.members
-        found = Separation(
+        found = roc.Separation(
             positives=own[answered & member].numpy(), negatives=own[answered & ~member].numpy(), seed=seed
         )
         if min(len(found.positives), len(found.negatives)) < 2:
@@ -213,7 +199,7 @@ class InferenceJudge:
         left_out = int((~answered).sum())
         notes = [FROM_TEST] * self.asked.from_test
         notes += [f"{left_out} examples of clients whose uploads were never intercepted are left out."] * bool(left_out)
-        (fpr, tpr), delta = thinned_curve(found), self.setup.config.privacy.delta
+        (fpr, tpr), delta = roc.thinned_curve(found), self.setup.config.privacy.delta
         return replace(
             finding,
             positives=len(found.positives),
@@ -223,7 +209,7 @@ class InferenceJudge:
             tpr=tpr,
             epsilon=self.epsilon,
             delta=delta,
-            proven_epsilon=proven_epsilon(found, delta=0.0 if self.epsilon is None else delta),
+            proven_epsilon=roc.proven_epsilon(found, delta=0.0 if self.epsilon is None else delta),
             notes=notes,
         )
 
@@ -256,27 +242,29 @@ class InferenceJudge:
         measures = {"error": Measure(value=found.mean, low=low, high=high, chance=by_mean)}
         deviations = shares - shares.mean(0)
         if deviations.abs().max() > 0 and len(guessed) >= FEW:
-            estimate = correlation((guessed - guessed.mean(0)).numpy(), deviations.numpy(), seed=self.setup.config.seed)
+            estimate = roc.correlation(
+                (guessed - guessed.mean(0)).numpy(), deviations.numpy(), seed=self.setup.config.seed
+            )
             measures["correlation"] = Measure(**vars(estimate))
         measures["asr"] = _success(guessed.argmax(1), shares.argmax(1))
         return replace(finding, positives=len(guessed), measures=measures)
 
-    def _measures(self, found: Separation) -> dict[str, Measure]:
+    def _measures(self, found: roc.Separation) -> dict[str, Measure]:
         budget = {"epsilon": self.epsilon or 0.0, "delta": self.setup.config.privacy.delta}
         bounded = self.epsilon is not None and math.isfinite(self.epsilon)
         of_rate = {
-            name: (estimate, float(tpr_bound(np.array([rate]), **budget)[0]))
+            name: (estimate, float(roc.tpr_bound(np.array([rate]), **budget)[0]))
             for name, rate in TPR_AT.items()
-            if (estimate := tpr_at(found, rate)) is not None
+            if (estimate := roc.tpr_at(found, rate)) is not None
         }
         whole = {
-            "auc": (auc(found), auc_bound(**budget)),
-            "balanced_accuracy": (balanced_accuracy(found), balanced_accuracy_bound(**budget)),
+            "auc": (roc.auc(found), roc.auc_bound(**budget)),
+            "balanced_accuracy": (roc.balanced_accuracy(found), roc.balanced_accuracy_bound(**budget)),
         }
         measures = {n: Measure(**vars(e), bound=b if bounded else None) for n, (e, b) in (of_rate | whole).items()}
-        return {**measures, "asr": Measure(**vars(threshold_success(found)))}
+        return {**measures, "asr": Measure(**vars(roc.threshold_success(found)))}
 
 
 def _success(guessed: Tensor, true: Tensor) -> Measure:
     majority = float(true.bincount().max()) / len(true)
-    return Measure(**vars(answer_success(int((guessed == true).sum()), len(true), majority=majority)))
+    return Measure(**vars(roc.answer_success(int((guessed == true).sum()), len(true), majority=majority)))

@@ -52,7 +52,7 @@ class PaperTable:
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
     def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
-        """Map each line of the table to runs, a list for each strength: ``command``, and ``attack`` if there is one."""
+        """Map each line of the table to its runs: for each strength, (command, settings) of training and attack."""
         planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
         for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
             planned[name].append([(self.command, self.settings(changes))])
@@ -82,7 +82,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table of the paper's preset in ``overrides``; ``None`` without one, or if they change what it fixes.
+    """Return the table of the paper's preset in ``overrides``; ``None`` without one, or if others change it.
 
     ``UserError`` for a wrong ``paper=``, or one without such a preset.
     """

@@ -31,7 +31,10 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack, if any, with ``public`` images, and ``attacked`` ones to ask about members."""
+    """Build a malicious server's attack; ``None`` for an honest server.
+
+    ``public``: images that the server holds. ``attacked``: images mixed with them if the attack infers membership.
+    """
     if "_target_" not in section:
         expect_named(section, "server")
         return None
@@ -108,7 +111,7 @@ def hand_over(
 def _decay(
     plan: LocalPlan, numbers: Mapping[int, int], sent: Mapping[int, ModelState]
 ) -> Mapping[int, Mapping[str, Tensor]]:
-    """Return client -> parameter -> what that client's weight decay adds to the mean update; empty without any."""
+    """Return client -> parameter -> share of that client's weight decay in the mean update; empty without decay."""
     if not plan.weight_decay or plan.shares == "gradient":
         return {}
     total, found = sum(numbers.values()), dict[int, Mapping[str, Tensor]]()

@@ -82,7 +82,7 @@ def show_frames(take: Callable[[], Sequence[Snapshot]]) -> None:
 
 
 def joined(first: Sequence[Snapshot], moments: int, then: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """Join two films; the iterations of ``then`` are counted from ``moments``."""
+    """Join two films; ``moments`` is added to the iterations of ``then``."""
     return (*first, *(replace(each, at=each.at + moments) for each in then))
 
 

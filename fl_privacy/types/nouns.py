@@ -108,8 +108,8 @@ class Knowledge:
     Attributes:
         labels: client's labels, (B,) class indices or (B, K) class probabilities.
         defense: parts of the client's defense, for an adaptive attacker.
-        same_data: name of the examples. An adaptive attacker attacks updates with the same name together. ``None`` if
-            the defense makes other images each time, except mixtures.
+        same_data: name of the client's examples; an adaptive attacker attacks updates with one name together. ``None``
+            if the defense makes new images each time, other than mixtures.
         public_images: images (N, C, H, W) in [0, 1] of the same domain, or texts (N, L), padded with -1.
         public_labels: classes (N,) of the public images.
         previous: reconstruction (B, C, H, W) in [0, 1] of the same examples in an earlier round.

@@ -339,7 +339,7 @@ class _Evidence:
 
 
 Weights = nn.Module | Mapping[str, Any] | Sequence[Any]
-"""Model, its ``state_dict()``, or the arrays of that in order, like Flower's ``get_parameters``."""
+"""Model, its ``state_dict()``, or the arrays of that dict in order, like Flower's ``get_parameters``."""
 
 
 def read_update(

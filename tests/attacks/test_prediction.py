@@ -49,8 +49,11 @@ def test_a_smooth_network_is_counted(training: PlannedTraining, outcome: str) ->
 
 
 def test_batch_norm_in_training_mode_and_batches_decide_behind_deep_networks() -> None:
-    assert of(ResNet18, PlannedTraining(1, "train"), width=8)[0] == "unknown", "running statistics may be uploaded"
-    outcome, layer = of(ResNet18, PlannedTraining(2, "train"), width=8)
+    for size in (1, 4):
+        assert of(ResNet18, PlannedTraining(size, "train"), width=8)[0] == "unknown", (
+            "running statistics may be uploaded"
+        )
+    outcome, layer = of(ResNet18, PlannedTraining(5, "train"), width=8)
     assert outcome == "not by these attacks"
     assert isinstance(build_model(ResNet18, seed=0, width=8, **FACTS).get_submodule(layer), nn.BatchNorm2d)
     assert of(ResNet18, PlannedTraining(8), width=8)[0] == "not by these attacks"
@@ -65,9 +68,9 @@ def test_one_image_behind_a_residual_network_is_rehearsed(solved: bool, monkeypa
 
 @pytest.mark.fuzz
 def test_the_rehearsal_solves_what_the_exact_attack_solves() -> None:
-    """Of four images behind an untrained ResNet-20 the exact attack solves one, though equations are enough."""
+    """Random images behind an untrained ResNet-20 are solved for; those that are not, see the test above."""
     assert predict(blocks(), (3, 16, 16), PlannedTraining(1)).outcome == "reconstructible"
-    assert of(ResNet20, PlannedTraining(1), width=16)[0] == "unknown"
+    assert of(ResNet20, PlannedTraining(1), width=16)[0] == "reconstructible"
 
 
 @pytest.mark.parametrize(

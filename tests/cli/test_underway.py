@@ -11,7 +11,7 @@ from fl_privacy.cli import console as underway
 from fl_privacy.cli.console import Underway, WrittenMonitor
 from fl_privacy.progress import counted
 from fl_privacy.runs.folder import ongoing
-from fl_privacy.runs.folder.ongoing import PROGRESS, read_ongoing
+from fl_privacy.runs.folder.ongoing import PROGRESS, Ongoing, read_ongoing
 from tests.results.runs import round_report
 
 
@@ -55,6 +55,22 @@ def test_the_job_its_step_and_the_time_left_are_said(tmp_path, monkeypatch, term
     assert "first: Training, round 2/2, client 2/2, condensing images 4/4" in text
     if not terminal:
         assert text.startswith("Training, 0/2 finished; first: ") and " left\n" in text
+
+
+def test_the_time_left_is_that_of_the_longest_job(tmp_path, monkeypatch):
+    """Three of four jobs took 1 s each; the last has done a tenth of its work in 100 s."""
+    now = [0.0]
+    monkeypatch.setattr("fl_privacy.progress.time.monotonic", lambda: now[0])
+    jobs = [tmp_path / str(number) for number in range(4)]
+    states = {jobs[3]: Ongoing("Training", 0.1, 100.0)}
+    monkeypatch.setattr(underway, "read_ongoing", states.get)
+    shown = Underway("Training", jobs, Console(file=io.StringIO(), force_terminal=True))
+    jobs[3].mkdir()
+    (jobs[3] / PROGRESS).touch()
+    os.utime(jobs[3] / PROGRESS, (time.time() + 1, time.time() + 1))
+    for now[0], folder in zip((1.0, 2.0, 100.0), jobs, strict=False):
+        line = shown.ended(folder)
+    assert line == "3/4 finished: 2, about 15:00 min left"
 
 
 def test_what_a_killed_process_had_written_is_not_said(tmp_path):

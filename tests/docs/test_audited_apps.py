@@ -47,6 +47,18 @@ def test_initial_parameters_alone_are_no_page_on_what_clients_upload(why: str) -
 
 
 @pytest.mark.usefixtures("experiments")
+def test_a_page_on_a_network_alone_counts_apart() -> None:
+    tries = importlib.import_module("first_tries")
+    row = {"headline": "The project's own training was not audited: E", "uploaded": "10 arrays", "findings": []}
+    row |= {"problems": [], "format": "scripts", "traceback": False, "repository": "one/app", "rungs": [{"counts": {}}]}
+    row |= {"network_alone": "Net (model.py) alone"}
+    assert ", 0 ended in a page" in tries._counts([row]) and "1 more in a page on the network alone" in tries._counts(
+        [row]
+    )
+    assert tries.how_ended(row).startswith("network alone: The project's own training was not audited")
+
+
+@pytest.mark.usefixtures("experiments")
 def test_commands_that_run_at_once_keep_each_others_rows(tmp_path: Path) -> None:
     row_file = importlib.import_module("row_file")
     first, second = row_file.RowFile(tmp_path), row_file.RowFile(tmp_path)

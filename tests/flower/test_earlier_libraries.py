@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_privacy.auditing.app.environment import around
+from fl_privacy.auditing.app.environment import around, arrays_writable
 from fl_privacy.auditing.app.lent import EARLIER, lent_in_words, older_names_lent, pickles_loaded
 from fl_privacy.auditing.instrument.watch import replaced
 
@@ -151,3 +151,13 @@ def test_a_replaced_function_keeps_its_signature() -> None:
     before = inspect.signature(torch.nn.Linear.__init__)
     with replaced(torch.nn.Linear, "__init__", lambda original, *args, **kwargs: original(*args, **kwargs)):
         assert inspect.signature(torch.nn.Linear.__init__) == before
+
+
+def test_arrays_of_tables_can_be_written_as_before_pandas_3() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, np.nan], "b": [2.0, 3.0]})
+    with arrays_writable("import pandas"):
+        for array in (frame.values, frame["a"].values, frame.to_numpy(), frame["a"].to_numpy(), np.asarray(frame["b"])):
+            array[...] = 7
+        assert np.nan_to_num(frame["a"], copy=False).tolist() == [1, 0]
+    assert frame["b"].tolist() == [2, 3], "they are copies"

@@ -4,14 +4,16 @@ import ast
 import importlib
 import json
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from fl_privacy.auditing.app import hub_models
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import older_names_lent
@@ -258,3 +260,71 @@ def test_a_server_has_the_clients_of_its_name(tmp_path: Path) -> None:
     for but, name in (([], "fl"), ([tmp_path / "fl_server.py"], "sim_of_it")):
         found = find_scripts(tmp_path, but=but)
         assert found is not None and [each.stem for each in found.clients] == [f"{name}_client"]
+
+
+def test_recordings_and_scans_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("datasets")  # which would import the packages below
+    made: dict[str, Any] = {name: ModuleType(name) for name in ("mne", "mne.io", "edf", "nibabel", "SimpleITK")}
+    for name, module in made.items():
+        module.__spec__ = ModuleSpec(name, None)
+        monkeypatch.setitem(sys.modules, name, module)
+    mne, io, edf, nibabel, sitk = made.values()
+    mne.io, mne.create_info, io.RawArray = io, lambda *given: given, lambda values, info, **options: (values, info)
+    io.__getattr__ = lambda name: getattr(edf, name)  # as MNE's, which loads what is used
+    edf.read_raw_edf = edf.read_raw_bdf = nibabel.load = sitk.ReadImage = lambda path, **options: f"read {path}"
+    nibabel.Nifti1Image, sitk.GetImageFromArray = lambda values, affine: values, lambda values: values
+    (tmp_path / "there.edf").touch()
+    code = """
+import os, mne, nibabel, SimpleITK as sitk
+assert os.path.exists("records/a.edf") and mne.io.read_raw_edf("there.edf", preload=True) == "read there.edf"
+recording, info = mne.io.read_raw_edf("records/a.edf", preload=True)
+assert recording.shape == (32, 60 * 256) and info == (32, 256, "eeg")
+volume, labels = nibabel.load("scan.nii"), sitk.ReadImage("scan_seg.mha")
+assert volume.shape == (64, 64, 32) and labels.shape == (32, 64, 64)
+assert 0 <= volume.min() < volume.max() <= 1 and {*labels.ravel().tolist()} == {0, 1}
+"""
+    drawing = drawing_of(code, tmp_path)
+    with stood_in(drawing):
+        exec(code, {})
+        drawing.fitted["rate"] = 512
+        exec("import mne\nassert mne.io.read_raw_edf('records/a.edf')[1][1] == 512", {})
+    assert "a drawn scan of 32 slices, 64 x 64 each" in drawing.in_words()
+
+
+def test_the_length_of_recordings_that_a_network_takes_is_found(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    drawing.note("a.edf", "a drawn recording")
+    net = torch.nn.Sequential(torch.nn.Conv1d(20, 2, 1), torch.nn.Flatten(), torch.nn.Linear(2048, 2))
+    with stood_in(drawing), pytest.raises(RuntimeError):
+        net(torch.zeros(3, 20, 512))
+    assert hub_models.fit(drawing) == {"rate": 512}
+
+
+def test_a_text_of_labels_names_files_as_the_code_splits_its_lines(tmp_path: Path) -> None:
+    code = """
+def read(name):
+    with open(name) as file:
+        return [line.rstrip().split(", ") for line in file]
+assert read("y_train/labels.txt")[:3] == [["0.png", "0"], ["1.png", "1"], ["2.png", "2"]]
+assert len(read("corpus.txt")[0]) == 1
+"""
+    (tmp_path / "app.py").write_text(code)
+    with stood_in(drawing_of("num_classes = 3", tmp_path)):
+        exec(compile(code, str(tmp_path / "app.py"), "exec"), {})
+
+
+def test_a_network_of_keras_names_the_shape_that_it_takes(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    drawing.unfit = SimpleNamespace(input_shape=(None, 32, 32, 3)), (8, 64, 64, 3)
+    assert hub_models.fit(drawing) == {"channels": 3, "side": 32}
+    drawing.unfit = SimpleNamespace(input_shape=(None, 12)), (8, 10)
+    assert hub_models.fit(drawing) == {"columns": 2}
+
+
+def test_the_classes_that_a_network_tells_apart_are_found(tmp_path: Path) -> None:
+    drawing = drawing_of("", tmp_path)
+    drawing.note("a.csv", "drawn rows")
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    with stood_in(drawing), pytest.raises(IndexError, match="out of bounds") as caught:
+        torch.nn.functional.cross_entropy(net(torch.zeros(1, 4)), torch.tensor([8]))
+    assert hub_models.fit(drawing, str(caught.value)) == {"classes": 3} and hub_models.fit(drawing) == {}

@@ -335,6 +335,15 @@ def test_a_function_that_takes_arguments_or_is_another_library_s_is_no_start(tmp
     assert find_scripts(project(tmp_path, run=start.replace(head, "@click.command()\ndef go(*, a=1, b=2)"))) is not None
 
 
+def test_a_client_s_script_gets_the_number_of_clients_that_joined(tmp_path: Path) -> None:
+    client = "import sys\nimport flwr as fl\nfrom network import FlowerClient\nfirst, count = map(int, sys.argv[1:])\n"
+    client += "assert first < count\nfl.client.start_numpy_client(server_address='x', client=FlowerClient(first))\n"
+    folder = project(tmp_path / "a", server=parts.SERVER, client=client, network=parts.NETWORK)
+    chosen = {"server": "server.py", "clients": ["client.py"], "client_arguments": ["{partition}", "{nodes}"]}
+    record = audited(folder, tmp_path / "out", nodes=3, chosen=chosen)
+    assert not record["problems"] and record["models"] == {"Net": 3}
+
+
 def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code = "from threading import Thread\nimport flwr as fl\n"
     code += "def client(number):\n    fl.client.start_client(client=number)\n"
@@ -344,7 +353,7 @@ def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.Capture
     scripts, runner = find_scripts(project(tmp_path, all=code)), _Runner(tmp_path)
     assert scripts is not None and len(runner.run(scripts.server, ())["servers"]) == 1
     made = _Clients(scripts, runner, [], 3)
-    assert [made._new(partition)["client"] for partition in range(3)] == [7, 8, 7]
+    assert [made._new(partition, 3)["client"] for partition in range(3)] == [7, 8, 7]
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -391,10 +400,12 @@ run_simulation(server_app=server, client_app=client, num_supernodes=50)
 """
 
 
-def test_as_many_clients_join_as_a_share_of_them_needs(tmp_path: Path) -> None:
-    record = audited(project(tmp_path / "a", main=SHARE), tmp_path / "out", nodes=3)
-    assert record["nodes"] == 10 and record["rounds"] == 1
-    assert "Of 3 clients the server chose none, so that 10 joined." in record["problems"]
+@pytest.mark.parametrize(("own", "joined"), [(50, 10), (5, 5)])
+def test_as_many_clients_join_as_a_share_of_them_needs(tmp_path: Path, own: int, joined: int) -> None:
+    folder = project(tmp_path / "a", main=SHARE.replace("num_supernodes=50", f"num_supernodes={own}"))
+    record = audited(folder, tmp_path / "out", nodes=3)
+    assert record["nodes"] == joined and record["rounds"] == 1
+    assert f"Of 3 clients the server chose none, so that {joined} joined." in record["problems"]
     assert "its clients took no training step of PyTorch" in record["headline"]
 
 
@@ -633,6 +644,26 @@ def test_environment_variables_that_are_not_set_get_usual_values_or_are_named(tm
     (tmp_path / "main.py").write_text(f"{server}os.getenv('TRAINING_DB').lower()")
     with pytest.raises(UserError, match=r"AttributeError.* are not set: TRAINING_DB; --environment NAME"):
         runner.run(tmp_path / "main.py", ())
+
+
+@pytest.mark.parametrize("asked", ["os.environ['{}']", "os.environ.get('{}')", "os.getenv('{}')"])
+def test_environment_variables_have_the_values_that_the_project_s_commands_set(tmp_path: Path, asked: str) -> None:
+    start = "import flwr\nflwr.simulation.start_simulation(num_clients=4)"
+    server = f"import os\nassert {asked.format('ROUNDS')} == '1' and 'SITE' not in os.environ\n"
+    server += f"assert {asked.format('PART')} == 'north' and os.environ.get('SITE', 'x') == 'x'\n"
+    (tmp_path / "main.py").write_text(server + start)
+    (tmp_path / "README.md").write_text("Say so:\n    export SITE=x\n    export PART=your_part\n")
+    (tmp_path / "run.sh").write_text("export PART=north\nexport SITE='here'\npython main.py\nexport PART=south\n")
+    runner = _Runner(tmp_path)
+    assert runner.run(tmp_path / "main.py", ())["simulations"]
+    assert runner.failed == [
+        "The environment variable ROUNDS is not set: 1 was taken",
+        "The environment variable PART is not set: north was taken",
+    ]
+    (tmp_path / "main.py").write_text(f"import os\nassert os.getenv('SITE', 'x') == 'here'\n{start}")
+    runner = _Runner(tmp_path)
+    assert runner.run(tmp_path / "main.py", ())["simulations"], "since its default fails"
+    assert runner.failed == ["The environment variable SITE is not set: here was taken"]
 
 
 def test_a_script_that_fails_names_its_arguments_and_options_that_it_was_not_given(tmp_path: Path) -> None:

@@ -114,6 +114,57 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
             audit_app(read_app(folder), without)
 
 
+def test_a_column_whose_values_are_counted_has_few(tmp_path: Path) -> None:
+    code = """
+import pandas as pd
+frame = pd.read_csv("flows.csv")
+parts = {part: frame[frame["Slice"] == part] for part in sorted(frame["Slice"].unique())}
+assert len(parts) == 2 and frame["bytes"].nunique() == 2 and frame["speed"].max() > 2
+assert frame["Label"].nunique() == 5 and frame["client_id"].nunique() > 2
+"""
+    with stood_in(Drawing([SourceFile(tmp_path / "app.py", ast.parse(f"num_classes = 5\n{code}"))], tmp_path)):
+        exec(code, {})
+
+
+SCANS = """
+from datasets import load_dataset
+from torchvision.transforms import ToTensor
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 2, 5, stride=4), nn.Linear(2 * 11 * 11, 3)
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)).flatten(1))
+rows = load_dataset("somebody/scans", split="train").select(range(40))
+images = torch.stack([ToTensor()(row["image"]) for row in rows])
+loader = DataLoader(TensorDataset(images, torch.tensor(rows["label"][:])), batch_size=8)
+"""
+COLUMNS = (
+    NET.format(inputs=14, classes=2)
+    + """
+import pandas as pd
+frame = pd.read_csv("/somewhere/heart.csv")
+rows = pd.concat([frame.drop(columns=["diagnosis"]), frame[["age", "pulse"]]], axis=1).values[:40]
+loader = DataLoader(TensorDataset(torch.tensor(rows).float(), torch.tensor(frame["diagnosis"].values[:40])), 8)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "shape"), [(SCANS, "channels 1, side 48"), (COLUMNS, "columns -2")], ids=["pictures", "rows"]
+)
+def test_examples_are_drawn_again_in_the_shape_that_the_network_takes(tmp_path: Path, code: str, shape: str) -> None:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "main.py").write_text(HEAD + code + TAIL)
+    request = AppAuditRequest(out=tmp_path / "out", victims=1, clients=1, seconds=0.0, stand_in=True)
+    with written_once(), attacked_only(()):
+        session = audit_app(read_app(folder), request)
+    record = json.loads((session.page.parent / "audit.json").read_text())
+    assert not record["problems"] and record["models"], record["headline"]
+    assert f"What was drawn has the shape that its network takes ({shape})." in record["notes"]
+
+
 def test_what_is_there_is_loaded_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np  # noqa: PLC0415
     import pandas as pd  # noqa: PLC0415
@@ -774,6 +825,16 @@ def test_a_name_that_the_apps_own_module_lacks_is_of_no_version(place: str, of_v
     why = f"The app raised ImportError: cannot import name 'Net' from 'src.task' ({place}) (app.py, line 1)"
     asked: Any = SimpleNamespace(drawing=None, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
     assert ("Other versions may be why" in AppAudit.on_drawn(asked, why)) is of_versions
+
+
+def test_a_version_is_blamed_whose_package_the_error_names() -> None:
+    versions = [
+        "it asks for torch==2.3.1, and 2.15.0 is installed.",
+        "it asks for trl==0.8.1, and 1.16.0 is installed.",
+    ]
+    why = "ImportError: cannot import name 'Collator' from 'trl' (/x/site-packages/trl/__init__.py)"
+    said = AppAudit.on_drawn(SimpleNamespace(drawing=None, versions=versions), why)  # type: ignore[arg-type]
+    assert said.endswith("Other versions may be why: it asks for trl==0.8.1, and 1.16.0 is installed.")
 
 
 @pytest.mark.parametrize(

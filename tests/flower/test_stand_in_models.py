@@ -6,6 +6,7 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fl_privacy.auditing.app.stood_in import stood_in
 from fl_privacy.auditing.instrument.matching import matched
 from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers, sklearn_lent
 from fl_privacy.auditing.scenario_scores import TimeSpent
+from fl_privacy.measure import lpips
 from tests.flower.test_stand_in import HEAD, NET, TAIL
 from tests.flower.untouched_apps import attacked_only, written_once
 from tests.selection import few
@@ -241,3 +243,15 @@ def test_waiting_is_no_time_of_an_attack() -> None:
     spent = TimeSpent()
     time.sleep(0.5)
     assert spent() < 0.4
+
+
+def test_the_audits_own_weights_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*args: Any, **kwargs: Any) -> Any:
+        raise URLError("no network")
+
+    monkeypatch.setenv("FL_PRIVACY_DATA", str(tmp_path))
+    monkeypatch.setattr(lpips, "PACKAGE", "not_there_at_all")
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
+    with stood_in(Drawing([], tmp_path)) as drawing, pytest.raises(OSError, match="no network"):
+        lpips.convolutions()
+    assert drawing.asked == {}

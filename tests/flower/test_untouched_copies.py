@@ -160,6 +160,11 @@ def test_settings_and_shares_that_a_column_has_as_well_are_no_figures() -> None:
     assert _said(3180, loaded, "total") == [("facts", f"the sum {of.format('age')}")]
 
 
+@pytest.mark.parametrize(("number", "said"), [(0, 0), (1, 1)])
+def test_a_client_that_says_that_it_has_no_example_tells_of_nobody(number: int, said: int) -> None:
+    assert len(_said(number, Loaded(examples=number), "num-examples")) == said
+
+
 def test_what_is_many_times_in_one_reply_is_found_in_one_reply() -> None:
     grid = TappedGrid([0], ClientApp(), {}, 1, tables={}, node_config={})
     sent = Sent(direction=UP, kind="train", round=1, node=0, values={("m", "who"): ["ann@c.org", "anna@c.org"]})

@@ -282,7 +282,7 @@ def _problems(graphs: list[Graph]) -> list[Any]:
     """Make problems whose models hold ``graphs``."""
     calls = [SimpleNamespace(part=0, taken=[0, 1])]
     programs = [SimpleNamespace(constants=dict(enumerate(graph)), calls=calls) for graph in graphs]
-    models = [SimpleNamespace(variables=(0,), program=program, kinds=(5,), beside=()) for program in programs]
+    models = [SimpleNamespace(variables=(0,), program=program, kinds=(5,), fixed_inputs=()) for program in programs]
     return [SimpleNamespace(model=model, truth=model.program.constants[0]) for model in models]
 
 

@@ -72,10 +72,12 @@ class Clipping:
 
 
 Bounds = Mapping[str, tuple[Tensor, Tensor]]
-"""Name -> lower and upper bound of each element; tensors without bounds are known exactly."""
+"""Parameter name -> lower and upper bound of each element; tensors without an entry are known exactly."""
 
 Rule = Callable[[Tensors, float], Bounds]
-"""Map from an update and its noise's standard deviation to bounds; values hidden by noise stay as observed."""
+"""Function of an update and its noise's standard deviation that returns bounds; where noise hides the defense's effect,
+both bounds are the observed value.
+"""
 
 _THRESHOLD = 3.0
 """Multiple of the noise's standard deviation below which the smallest shared magnitude may be noise."""
@@ -97,11 +99,11 @@ def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
 
 
 AT_BOUND = 1e-4
-"""Relative distance from the largest magnitude of elements that were cut to that; weights round their change."""
+"""Elements within this relative distance of the largest magnitude count as truncated, as weights round the update."""
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds: truncated elements lie at or beyond their observed value, all others have it exactly."""
+    """Return bounds: observed values are exact, except those of truncated elements, which lie at or beyond them."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -111,7 +113,8 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on their true one.
+    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on their true
+    magnitude.
 
     (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
@@ -132,7 +135,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of quantized elements: the bin of the observed level, or that level if noise exceeds the bins."""
+    """Return bounds of quantized elements: the bin around the observed level, or the level if noise exceeds bins."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -152,8 +155,8 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
     """Return infinite bounds for the columns of ``weight`` that Soteria set to zero, and exact ones for all others.
 
-    ``dropped``: share of columns set to zero, those of least norm; ``None``: all that are zero. If noise hides which
-    columns these are, all observed values count as exact.
+    ``dropped``: share of columns set to zero, those of least norm; ``None``: all that are zero. If noise hides these
+    columns, all observed values count as exact.
     """
     if weight not in update:
         return {}
@@ -181,7 +184,7 @@ def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: 
 
 
 def widest(bounds: Iterable[Bounds]) -> Bounds:
-    """Join ``bounds`` elementwise: the lowest lower and the highest upper bound."""
+    """Return the lowest lower and the highest upper bound of each element over several ``bounds``."""
     result: dict[str, tuple[Tensor, Tensor]] = {}
     for one in bounds:
         for name, (low, high) in one.items():
@@ -218,13 +221,13 @@ class AssumedTransform:
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
     """Choose one of ``number`` transforms for each image of a batch of ``size``; return the indices (B,).
 
-    A single image takes the transforms in turn, by ``restart``; several images draw them at random.
+    A single image gets transform number ``restart``, modulo ``number``; several images draw theirs at random.
     """
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List the transforms that the augmentation ``policies`` (such as ``3-43-15``, numbers in ``table``) can draw.
+    """List all transforms that the augmentation ``policies`` (such as ``3-43-15``, numbers in ``table``) may result in.
 
     Signed operations occur with both signs; with ``by_probability``, each operation may also be skipped.
     """
@@ -270,8 +273,8 @@ def estimate_step(tensor: Tensor) -> float:
 class HiddenGradient:
     """Unknown gradient of a client's private loss with respect to the features.
 
-    ``strength``: expected size of a feature's gradient, above 0, for a cross entropy with factor 1 and head weights of
-    root mean square 1. The expected size grows with that root mean square to the power ``layers``.
+    ``strength``: expected size of a feature's gradient, above 0, if the cross entropy has factor 1 and the head's
+    weights have root mean square 1. In general, it is multiplied by that root mean square to the power ``layers``.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter
@@ -307,7 +310,7 @@ class UpdateConstraints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownFeatures:
-    """Prior that compares a guess's features with those of V victims, reconstructed exactly from a layer's gradient."""
+    """Prior that compares guesses' features with the true ones of V victims, known exactly from a layer's gradient."""
 
     front: nn.Module  # images (B, C, H, W) -> (B, F)
     values: Tensor  # (V, B, F); zeros if not known
@@ -328,8 +331,8 @@ class Constraints:
     """All known constraints on V victims' images and losses.
 
     ``transform``: the client's transform of its images, applied to the guesses, too. Priors of natural images see the
-    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) weight of total variation that
-    the measured noise calls for, relative to the cosine distance of the whole update; 0 if unknown.
+    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) weight of total variation next
+    to the cosine distance of the whole update, as it follows from the measured noise; 0 if unknown.
     """
 
     transform: AssumedTransform | None = None

@@ -33,7 +33,7 @@ class AttackSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Countermeasure:
-    """One change that an attack makes against a known defense; ``sentence`` describes it to users.
+    """One change of an attack to counter a known defense; ``sentence`` describes the change to users.
 
     ``hidden``: gradient of a private loss, which the attack guesses, too. ``transforms``: image transforms that the
     client may have used; all are tried.
@@ -50,13 +50,13 @@ class Countermeasure:
 
 
 FINE, HIDDEN, BLURRED = 1e-2, 1e-1, 2.5e-1
-"""Smoothness if little of the update is hidden, if much is and the rest exact, and if all of it is noised."""
+"""Weights of smoothness: if little of the update is hidden; if much is hidden and the rest exact; if all is noised."""
 
 _MANY_BITS = 6  # bits of a quantized value above which its levels hide little
 _REACH = 3.0  # standard deviations of the noise within which nearly all of it is
 
 UNSCALED, UNSTATED = 1.0, 1.0
-"""Assumptions on SPN: the cross entropy is unscaled, and slopes by features are as large as the head's weights."""
+"""Assumptions on SPN with unknown settings: cross entropy with factor 1, features' gradients as large as weights."""
 
 
 def looks_noisy(effect: effects.Effect) -> bool:
@@ -202,7 +202,8 @@ def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequenc
     """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
 
     A feature's gradient is about alpha2 sqrt(``bits``) times the head's weights, and sqrt(w / 2) times more for each
-    further private layer of width w. If that is unknown, only the output layer is matched, which SPN leaves alone.
+    further private layer of width w. If it can't be guessed, only the output layer is matched, in which the private
+    loss has no part.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     stated = effect.alpha2 is not None and effect.bits is not None
@@ -289,7 +290,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient, if any. It alone is guessed, as those at the same features add up."""
+        """Return the strongest hidden gradient, if any; only one is guessed, as those at the same features add up."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -304,8 +305,8 @@ class KnownDefense:
     def transforms(self) -> tuple[constraints.Transform, ...]:
         """Return the transforms that the client may have used.
 
-        If several defenses transform, these are all their sequences or, if those exceed ``MOST_SEQUENCES``, the
-        transforms of the defense that has the most.
+        If several defenses transform images, return all sequences of their transforms; if these exceed
+        ``MOST_SEQUENCES``, the transforms of the defense with the most.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:

@@ -57,10 +57,7 @@ class StageState:
 
 
 Stage = tuple[str, Callable[[StageState, Report], Found | None], float]
-"""Name, attack on the remaining victims (``None`` if it does not apply), and the share of the progress after it.
-
-The attack may fail with ``NotAttackableError``.
-"""
+"""Name, attack on the remaining victims (``None`` if inapplicable), and the share of the progress bar at its end."""
 
 
 def _in_units(report: Report) -> Progress:
@@ -101,7 +98,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct batches by :class:`CocktailParty`; uncertain ones go to ``state.starts``. ``None``: inapplicable."""
+    """Reconstruct batches by :class:`CocktailParty`; store uncertain ones as starts. ``None`` if inapplicable."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -120,7 +117,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; uncertain ones go to ``state.starts``. ``None``: inapplicable."""
+    """Reconstruct images by :class:`ExactInversion`; store uncertain ones as starts. ``None`` if inapplicable."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -166,7 +163,7 @@ def deconvolve(state: StageState, report: Report) -> Found | None:
 _SHARE = 0.25  # share of a victim's evaluations, or seconds, for its likeliest images, or a surrogate model's
 
 _SEVERAL_STEPS, _MANY_STEPS = 4, 32
-"""Local steps from which the surrogate model is tried, and beyond which several images are not replayed."""
+"""Local steps from which the surrogate model is tried, and above which a batch of several images is not replayed."""
 
 _SURROGATE = 1000  # most iterations
 ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from which descents start
@@ -175,7 +172,8 @@ ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from
 def surrogate(state: StageState, report: Report) -> Found | None:
     """Reconstruct images by :class:`SurrogateModel`, at a model between the sent and the returned one.
 
-    Results for several images and many local steps are final; descents start from others. ``None`` if inapplicable.
+    Results for several images and many local steps are final; all other results are starts of descents. ``None`` if
+    inapplicable.
     """
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
@@ -238,7 +236,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Return a :class:`Race` of descents, and its evaluations for each victim: as set, else as many as time allows."""
+    """Return a :class:`Race` of descents, and the evaluations for each victim: the set number, or as time allows."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -264,7 +262,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return the more probable result at each position: that of a descent (``found``), or that in ``likeliest``."""
+    """Return the more probable of two results at each position: that in ``found`` (descents) or in ``likeliest``."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:

@@ -22,21 +22,21 @@ from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.schema import schema_of
 
 _SHOWN_OF_TEXTS, _SHOWN_OF_ROWS = 0.1, 0.5
-"""Shares of the progress for exact solutions: TabLeak takes about as long as a failing search."""
+"""Shares of the progress bar for exact solutions; for rows, a failing search takes about as long as TabLeak."""
 
 _ATTEMPTS = 10  # attempts at a table, which are pooled
 _BEFORE_SEARCH = 1 / 8  # share of the descents' work on a single text if the likeliest is searched for
 
 TAG_RATE, TAG_DECAY = 0.2, 0.05
-"""Rates above the preset's: decaying embeddings reach words sooner, also behind trained weights."""
+"""TAG's learning rate and weight decay, above the preset's: decaying embeddings reach words sooner."""
 
 ORDERED = settings.Rearranging(tries=100, last=6)
-"""Ordering of the reconstructed words: by the gradient, and by public texts if there are some."""
+"""Settings of the search for the word order, which uses the gradient and, if there are any, public texts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Members:
-    """Attacks that ``attack=auto`` tries on examples that are no images.
+    """Base of the attacks that ``attack=auto`` tries on texts and table rows.
 
     Attributes:
         evaluations: evaluations of loss and gradient for each victim, shared by the descents; ``None``: as many as
@@ -110,7 +110,8 @@ class TextMembers(_Members):
         seed: int,
         progress: Progress,
     ) -> None:
-        """Replace results in ``best``, at the indices ``among``, by a bag of words or a descent that fits better.
+        """Replace results in ``best``, at the indices ``among``, by bags of words or results of descents that fit
+        better.
 
         ``bags``: results of the bag of words. ``limit``: time limit of the exact attack. ``share``: part of the
         evaluations to spend here.
@@ -226,7 +227,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Add to each observation the noise or rounding that its update shows; ``None`` if it shows another defense."""
+    """Add the noise or rounding inferred from each update to its observation; ``None`` for another inferred defense."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

@@ -30,15 +30,15 @@ from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.film import Snapshot, joined, shortened
 
 ROUGHNESS = 3.0
-"""An image has to fit the update exp(3) times better for each further unit of total variation; noise has about 0.7,
-photographs about 0.1. If the update is exact, misfits differ by many orders and this decides nothing; if noise was
-added, all attempts fit alike and the smoothest is taken, which is then the likeliest."""
+"""Weight of total variation in a score: an image has to fit the update exp(3) times better for each further unit.
+Images of pure noise have a total variation of about 0.7, photographs of about 0.1. For exact updates, misfits differ by
+many orders of magnitude and decide alone; for noisy ones, all attempts fit alike, and the smoothest is the likeliest.
+"""
 
 EXACT = 1e-12  # mismatch of an update that is reproduced up to rounding in single precision
 
 UNDERDETERMINED = 1e-6
-"""Like ``EXACT``, if fewer values of the update are known than pixels, so that the smoothest fitting image is
-likeliest."""
+"""``EXACT`` if fewer values of the update are known than pixels, so that the smoothest fitting image is likeliest."""
 
 _LEAST_VARIATION = 0.01  # least total variation of an image
 
@@ -99,10 +99,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return by how much overfitting of the pixels alone lowers the log mismatch of the largest tensor.
-
-    This is twice the number of pixels over the tensor's number of elements (Akaike 1974).
-    """
+    """Return the fall of the largest tensor's log mismatch due to overfitting: 2 pixels / elements (Akaike 1974)."""
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
 
@@ -117,7 +114,7 @@ class Attempt:
     start: int  # number of the attempt's start
     roughness: float  # weight of total variation in the next rung, as a share of a zero gradient's loss
     labels: Tensor | None = None  # own labels (B,); ``None``: the victim's
-    held: bool = False  # ``True`` if the attempt matches known features, too
+    with_features: bool = False  # ``True`` if the attempt matches known features, too
     given: str = ""  # attack that found its first images, or empty
     margin: float = 0.0  # least fall of log ``widest`` for other images to replace these
     variables: Tensor | None = None  # (N,); ``None`` before the first rung
@@ -157,7 +154,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first; images that another attack found stay ahead of all that do not fit clearly better."""
+    """Sort attempts, best first; images found by another attack come before those that do not fit clearly better."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -186,7 +183,7 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 
 @torch.no_grad()
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
-    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged, or no bias shows them.
+    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if unchanged, or without a bias gradient.
 
     The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
     classes. Images keep their labels as far as the counts allow.
@@ -216,8 +213,8 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 class Race:
     """Successive halving of descents for each victim of a group.
 
-    ``entered``: the descents. ``features``: exact inputs of a hidden layer, by position of the victim, which one more
-    descent has to match, too. Raise ``NotAttackableError`` if no sub-attack can attack the group.
+    ``entered``: the descents. ``features``: exact inputs of a hidden layer, by the victim's position; one more descent
+    has to match these, too. Raise ``NotAttackableError`` if no sub-attack can attack the group.
     """
 
     def __init__(
@@ -241,14 +238,14 @@ class Race:
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
         """Return the attempts at ``victim``, with the labels that they use.
 
-        If a hidden layer's features are known, all use the labels of these, and one also matches the features. If
-        labels are inferred, later attempts take other likely labels.
+        If a hidden layer's features are known, all use their labels, and one also matches the features. If labels are
+        inferred, later attempts take other likely labels.
         """
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
-            held = replace(free[0], start=1 + max(attempt.start for attempt in free), held=True)
-            return [free[0], held, *free[1:]][: max(2, len(free))]
+            featured = replace(free[0], start=1 + max(attempt.start for attempt in free), with_features=True)
+            return [free[0], featured, *free[1:]][: max(2, len(free))]
         certain = victim.label_source != "inferred" or not is_plain(self._prepared[0].rounds[0].victim_model.loss)
         if certain or len(blank) <= _SURE_OF_LABELS:
             return blank
@@ -379,7 +376,7 @@ class Race:
         return replace(problem, constraints=known)
 
     def _known_features(self, prepared: Prepared, jobs: Sequence[Attempt], zero: Tensor) -> KnownFeatures | None:
-        own = [self._features[attempt.position] if attempt.held else None for attempt in jobs]
+        own = [self._features[attempt.position] if attempt.with_features else None for attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:
             return None

@@ -33,7 +33,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 Budget = Literal["quick", "standard", "thorough"]
 
 EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24_000}
-"""Evaluations of loss and gradient for each victim, over all attempts; one "Inverting Gradients" takes ``standard``."""
+"""Evaluations of loss and gradient for each victim, over all attempts; ``inverting_gradients`` takes ``standard``."""
 
 _KEPT = 3  # number of attempts of which one goes on to the next rung
 _LAST = 0.75  # share of the evaluations that the best attempt gets in the last rung
@@ -64,11 +64,11 @@ def most_attempts(evaluations: int) -> int:
     return max(most, default=1)
 
 
-def affordable(evaluations: float, beside: int) -> int:
-    """Return the largest budget whose :func:`rungs`, with ``beside`` extra attempts, cost at most ``evaluations``."""
+def affordable(evaluations: float, extra: int) -> int:
+    """Return the largest budget whose :func:`rungs`, with ``extra`` more attempts, cost at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
-        planned = rungs(number, most_attempts(number) + beside)
+        planned = rungs(number, most_attempts(number) + extra)
         if sum(rung.attempts * rung.evaluations for rung in planned) <= evaluations:
             break
         number = max(LEAST, number - max(1, number // 50))
@@ -93,10 +93,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Return and log how many evaluations of each victim fit into the time left, by timing ``work(evaluations)``.
-
-    ``cut``: see :func:`how_to_repeat`.
-    """
+    """Return and log the evaluations per victim that fit into the time left; ``cut``: see :func:`how_to_repeat`."""
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -104,7 +101,7 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence on the value of ``attack.evaluations`` that repeats a run limited by seconds.
+    """Return a sentence that names the ``attack.evaluations`` with which to repeat a run limited by seconds.
 
     ``cut``: ``True`` if the time limit ended the search for exact solutions.
     """
@@ -128,8 +125,8 @@ _ROUGH = (
     *(nn.MultiheadAttention, nn.LayerNorm),
 )
 
-_THIN, _HELD = 0.25, 0.1
-"""Known values per pixel below which smoothness matters more than the fit, and its fixed weight."""
+_THIN, _FIXED = 0.25, 0.1
+"""Known values per pixel below which smoothness matters more than the fit, and the weight of total variation then."""
 
 _BEHIND_ADAM = 0.005
 """Fixed weight of total variation if only a step of Adam is known."""
@@ -159,7 +156,7 @@ class SubAttack:
 
 
 Entry = tuple[SubAttack, int, float]
-"""A sub-attack, the number of its start, and its first weight of total variation, relative to the zero loss."""
+"""A sub-attack, the number of its start, and its first weight of total variation, as a share of a zero gradient's."""
 
 
 def entries(
@@ -177,11 +174,11 @@ def entries(
 
     if observation.knowledge.bounds is not None:
         # a step of Adam leaves only small values of a gradient: try images that stay smooth
-        held = smoothed(_BEHIND_ADAM)
-        chosen = [(held, 0, 0.0), (held, 1, 0.0), (smoothed(4 * _BEHIND_ADAM), 0, 0.0), (curved, 0, 1e-2)]
+        fixed = smoothed(_BEHIND_ADAM)
+        chosen = [(fixed, 0, 0.0), (fixed, 1, 0.0), (smoothed(4 * _BEHIND_ADAM), 0, 0.0), (curved, 0, 1e-2)]
     elif thin < (_THIN if smooth else 1):
-        held = smoothed(_HELD)
-        chosen = [(held, 0, 1e-1), (held, 1, 1e-1), (held, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
+        fixed = smoothed(_FIXED)
+        chosen = [(fixed, 0, 1e-1), (fixed, 1, 1e-1), (fixed, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
     elif thin < 1:
         chosen = [(curved, 0, 3e-1), (signed, 0, 4e-1), (curved, 1, 1e-1), (signed, 1, 1e-1), (layered, 0, 1e-1)]
     elif _is_noisy(observation):
@@ -211,8 +208,8 @@ def entries(
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     """Return five descents: three by L-BFGS on cosine, cosine of each layer and L2, two by signed Adam on cosine.
 
-    With a cosine of each layer, all layers have equal weight, since saturated activations can make gradients before
-    them a thousand times smaller. The last descent also matches batch-norm statistics.
+    The cosine of each layer gives all layers equal weight, since gradients before saturated activations can be a
+    thousand times smaller. The last descent also matches batch-norm statistics.
     """
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
@@ -238,7 +235,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return how many update values a sparsifying defense left for each pixel; infinite if it left all."""
+    """Return the number of update values per pixel that a sparsifying defense kept; infinite if all are known."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf

@@ -26,12 +26,14 @@ from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Certainty, ModelState, Observation, Reconstruction
 
 SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
-"""Weights of the mean total variation in the successive stages, next to shares of squared lengths."""
+"""Weights of the mean total variation in successive stages; the mismatch is a sum of relative squared distances."""
 
 _SURE = 1e-3
 """Outputs of a ReLU above this share of the largest determine its inputs; smaller ones only bound the inputs."""
 
 _SPREAD = 0.02  # spread of the first pixels around 0.5
+_BLURS = (1, 3, 5, 3, 5)  # pixels over which the best images are averaged before each try; those of fixed norms once
+_SOLVED = 1e-4  # mismatch below which images are not averaged and fitted again
 _NEAREST = 2  # blocks nearest to the image whose outputs are matched
 _DEEPER = 3  # factor on the evaluations in training mode, where fewer blocks are solved for; each costs a third
 _PATIENCE, _PROGRESS = 30, 1e-3  # evaluations without this relative fall of the loss that end a stage, in training mode
@@ -42,13 +44,29 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
     Return float64 images and their mismatch (V,), a sum of relative squared distances. ``evaluations``: per victim.
     """
-    missed = _loss(network, known)
-    like = next(iter(known.values.values()))
-    rng = torch.Generator().manual_seed(seed)
-    start = 0.5 + _SPREAD * (torch.rand(1, *network.shapes[network.graph.image], generator=rng, dtype=like.dtype) - 0.5)
-    images = start.to(like.device).repeat(len(like), 1, 1, 1)
-    deep = bool(network.norms)
-    each = max(1, (_DEEPER if deep else 1) * evaluations // len(SMOOTH))
+    missed, deep = _loss(network, known), bool(network.norms)
+    like, shape = next(iter(known.values.values())), network.shapes[network.graph.image]
+    rng, each = torch.Generator().manual_seed(seed), max(1, (_DEEPER if deep else 1) * evaluations // len(SMOOTH))
+    start = 0.5 + _SPREAD * (torch.rand(1, *shape, generator=rng, dtype=like.dtype) - 0.5)
+    best, least = start.to(like.device).repeat(len(like), 1, 1, 1), torch.full_like(known.left, torch.inf)
+    tries = _BLURS if deep else _BLURS[:1]
+    for turn, width in enumerate(timely(tries)):
+        images = F.avg_pool2d(F.pad(best, [width // 2] * 4, mode="replicate"), width, 1)
+        shown = part_of(report, turn / len(tries), (turn + 1) / len(tries))
+        with even_share(len(tries) - turn):
+            images = _staged(missed, images, each, shown, patience=_PATIENCE if deep else each)
+        with torch.no_grad():
+            lost = missed(images)
+        better = lost < least
+        best, least = torch.where(better[:, None, None, None], images, best), torch.where(better, lost, least)
+        if least.max() < _SOLVED:
+            break
+    return best, least
+
+
+def _staged(
+    missed: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report, *, patience: int
+) -> Tensor:
     for stage, weight in enumerate(timely(SMOOTH)):
 
         def loss(images: Tensor, weight: float = weight) -> Tensor:
@@ -60,9 +78,8 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
         shown = part_of(report, stage / len(SMOOTH), (stage + 1) / len(SMOOTH))
         with even_share(len(SMOOTH) - stage):
-            images = _descended(loss, images, each, shown, patience=_PATIENCE if deep else each)
-    with torch.no_grad():
-        return images, missed(images)
+            images = _descended(loss, images, evaluations, shown, patience=patience)
+    return images
 
 
 def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
@@ -134,7 +151,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the fully connected layer behind batch norm in training mode; ``None`` without it or its statistics."""
+    """Find the fully connected layer behind batch norm in training mode; ``None`` without one or its statistics."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -198,8 +215,8 @@ class ExactInversion(GroupAttack):
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
-    - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`); a
-      descent matches its first layers.
+    - Images behind a residual network are solved for block by block (:mod:`fl_privacy.attacks.exact.residual`, for
+      batches :mod:`fl_privacy.attacks.exact.batch_norm`); a descent matches the first layers.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, the signs of the
     ReLU's inputs match the zeros of the gradient, and the whole update is reproduced. The proof concerns the model's
@@ -290,7 +307,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and whether no other inputs give its gradient.
+        """Return the layer's inputs (B, N), and ``True`` if no other inputs have the same gradient.
 
         ``explains``: function that returns ``True`` for inputs that reproduce the whole update.
         """
@@ -346,27 +363,32 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
 def _behind_blocks(
     network: Residual, seed: int, evaluations: int, observations: dict[int, Observation], report: Report
 ) -> dict[int, Reconstruction]:
+    if network.norms and len(observations) > 1:
+        apart = [_behind_blocks(network, seed, evaluations, {k: one}, report) for k, one in observations.items()]
+        return {k: found for each in apart for k, found in each.items()}
     observations = {k: complete_head(one, str(network.head.target)) for k, one in observations.items()}
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]
     gradients = stack(updates, list(network.names), network.device, torch.float64)
     network.use(observations.values())
     known = known_by_statistics(network, gradients) if network.norms else known_between(network, gradients)
-    results, rows = dict[int, Reconstruction](), known.found.nonzero().flatten()
-    for row in (~known.found).nonzero().flatten().tolist():
+    found = known.found.view(len(positions), -1).all(1)
+    results, rows = dict[int, Reconstruction](), found.nonzero().flatten().tolist()
+    for row in (~found).nonzero().flatten().tolist():
         own = positions[row]
         if len(positions) > 1 and known.started[row]:
             results |= _behind_blocks(network, seed, evaluations, {own: observations[own]}, lambda part: None)
         else:
             results[own] = failed(observations[own], _UNKNOWN)
-    if len(rows):
-        network.use(observations[positions[row]] for row in rows.tolist())
-        images, lost = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
-        for row, image, left in zip(rows.tolist(), images, lost.tolist(), strict=True):
+    if rows:
+        network.use(observations[positions[row]] for row in rows)
+        kept = known.of(found.repeat_interleave(network.count).nonzero().flatten())
+        images, lost = pixels_of(network, kept, evaluations=evaluations, seed=seed, report=report)
+        for row, batch, left in zip(rows, *(torch.split(each, network.count) for each in (images, lost)), strict=True):
             observation = observations[positions[row]]
             reproduction = certificate.Reproduction(observation, certificate.model_as_sent(observation))
-            solved = _certified_in_range(reproduction, certificate.Read(image[None], unique=False, loss=left))
-            results[positions[row]] = replace(solved, member=BLOCKS)
+            read = certificate.Read(batch, unique=False, loss=float(left.mean()))
+            results[positions[row]] = replace(_certified_in_range(reproduction, read), member=BLOCKS)
     return results
 
 
@@ -383,9 +405,8 @@ def _source(observation: Observation) -> _Source:
     fixed = observation.plan.batch_norm == "eval"
     source: _Source | None = None
     if observation.upload.num_examples == 1:
-        source = first_layer.find_patch_embedding(model, sent, shape, fixed_norms=fixed)
-        source = source or find_chain(observation) or find_residual(observation)
-    source = source or find_normalized_layer(observation)
+        source = first_layer.find_patch_embedding(model, sent, shape, fixed_norms=fixed) or find_chain(observation)
+    source = source or find_residual(observation) or find_normalized_layer(observation)
     source = source or first_layer.find_first_layer(model, sent, shape, fixed_norms=fixed)
     if missing := set(source.names) - observation.upload.tensors.keys():
         raise first_layer.NotFullyConnectedError(f"{min(missing)} is expected, but was withheld; use attack=auto.")

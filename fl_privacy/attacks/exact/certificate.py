@@ -62,7 +62,7 @@ class Reproduction:
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """Infer labels of ``inputs``, classes (B,) or soft (B, K); ``None`` without the output layer's gradient.
 
-        They are classes if p - y (see :meth:`errors`), which clients may scale, is a multiple of p except at one class.
+        Labels are classes if p - y (see :meth:`errors`), up to a factor, is proportional to p except at one class.
         ``network`` replaces the model.
         """
         found = self.errors(inputs, network)
@@ -71,7 +71,7 @@ class Reproduction:
         return labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))[0]
 
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` if no output layer shows y.
+        """Return the softmax p of ``inputs`` and p - y (B, K) for their labels y; ``None`` if y can't be inferred.
 
         Under other losses, p - y is B times the gradient with respect to the outputs. ``network`` replaces the model.
         """
@@ -197,8 +197,8 @@ def model_as_sent(observation: Observation) -> nn.Module:
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
     """Return the images in ``read`` as a reconstruction; its certainty follows from the gradient recomputed for them.
 
-    Labels are inferred, unless they are known, ``ordered`` (in the order of the images), and ``read`` is not unique. If
-    none can be inferred, the reconstruction fails.
+    Labels are inferred, unless known ones are ``ordered`` like the images and ``read`` is not unique. If none can be
+    inferred, the reconstruction fails.
     """
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
@@ -259,13 +259,13 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of the gradient (M, N) are zero, as after a defense that mutes them.
 
     A column is also zero if its pixel has the value ``shade`` (..., N) in all images, since the layer's input is then
-    zero. Only columns with a shade inside of (0, 1) count, for which this is unlikely.
+    zero. Only columns with a shade inside of (0, 1) count, since images seldom share such a value.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Infer classes (B,) or soft labels (B, K) from p and p - y (B, K); for classes, p - y may have any scale."""
+    """Infer classes (B,) or soft labels (B, K) from p and p - y (B, K); for classes, any multiple of p - y will do."""
     if found is None:
         return None
     probabilities, errors = found
@@ -287,7 +287,7 @@ _MOST_WAYS = 1000  # largest number of compared combinations of occurrences
 _MOST = 8  # largest mean number of occurrences for a batch of unknown size
 
 Times = Callable[[int], list[int] | None]
-"""Function from a batch size to each distinct example's occurrences; ``None`` if no whole numbers fit."""
+"""Function from a batch size to the number of times each distinct example occurs; ``None`` if no whole numbers fit."""
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
@@ -320,10 +320,7 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function from a batch's size to the number of occurrences of each distinct input (R, ...).
-
-    The function returns ``None`` if no whole numbers fit.
-    """
+    """Return a function: batch size -> number of times each distinct input (R, ...) occurs, ``None`` unless whole."""
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]
@@ -374,7 +371,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return ``observation`` with a batch of one example if one was surely repeated in a single step, else ``None``."""
+    """Reduce a batch to one example if it surely repeats that example in a single step; else return ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

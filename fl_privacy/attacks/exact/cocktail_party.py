@@ -43,7 +43,7 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
 def neighbors(images: Tensor) -> Tensor:
     """Return differences of neighboring pixels (V, B, n) of images (V, B, C, H, W).
 
-    The mean of the channels, and each channel's difference from it, are scaled to a mean square of 1.
+    They are differences of the channels' mean, and of all but one channel minus that mean, scaled to mean square 1.
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
@@ -100,16 +100,16 @@ def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
 _ROUNDS = 10
 
 _SURE = (0.8, 0.95)
-"""Shares of the outputs below zero, the lowest first, that are taken for silent in the first and the last round."""
+"""Share of the negative outputs, the lowest ones, taken for silent in the first and in the last round."""
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
     """Refine the mixing A (B, B) from ``start`` using neurons that a ReLU silences; ``None`` if that fails.
 
-    The gradient D with respect to the layer's outputs satisfies D^T = C A^-1, so that column i of A^-1 is a direction
-    in which C is zero at outputs silent for image i; C A^-1 1 = g gives sign and scale. ``columns``: C = G R^T (M, B)
-    for the weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g (M,). ``projected``: R W^T (B,
-    M) for the weight W. ``shift``: bias (M,).
+    The gradient D with respect to the layer's outputs satisfies D^T = C A^-1, so that C times column i of A^-1 is zero
+    at neurons that are silent for image i; C A^-1 1 = g gives sign and scale. ``columns``: C = G R^T (M, B) for the
+    weight's gradient G and the basis R of its rows. ``bias``: bias's gradient g (M,). ``projected``: R W^T (B, M) for
+    the weight W. ``shift``: bias (M,).
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -193,24 +193,30 @@ def _lengths(values: Tensor) -> Tensor:
     return lengths
 
 
-MOST_UNKNOWNS = 4608
-"""Largest number of unknowns of a system, such as 64 channels by 64 places: 130 MB."""
-
 _RANK = 1e-7  # singular values below this share of the largest are rounding of single precision
 _RIDGE = 1e-12
-_STEPS = 4
-"""Steps of inverse iteration for the two least eigenvalues, which are a million times apart if there is a solution."""
+_STEPS = 6
+"""Steps of inverse iteration for the least eigenvalues, which are a million times apart if there is a solution."""
+_MOST_NUMBERS = 1 << 27  # numbers of a factored matrix: a gigabyte
+_DRAWS = 4000  # places from which sums of images without zeros in common are separated
+_ZERO = 3e-3  # share of a sum's length that is taken for zero
+_BRIGHT = 0.2  # places are compared if brighter than this share of the median
+_ROUNDED = 10.0  # zeros are below this multiple of the median of their absolute values
+_ZEROS = 0.02  # least share of zeros of an image's inputs
+_ALIKE = 0.99  # cosine of directions that are the same
 
 
 @dataclass(frozen=True, eq=False)
 class BlindInputs:
-    """The inputs of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
+    """Inputs and slopes of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
 
-    ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left``: squared residual, relative to
-    that of a random guess. ``next``: the same for the best inputs orthogonal to ``values``.
+    ``values`` (B, C, H, W) of each image have a mean absolute value of 1; the sign of a single image's is unknown.
+    ``slopes``: (B, O, P, Q). ``left``: squared residual, relative to that of a random guess. ``next``: the same for the
+    best slopes that are orthogonal.
     """
 
     values: Tensor
+    slopes: Tensor
     left: float
     next: float
 
@@ -219,68 +225,141 @@ class BlindInputs:
         return self.left < 1e-6 and self.left < 1e-3 * self.next
 
 
-def can_be_blind(layer: Convolution) -> bool:
-    """Return whether the weight's gradient alone can determine the inputs of a layer with the shapes of ``layer``."""
-    places = layer.shape[1] * layer.shape[2]
-    taps = layer.module.kernel_size[0] * layer.module.kernel_size[1]
-    return layer.shape[0] >= places and places * places <= MOST_UNKNOWNS and 4 <= taps <= 25
+def can_be_blind(layer: Convolution, count: int = 1) -> bool:
+    """Return whether the weight's gradient alone can determine ``count`` images' inputs of a layer of this shape."""
+    module, taps = layer.module, layer.module.kernel_size
+    if module.stride != (1, 1) or module.dilation != (1, 1) or taps[0] != taps[1] or not 2 <= taps[0] <= 5:
+        return False
+    height, width = _grid(layer)
+    rank = count * height * width
+    least = 4 * min(module.out_channels, layer.shape[0] * (taps[0] - 1) ** 2 // 4)
+    return rank <= least and height * (width * rank) ** 2 <= _MOST_NUMBERS
+
+
+def _grid(layer: Convolution) -> tuple[int, int]:
+    """Return one more than the height and width of the outputs."""
+    (down, across), size = layer.padding, layer.module.kernel_size[0]
+    return layer.shape[1] + 2 * down - size + 2, layer.shape[2] + 2 * across - size + 2
+
+
+_PAIR = tuple(itertools.product((0, 1), repeat=2))
 
 
 @torch.no_grad()
-def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
-    """Solve the convolution ``gradient = slopes * inputs`` with unknown slopes for one image's inputs.
+def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) -> BlindInputs | None:
+    """Solve the convolution ``gradient = slopes * inputs`` with unknown slopes for the inputs of ``count`` images.
+
+    Gradients of taps that are one place apart make a block matrix: slopes shifted by up to a place, times inputs
+    shifted by the other taps. Its rank is the number of places over all images, up to one; its columns span those of
+    the shifted slopes (as in ESPRIT, Roy and Kailath 1989). Slopes of any image, or a sum of several, have this form;
+    zeros of the inputs separate several images.
 
     ``gradient`` (O, C, kernel): the weight's, in float64. ``None`` if its rank is too low.
     """
-    channels, places = layer.shape[0], layer.shape[1] * layer.shape[2]
-    taps = gradient.flatten(2).permute(2, 0, 1)  # (K, O, C)
-    length = taps.norm()
+    height, width = _grid(layer)
+    length, taps, most = gradient.norm(), len(gradient[0, 0]) - 1, count * height * width
     if not length > 0 or not length.isfinite():
         return None
-    _, values, right = torch.linalg.svd((taps / length).reshape(-1, channels), full_matrices=False)
-    if int((values > _RANK * values[0]).sum()) < places:
+    blocks = [gradient[:, :, y : y + taps, x : x + taps].flatten(1) for y, x in _PAIR]
+    left, values, _ = torch.linalg.svd(torch.cat(blocks) / length, full_matrices=False)
+    values = F.pad(values, (0, max(0, most + 1 - len(values)))).clamp_min(_RIDGE * values[0])
+    ends = most - 1 + int(values[most - 2] * values[most] < values[most - 1] ** 2) if most > 1 else 1
+    if not values[ends - 1] > _RANK * values[0]:
         return None
-    if places == 1:  # the taps that see the one place are slopes times its channels
-        left = 1 - float(values[0].square() / values.square().sum())
-        return BlindInputs((right[0] / right[0].abs().mean()).reshape(layer.shape), left, next=1.0)
-    basis = right[:places].T / values[:places] * values[0]
-    # each tap's input place of each output, (K, P, N) of zeros and ones
-    size = layer.outputs(gradient.new_zeros(1, *layer.shape)).shape[2:]
-    number = size[0] * size[1]
-    alone = torch.eye(number, dtype=gradient.dtype, device=gradient.device).reshape(1, number, *size)
-    matrix = _normal_matrix(
-        layer.moved(alone).reshape(number, -1, layer.shape[1] * layer.shape[2]).transpose(0, 1), taps / length @ basis
-    )
-    least, vector = _least_eigenpairs(matrix)
-    found = torch.linalg.pinv(basis @ vector.reshape(places, places), rtol=1e-9).T
-    return BlindInputs((found / found.abs().mean()).reshape(layer.shape), float(least[0]), float(least[1]))
+    basis = left[:, :ends].reshape(4, len(gradient), ends)
+    least, slopes = _shifted(basis, (height, width), count)
+    right = gradient.flatten(2).transpose(1, 2).flatten(0, 1)
+    moved = layer.moved(slopes).transpose(0, 1).flatten(1)
+    found = torch.linalg.lstsq(moved, right).solution
+    missed = float((moved @ found - right).square().sum() / right.square().sum())
+    inputs = found.reshape(count, -1, layer.shape[0]).mT.flatten(1)
+    mix = torch.ones_like(inputs[:, :1]) if count == 1 else _unmixed(inputs)
+    if mix is None:
+        return None
+    mix = mix / (mix @ inputs).abs().mean(1, keepdim=True)
+    values, own = mix @ inputs, torch.linalg.inv(mix).T @ slopes.flatten(1)
+    after = max(float(least[count - 1]), missed)
+    return BlindInputs(values.view(count, *layer.shape), own.view_as(slopes), after, float(least[count]))
 
 
-def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Build the matrix (R N, R N) whose quadratic form in X (R, N) is the least ||``taps`` X - Y ``shifts``||^2 over Y.
+def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, Tensor]:
+    """Find slopes (count, O, P, Q) whose shifts by up to a place, with zeros around, are in the span of ``basis``.
 
-    ``taps``: (K, O, R) and ``shifts``: (K, P, N), for K kernel elements. The mean of the diagonal is scaled to 1.
+    ``basis`` (4, O, R): orthonormal columns for the shifts. ``size``: (P + 1, Q + 1). Also return the ``count`` + 1
+    least eigenvalues of the squared distances, whose matrix couples neighbors only.
     """
-    count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
-    often = shifts.square().sum((0, 2)).clamp_min(1)
-    products = torch.einsum("kor,los->klrs", taps, taps).reshape(count * count, -1)
-    kept = -torch.einsum("kpa,lpb->klab", shifts, shifts / often[:, None])
-    for tap in range(count):
-        kept[tap, tap] += torch.eye(places, dtype=taps.dtype, device=taps.device)
-    matrix = products.T @ kept.reshape(count * count, -1)
-    matrix = matrix.reshape(rank, rank, places, places).transpose(1, 2).reshape(rank * places, rank * places)
-    return matrix / matrix.diagonal().mean()
+    (height, width), rank = size, basis.shape[2]
+    products, n = torch.einsum("aor,bos->abrs", basis, basis), width * rank
+
+    def block(row: int, below: int) -> Tensor:
+        found = basis.new_zeros(width, rank, width, rank)
+        for x, (a, (down, across)) in itertools.product(range(width), enumerate(_PAIR)):
+            if row == below:
+                found[x, :, x] += products[a, a]
+            if 0 <= row - down < height - 1 and 0 <= x - across < width - 1:
+                for b, (lower, further) in enumerate(_PAIR):
+                    if row - down + lower == below:
+                        found[x, :, x - across + further] -= products[a, b] / 4
+        return found.reshape(n, n)
+
+    factors, between = list[Tensor](), list[Tensor]()
+    for row in range(height):
+        own = block(row, row)
+        own.diagonal().add_(_RIDGE)
+        if row:
+            between.append(torch.linalg.solve_triangular(factors[-1], block(row - 1, row), upper=False))
+            own -= between[-1].T @ between[-1]
+        factors.append(torch.linalg.cholesky(own))
+
+    def inverse(right: Tensor) -> Tensor:
+        parts = list(torch.split(right, n))
+        for row, factor in enumerate(factors):
+            rest = parts[row] - between[row - 1].T @ parts[row - 1] if row else parts[row]
+            parts[row] = torch.linalg.solve_triangular(factor, rest, upper=False)
+        for row, factor in reversed(list(enumerate(factors))):
+            rest = parts[row] - between[row] @ parts[row + 1] if row + 1 < height else parts[row]
+            parts[row] = torch.linalg.solve_triangular(factor.T, rest, upper=True)
+        return torch.cat(parts)
+
+    vectors = torch.randn(height * n, count + 1, dtype=basis.dtype, generator=torch.Generator().manual_seed(0))
+    vectors = vectors.to(basis.device)
+    for _ in range(_STEPS):
+        vectors = inverse(torch.linalg.qr(vectors)[0])
+    vectors, _ = torch.linalg.qr(vectors)
+    largest, turned = torch.linalg.eigh(vectors.T @ inverse(vectors))
+    kept = (vectors @ turned.flip(1))[:, :count].reshape(height, width, rank, count)
+    parts = [
+        torch.einsum("or,yxrk->koyx", own, kept[down : down + height - 1, across : across + width - 1])
+        for own, (down, across) in zip(basis, _PAIR, strict=True)
+    ]
+    return 1 / largest.flip(0), torch.stack(parts).mean(0)
 
 
-def _least_eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    size = len(matrix)
-    matrix.diagonal().add_(_RIDGE)
-    lower = torch.linalg.cholesky(matrix)
-    block = torch.randn(size, 2, dtype=matrix.dtype, generator=torch.Generator().manual_seed(0)).to(matrix.device)
-    for _ in itertools.repeat(None, _STEPS):
-        block, _ = torch.linalg.qr(torch.cholesky_solve(block, lower))
-    values, vectors = torch.linalg.eigh(block.T @ matrix @ block)
-    return values, (block @ vectors)[:, 0]
+def _unmixed(sums: Tensor) -> Tensor | None:
+    """Find the matrix (B, B) that makes ``sums`` (B, N) of B images non-negative with many zeros; ``None`` without."""
+    white, mix = torch.linalg.qr(sums.T)
+    size = white.norm(dim=1)
+    bright = white[size > _BRIGHT * size.median()]
+    bright = bright / bright.norm(dim=1, keepdim=True)
+    drawn = torch.randint(len(bright), (_DRAWS, len(sums) - 1), generator=torch.Generator().manual_seed(0))
+    directions = torch.linalg.svd(bright[drawn.to(bright.device)])[2][:, -1]
+    shares = torch.cat([((part @ bright.T).abs() < _ZERO).double().mean(1) for part in torch.split(directions, 256)])
+    found = list[Tensor]()
+    for number in shares.argsort(descending=True).tolist():
+        own = directions[number]
+        if all((own @ other).abs() < _ALIKE for other in found):
+            if shares[number] < _ZEROS:
+                return None
+            zeros, exact = (bright @ own).abs() < _ZERO, own
+            for _ in range(_STEPS):  # each leaves out places that are nearly, but not as dark
+                exact = torch.linalg.svd(bright[zeros], full_matrices=False)[2][-1]
+                apart = (bright @ exact).abs()
+                zeros = apart < _ROUNDED * apart[zeros].median() + _RIDGE
+            found.append(exact * (white @ exact).sum().sign())
+        if len(found) == len(sums):
+            separated: Tensor = torch.stack(found) @ torch.linalg.inv(mix).T
+            return separated
+    return None
 
 
 _SHORTCUT = 3.0  # weight of an input that a shortcut shows, in units of the mean weight of the gradients' equations
@@ -290,17 +369,19 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full`` times ``open``, if that is given.
+    """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full`` times ``open``, minus ``rest``.
 
     ``open``: mask of the active elements of the ReLU behind the layer.
     """
 
     full: Tensor
     open: Tensor | None = None
+    rest: Tensor | None = None
 
     @property
     def values(self) -> Tensor:
-        return self.full if self.open is None else self.full * self.open
+        values = self.full if self.open is None else self.full * self.open
+        return values if self.rest is None else values - self.rest
 
 
 @dataclass(frozen=True, eq=False)
@@ -317,11 +398,21 @@ class Equations:
 
     @property
     def left(self) -> Tensor:
-        return self.layer.moved(self.slopes.values)
+        return self.joined(self.layer.moved(self.slopes.values))
+
+    def joined(self, values: Tensor) -> Tensor:
+        """Return values (V, C, H, W) as (V, C, P), with P places; of a batch, as (1, C, V P)."""
+        flat = values.flatten(2)
+        return flat.transpose(0, 1).flatten(1)[None] if self.together else flat
+
+    @property
+    def together(self) -> bool:
+        """Return whether the gradient is that of several images' batch."""
+        return len(self.gradient) < len(self.slopes.full)
 
     def of(self, rows: Tensor) -> "Equations":
         gates = None if self.slopes.open is None else self.slopes.open[rows]
-        return Equations(self.layer, Slopes(self.slopes.full[rows], gates), self.gradient[rows])
+        return Equations(self.layer, replace(self.slopes, full=self.slopes.full[rows], open=gates), self.gradient[rows])
 
 
 Shown = tuple[Tensor, Tensor]
@@ -336,14 +427,16 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
     residual falls. ``shown``: values of the inputs known from elsewhere.
     """
     for own in equations:
-        if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):
-            _turn_gates(own, own.slopes.open)
-    return _solved(equations, shown)
+        turn_gates(own)
+    return solve(equations, shown)
 
 
-def _turn_gates(own: Equations, gates: Tensor) -> None:
-    """Flip, in place, the elements of the ReLU mask ``gates`` (V, O, P, Q) whose change lowers the residual most."""
-    found, left = _solved([own], None)
+def turn_gates(own: Equations) -> None:
+    """Flip, in place, the elements of the ReLU mask (V, O, P, Q) of ``own`` whose change lowers the residual most."""
+    gates = own.slopes.open
+    if gates is None or own.layer.module.kernel_size == (1, 1):
+        return
+    found, left = solve([own], None)
     flat, going = gates.flatten(1), left > 0
     for _ in range(_FLIPS):
         gain, place = _gains(own, gates, found).flatten(1).max(1)
@@ -353,7 +446,7 @@ def _turn_gates(own: Equations, gates: Tensor) -> None:
         rows = going.nonzero().flatten()
         flat[rows, place[rows]] ^= True
         gates.copy_(flat.view_as(gates))
-        trial, after = _solved([own], None)
+        trial, after = solve([own], None)
         better = going & (after < _BETTER * left)
         undone = (going & ~better).nonzero().flatten()
         flat[undone, place[undone]] ^= True
@@ -362,7 +455,8 @@ def _turn_gates(own: Equations, gates: Tensor) -> None:
         left, going = torch.where(better, after, left), better
 
 
-def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
+def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
+    """Solve ``equations`` as they are; see :func:`gated_inputs`."""
     left = torch.cat([each.left for each in equations], 1)
     right = torch.cat([each.right for each in equations], 1)
     normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)
@@ -372,12 +466,15 @@ def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor
     if shown is None:
         found = torch.linalg.solve_ex(normal, sums)[0].mT
     else:
-        often, own = (_SHORTCUT * values.flatten(2) for values in shown)
+        often, own = (_SHORTCUT * equations[0].joined(values) for values in shown)
         each, known = normal[:, None] + torch.diag_embed(often), sums.mT + own
         found = torch.linalg.solve_ex(each, known[..., None])[0][..., 0]
     apart = (left @ found.mT - right).flatten(1).norm(dim=1)
     share = apart / right.flatten(1).norm(dim=1).clamp_min(torch.finfo(left.dtype).tiny)
-    return found.reshape(-1, *equations[0].layer.shape), torch.where(share.isfinite(), share, torch.inf)
+    count, share = len(equations[0].slopes.full), torch.where(share.isfinite(), share, torch.inf)
+    if equations[0].together:
+        found, share = found[0].unflatten(1, (count, -1)).transpose(0, 1), share.expand(count)
+    return found.reshape(count, *equations[0].layer.shape), share
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
@@ -385,7 +482,7 @@ def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)
-    rest = own.right - left @ found.flatten(2).mT
+    rest = own.right - left @ own.joined(found).mT
     rest = rest.reshape(len(rest), outputs, -1, rest.shape[2])  # (V, O, K, C)
     module, (down, across) = own.layer.module, own.layer.padding
     seen = F.unfold(found, module.kernel_size, module.dilation, (down, across), module.stride)

@@ -1,4 +1,4 @@
-"""Find the layer that the pixels enter, and solve for its inputs: b x^T = W if it is fully connected.
+"""Find the layer that the pixels enter, and solve for its inputs x; a fully connected layer has b x^T = W.
 
 W (V, M, N) and b (V, M) are the gradients of weight and bias of V victims, in double precision.
 """
@@ -53,10 +53,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer with parameters, and its inputs for images that are black, white and random.
-
-    ``mixed``: inputs for the noise image ``random``.
-    """
+    """The first layer with parameters, and its inputs for images: black, white and noise (``mixed`` for ``random``)."""
 
     name: str
     module: nn.Module
@@ -78,7 +75,7 @@ def find_first_layer(
     """Find the first layer of ``model`` at ``state`` by passing test images of ``input_shape`` (C, H, W).
 
     ``fixed_norms`` is ``True`` if batch norm uses the statistics sent. Raise ``NotFullyConnectedError`` if another
-    layer comes first, it has no bias, or pixels are mixed before.
+    layer comes first, it has no bias, or pixels are mixed before it.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     name, module = seen.name, seen.module
@@ -189,7 +186,8 @@ class HiddenFeatures:
 def first_hidden_layer(observation: Observation) -> str | None:
     """Return the path of the first uploaded fully connected layer behind other layers; ``None`` if there is none.
 
-    It is also ``None`` if batch norm uses batch statistics, since a layer's inputs then depend on the other images.
+    The result is also ``None`` if batch norm uses batch statistics, since a layer's inputs then depend on the other
+    images.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -397,8 +395,8 @@ def find_patch_embedding(
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
     """Solve for the single image (1, C, H, W) behind an update by least squares, in float64.
 
-    The position embedding's gradient is dL/dp_t for each embedded patch p_t (APRIL, Lu et al. 2022, section 4). For
-    each value in a patch, dL/dW = sum_t dL/dp_t x_t^T then gives D equations for the N patches x_t. The image is unique
+    The position embedding's gradient is dL/dp_t for each embedded patch p_t (APRIL, Lu et al. 2022, section 4). Then
+    dL/dW = sum_t dL/dp_t x_t^T gives, for each value in a patch, D equations for the N patches x_t. The image is unique
     if the error estimated from redundant equations is small.
     """
     own, (height, width) = embedding.image, embedding.patch

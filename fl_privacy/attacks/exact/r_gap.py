@@ -119,7 +119,7 @@ class LayerChain:
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> LayerChain | None:
-    """Find the layers from one image to the first layer whose gradients determine its inputs; ``None`` if none does."""
+    """Find the layers from the image to the first one whose gradients determine its inputs; ``None`` without one."""
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()

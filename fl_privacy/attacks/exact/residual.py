@@ -38,13 +38,16 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 
 class OwnStatistics(nn.BatchNorm2d):
-    """Batch norm by the statistics (V, C) of V images; set by :meth:`Residual.use`."""
+    """Batch norm by statistics (V, C) set by :meth:`Residual.use`, or the inputs' own ones; ``fixed`` ones stay."""
 
-    def __init__(self, norm: nn.BatchNorm2d) -> None:
+    def __init__(self, norm: nn.BatchNorm2d, *, fixed: bool) -> None:
         super().__init__(norm.num_features, norm.eps)
-        self.weight, self.bias = norm.weight, norm.bias
+        self.weight, self.bias, self.fixed = norm.weight, norm.bias, fixed
+        self.moving = False  # ``True`` for the statistics of the inputs
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if self.moving:
+            return F.batch_norm(inputs, None, None, self.weight, self.bias, training=True, eps=self.eps)
         assert self.running_mean is not None and self.running_var is not None
         scale = self.weight * torch.rsqrt(self.running_var + self.eps)
         shift = self.bias - self.running_mean * scale
@@ -168,11 +171,13 @@ class Residual:
     """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a final fully connected layer.
 
     ``graph`` is in float64. ``head``: node of the last layer. ``shapes``: (C, H, W) or (N,), without the batch.
+    ``count``: number of an update's images.
     """
 
     graph: FxGraph
     head: fx.Node
     shapes: Mapping[fx.Node, tuple[int, ...]]
+    count: int = 1
 
     @property
     def device(self) -> torch.device:
@@ -185,16 +190,32 @@ class Residual:
         return (*(f"{name}.weight" for name in own), f"{self.head.target}.weight", f"{self.head.target}.bias", *norms)
 
     @property
-    def norms(self) -> Mapping[str, OwnStatistics]:
-        """Return the norms, by name, that use the images' own statistics; there are none in evaluation mode."""
+    def norms(self) -> Mapping[str, OwnStatistics]:  # of single images in evaluation mode, none
         return {name: m for name, m in self.graph.module.named_modules() if isinstance(m, OwnStatistics)}
 
     def use(self, observations: Iterable[Observation]) -> None:
         """Set the statistics of V images, from running statistics that were uploaded, else sent."""
         seen = [uploaded_statistics(one) or one.assumed().buffers for one in observations if self.norms]
         for name, norm in self.norms.items():
-            mean, variance = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
-            norm.running_mean, norm.running_var = mean.to(norm.weight), variance.to(norm.weight)
+            of_batch = (torch.stack([one[f"{name}.running_{k}"] for one in seen]) for k in ("mean", "var"))
+            each = (values.repeat_interleave(self.count, 0).to(norm.weight) for values in of_batch)
+            norm.running_mean, norm.running_var = each
+
+    def slopes_at(self, node: fx.Node, values: Tensor, gradients: Tensors) -> Tensor:
+        """Return the loss's gradient (V, C, H, W) with respect to the ``values`` of a node."""
+        norms, inputs = self.norms.values(), values.detach().requires_grad_(True)
+        weight, slopes = (gradients[f"{self.head.target}.{kind}"] for kind in ("weight", "bias"))
+        for norm in norms:
+            norm.moving = not norm.fixed
+        with torch.enable_grad():
+            behind = self.graph.values({node: inputs}, self.head)
+            if self.count > 1:  # whose gradients are sums
+                features = F.pad(behind[input_of(self.head)].detach(), (0, 1), value=1)
+                slopes = torch.linalg.lstsq(features.T, torch.cat([weight[0], slopes[0, :, None]], 1).T).solution
+            (found,) = torch.autograd.grad((behind[self.head] * slopes).sum(), inputs)
+        for norm in norms:
+            norm.moving = False
+        return found
 
     @property
     def convolutions(self) -> Sequence[fx.Node]:
@@ -220,29 +241,27 @@ def input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return a single example's residual network; ``None`` for other networks, unknown statistics or lost gradients."""
-    modules = list(observation.model.modules())
+    """Return a residual network that can be solved; ``None`` for others, unknown statistics or lost gradients."""
+    modules, count = list(observation.model.modules()), observation.upload.num_examples
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     trains = observation.plan.batch_norm == "train" and norms > 0
-    if observation.upload.num_examples != 1 or not any(isinstance(module, nn.Conv2d) for module in modules):
-        return None
-    given = not trains or uploaded_statistics(observation)
+    joint, given = trains or count > 1, any(isinstance(module, nn.Conv2d) for module in modules)
+    given = given and (not trains or bool(uploaded_statistics(observation)))
     graph = traced(model_as_sent(observation).eval()) if given else None
     if graph is None or graph.logits is None or graph.kind(graph.logits) != "linear":
         return None
     image = torch.zeros(1, *observation.input_shape, dtype=torch.float64, device=next(graph.module.parameters()).device)
-    found = Residual(graph, graph.logits, _shapes(graph, image))
-    for node in graph.nodes if trains else ():
+    found = Residual(graph, graph.logits, _shapes(graph, image), count)
+    for node in graph.nodes if joint else ():
         norm = graph.layer(node)
         if isinstance(norm, nn.BatchNorm2d) and norm.affine:
-            graph.module.set_submodule(str(node.target), OwnStatistics(norm))
+            graph.module.set_submodule(str(node.target), OwnStatistics(norm, fixed=not trains))
     layers = [found.convolution(node).module for node in found.convolutions]
     if not layers or not observation.upload.tensors.keys() >= set(found.names):
         return None
     plain = all(m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str) for m in layers)
-    if trains:
-        return found if plain and len(found.norms) == norms and links(found) else None
-    return found if plain and any(_blind(found)) else None
+    begins = len(found.norms) == norms and links(found) if joint else any(_blind(found))
+    return found if plain and begins else None
 
 
 def _shapes(graph: FxGraph, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
@@ -266,35 +285,36 @@ def _blind(network: Residual) -> list[fx.Node]:
 def known_between(network: Residual, gradients: Tensors) -> Known:
     """Solve for activations of V images from ``gradients`` (V, *shape), at nodes as near to the image as possible."""
     own = {name: value.double() for name, value in gradients.items()}
-    slopes = own[f"{network.head.target}.bias"]
-    at, values, found = _started(network, own, slopes)
-    known, left = {at: values}, torch.zeros(len(values), dtype=values.dtype, device=values.device)
-    equations: Sequence[tuple[fx.Node, Equations]] = ()
+    at, values, found = _started(network, own, own[f"{network.head.target}.bias"])
     if not found.any():
-        return Known({}, (), found, found, left + 1)
-    cuts, started = list(network.cuts), found
+        return Known({}, (), found, found, (~found).to(values))
+    return followed(network, own, Known({at: values}, (), found, found, torch.zeros_like(found.to(values))), Step)
+
+
+def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) -> Known:
+    """Solve for activations nearer to the image than the last ``known`` ones, a block by each step of ``kind``."""
+    cuts, values, equations = list(network.cuts), dict(known.values), list(known.equations)
+    at, found, left = list(values)[-1], known.found, known.left
     for before in reversed(cuts[: cuts.index(at)]):
-        with torch.enable_grad():  # slopes of the loss by the values known
-            inputs = known[at].detach().requires_grad_(True)
-            (behind,) = torch.autograd.grad((network.graph.run({at: inputs}, network.head) * slopes).sum(), inputs)
-        step = _Step(network, own, before, at, known[at], behind)
+        step = kind(network, own, before, at, values[at], network.slopes_at(at, values[at], own))
         if not step.runs():
             break
-        known |= step.values
+        values |= step.values
         equations = [(before, each) for each in step.equations]
         guess = step.solved()
         if guess is None:
             break
-        apart = (network.graph.run({before: guess}, at) - known[at]).flatten(1).norm(dim=1)
-        missed = apart / known[at].flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
+        apart = (network.graph.run({before: guess}, at) - values[at]).flatten(1).norm(dim=1)
+        missed = apart / values[at].flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
         missed = torch.where(missed.isfinite(), missed, torch.inf)
         fits = missed <= FITS
+        fits = fits.all().expand_as(fits) if network.count > 1 else fits
         if not (found & fits).any():
             break
         found = found & fits
         left, at = left.maximum(torch.where(found, missed, left)), before
-        known[before], equations = guess, []
-    return Known(known, equations, started, found, left)
+        values[before], equations = guess, []
+    return Known(values, equations, known.started, found, left)
 
 
 def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:
@@ -308,7 +328,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
         for victim, gradient in enumerate(own[f"{node.target}.weight"]):
             blind = inputs_up_to_a_factor(layer, gradient)
             if blind is not None and blind.unique:
-                scaled, missed = _scaled(network, at, blind.values, features[victim])
+                scaled, missed = _scaled(network, at, blind.values[0], features[victim])
                 values[victim], found[victim] = heard(network, at, scaled[None])[0], missed < FITS
         if best is None or int(found.sum()) > int(best[2].sum()):
             best = at, values, found
@@ -353,14 +373,14 @@ def links(network: Residual) -> list[Link]:
     for later in network.convolutions:
         relu = input_of(later)
         norm = input_of(relu) if kind(relu) == "relu" else relu
-        if relu is not norm and kind(norm) == "norm" and can_be_blind(network.convolution(later)):
+        if relu is not norm and kind(norm) == "norm" and can_be_blind(network.convolution(later), network.count):
             before = input_of(norm)
             found.append((before if kind(before) == "conv" else None, norm, relu, later))
     return found[:_TRIES]
 
 
 @dataclass(eq=False)
-class _Step:
+class Step:
     """Step that solves for the values at the node ``before`` from those at ``at``, later in the network.
 
     ``outputs``, ``slopes``: values (V, C, H, W) at the node ``at``, and the loss's gradient with respect to them.
@@ -429,21 +449,21 @@ class _Step:
         if given is self.before:
             self.equations.append(equations)
             return {}
-        if given in self.values or not _enough([equations]):
+        if given in self.values or not enough([equations]):
             return None
         found, _ = gated_inputs([equations])
         self.values[given] = heard(self.network, given, found)
         return {given: Slopes(layer.back(own.values))}
 
     def solved(self) -> Tensor | None:
-        if not _enough(self.equations):
+        if not enough(self.equations):
             return None
         channels, height, width = self.equations[0].layer.shape
         small = len(self.outputs) * channels * (height * width) ** 2 <= MOST_NUMBERS
-        found, _ = gated_inputs(self.equations, self._shown() if small else None)
+        found, _ = gated_inputs(self.equations, self.shown() if small else None)
         return heard(self.network, self.before, found)
 
-    def _shown(self) -> Shown | None:
+    def shown(self) -> Shown | None:
         """Return the values of a block's inputs that its shortcut reveals; ``None`` without a shortcut.
 
         At active ReLUs, they are the block's outputs minus those of the other branch.
@@ -473,7 +493,8 @@ class _Step:
         return self.before in own and all(graph.kind(each) in ("chooses", "same") for each in own - {self.before})
 
 
-def _enough(equations: Sequence[Equations]) -> bool:
+def enough(equations: Sequence[Equations]) -> bool:
+    """Return whether the equations are at least as many as the inputs of a channel, and few enough to solve."""
     layer = equations[0].layer
-    places = layer.shape[1] * layer.shape[2]
+    places = layer.shape[1] * layer.shape[2] * (len(equations[0].slopes.full) if equations[0].together else 1)
     return places <= MOST_PLACES and sum(each.layer.gradients for each in equations) >= places

@@ -28,17 +28,17 @@ _MOST_ROWS = 16
 _SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]  # schedule of a search that stays near where it starts
 
 _SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
-"""Schedule of a wider search: components of 64 images are a few percent of others."""
+"""Schedule (smoothing, power) of a wider search."""
 
 _FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]
-"""Schedule of the widest search, by the logarithm of the elements."""
+"""Schedule (smoothing, power) of the widest search."""
 
 _KEPT = 1024  # largest number of directions from which independent ones are chosen
 _JUDGED = 2_000_000  # signs of alternatives that are computed at once
 _BLIND = 6  # rounds without a finding after which a kind of search is given up
 
 _ROUNDED, _CLEAR = 3.0, 0.1
-"""Zeros in half precision are below this many units of rounding, if that is above this share of ``_ZERO``."""
+"""In half precision, elements below this many units of rounding are zero, if that exceeds this share of ``_ZERO``."""
 
 _HALF = 0.25  # singular values below this many units of half precision, relative to the largest, are its rounding
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -194,7 +194,7 @@ class _Gradient:
 
 
 class _Pool:
-    """The ``_KEPT`` directions whose products with the gradient have most zeros, more than a random direction's."""
+    """At most ``_KEPT`` directions whose products with the gradient have most zeros, all better than random ones."""
 
     def __init__(self, gradient: _Gradient) -> None:
         self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows
@@ -217,7 +217,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches for sparse directions; every second round searches the complement of those found."""
+    """Rounds of local searches for sparse directions; every second round looks outside of those found before."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows
@@ -240,7 +240,7 @@ class _Search:
             self._rounds[kind] += 1
             self._found[kind] += self.pool.extend(self._kinds[kind]())
         else:
-            self.pool.extend(self._beside_the_chosen())
+            self.pool.extend(self._outside_of_chosen())
         self.chosen = _independent(self.pool.directions)
         return self.chosen
 
@@ -256,8 +256,8 @@ class _Search:
         near = _sparsest(self._rows.float(), (directions / directions.norm(dim=0)).float(), blunt, self._noise)
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
-    def _beside_the_chosen(self) -> Tensor:
-        """Search from the complement of the chosen directions, or of all but one, plus a random mixture of these."""
+    def _outside_of_chosen(self) -> Tensor:
+        """Search from directions orthogonal to the chosen ones, or to all but one, plus a random mixture of these."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T

@@ -17,7 +17,7 @@ from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 
 _INDEPENDENCE = 0.03
-"""Approximate standard deviation of E in A = (1 + E) A_0 for A_0 found by independence, equal to 30 dB."""
+"""Approximate standard deviation of E in A = (1 + E) A_0, for A_0 found by independence; it corresponds to 30 dB."""
 
 _DAMPING = 1e-3  # damping of the first step, as a share of the preconditioner
 _MOST_DAMPING = 1e3

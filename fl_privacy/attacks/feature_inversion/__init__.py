@@ -69,7 +69,7 @@ class _Stretched(nn.Module):
 class Recovery:
     """Callable that recovers the input of the first public layer, by :func:`recover_by_lemma` or ``matching``.
 
-    For each observation it returns that input or the reason why it can't be recovered.
+    For each observation, it returns the input or the reason why the input can't be recovered.
     """
 
     matching: GradientInversion
@@ -233,7 +233,7 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
 
 
 FeatureSource = Literal["auto", "known", "recovered"]
-"""Source of the private layers' output; ``auto``: given if it is, else recovered from the public gradients."""
+"""Source of the private layers' output. ``auto``: the given one, if any, else recovered from the public gradients."""
 
 FrontPolicy = Literal["auto", "fixed", "joint"]
 """Stand-ins for private layers stay ``fixed`` or are optimized (``joint``); ``auto``: optimized if a split is known."""

@@ -36,8 +36,8 @@ class Moments:
             raise UserError(
                 f"Counts of {len(self.means)} classes are expected, but got {self.counts.shape}; pass class_count_."
             )
-        held = (self.means, self.variances, *([] if self.counts is None else [self.counts]))
-        if not all(np.isfinite(values).all() for values in held):
+        given = (self.means, self.variances, *([] if self.counts is None else [self.counts]))
+        if not all(np.isfinite(values).all() for values in given):
             raise UserError("Finite means, variances and counts are expected, but some are not; fit the model again.")
 
 
@@ -85,7 +85,8 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
     """Return (class, row (F,)) for each class with a single row, which is its mean.
 
-    Without counts, a class counts as single if its variance is only the smoothing or, if that is unknown, nearly 0.
+    Without counts, a class is taken for one with a single row if its variance is only the smoothing or, if that is
+    unknown, nearly 0.
     """
     if moments.counts is not None:
         alone = moments.counts == 1

@@ -161,7 +161,7 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
 class GradientInversion(GroupAttack, Settings):
     """Attack that minimizes ``objective(gradient(guess), observed) + priors(guess)`` over each victim's guess.
 
-    Victims that share model, values sent, plan and shapes are attacked together. Each victim draws from
+    Victims that share model, values sent, plan and shapes are attacked together. A victim's random numbers come from
     ``derive_generator(seed, "attack", observation.id, restart)``. Other victims change only the last bits of batched
     products; ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
     """

@@ -17,8 +17,8 @@ from fl_privacy.types import Observation
 class WordEmbeddings(ImageSource):
     """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d), in units of their root mean square.
 
-    ``table``: (n, d) embeddings of the n tokens. ``first``: start of the search. ``reading``: how embeddings are
-    decoded. ``norm``: see ``Settings.embedding_norm``.
+    ``table``: (n, d) embeddings of the n tokens. ``first``: start of the search. ``reading``: method of decoding.
+    ``norm``: see ``Settings.embedding_norm``.
     """
 
     table: Tensor
@@ -57,7 +57,7 @@ class WordEmbeddings(ImageSource):
 
     @torch.no_grad()
     def read(self, inputs: Tensor) -> Tensor:
-        """Decode embeddings (..., L, d), with a last column of 0 behind a text's end, to tokens (..., L), there -1."""
+        """Decode embeddings (..., L, d + 1) to tokens (..., L), -1 behind a text's end, where the last column is 0."""
         found = inputs[..., :-1]
         if self.reading == "nearest":
             scores = torch.nn.functional.normalize(found, dim=-1) @ torch.nn.functional.normalize(self.table, dim=1).T
@@ -80,7 +80,7 @@ class WordEmbeddings(ImageSource):
 def known_lengths(observation: Observation) -> Tensor | None:
     """Return the lengths (B,) of the texts; ``None`` if they are unknown.
 
-    If they are not given, the length of a single text follows from the gradient of the position embeddings.
+    If the attacker was given none, the length of a single text follows from the gradient of the position embeddings.
     """
     given, model = observation.knowledge.lengths, observation.model
     if given is not None or not isinstance(model, TextModel) or model.position_weight is None:

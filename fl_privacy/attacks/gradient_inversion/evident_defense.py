@@ -24,8 +24,10 @@ _LOUDEST = 3.0  # ratio of noise to gradient above which more smoothing leaves o
 _FEWEST = 8  # fewest columns of the output layer for an estimate
 
 _STRENGTH, _EDGE = 0.25, 0.05
-"""Largest slope of total variation by a pixel, relative to the slope that noise gives the objective (chosen on
-networks), and the move of a pixel by noise at which it is used: about the difference of neighbors in photographs."""
+"""Largest gradient of total variation with respect to a pixel, as a share of what noise adds to the objective's
+gradient (chosen on networks), and the shift of a pixel by noise from which it is used: about the difference of
+neighboring pixels in photographs.
+"""
 
 _COARSE = 4  # side of the random images on which noise is measured, before they are resized to the victim's
 
@@ -53,15 +55,16 @@ def _ratio(update: Tensors, observation: Observation) -> float | None:
 
 
 Smoothing = tuple[float, float]
-"""Weights of total variation against noise, relative to the attack's objective and to the whole update's angle."""
+"""Weights of total variation against noise: next to the attack's objective, and to the update's cosine distance."""
 
 
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Return the weights of total variation that each observation's noise calls for (:data:`Smoothing`).
+    """Return each observation's weights of total variation (:data:`Smoothing`), chosen by its noise.
 
-    ``None`` if any noise is unknown. ``problem``: slice of ``observations`` -> problem, measured ``at_once`` at a time.
+    ``None`` if any noise is unknown. ``problem``: function from a slice of ``observations`` to their problem.
+    ``at_once``: number of observations measured at a time.
     """
     ratios = [noise_over_gradient(observation) for observation in observations]
     noisy = [ratio for ratio in ratios if ratio is not None]
@@ -77,9 +80,9 @@ def smoothing_of(
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return weights (V,) of total variation against noise, for the attack's objective and for cosine distance.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). The noise's effect on pixels is measured on
-    random images, whose gradient gets noise of the update's ``ratios`` (V,). The weight is less if noise moves pixels
-    by less than ``_EDGE``. A weight that is not finite becomes 0.
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is measured by adding
+    noise to gradients of random images, in the update's ``ratios`` (V,). The weight is less if noise moves pixels by
+    less than ``_EDGE``, and 0 if it is not finite.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -134,13 +137,13 @@ _MORE_ZEROS = (
 _MOST_BITS = 12
 
 _OFF_GRID, _AT_THRESHOLD = 0.02, 0.02
-"""Largest distance of levels from a grid, in steps, and share of elements near the least that shows a threshold."""
+"""Largest distance of levels from a grid, in steps; share of elements near the least size that shows a threshold."""
 
 _NOISY, _UNUSUAL = 1e-4, 100.0
 """Ratio of noise to gradient above which noise is inferred, absolute and relative to an undefended gradient's."""
 
 CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
-"""A clipped update with an unknown bound: its own norm."""
+"""A clipped update whose bound is unknown, so that the update's own norm is taken."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,8 @@ def usual_of(observation: Observation) -> Usual:
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer a defense from few levels, a magnitude that many elements share, zeros, or noise in the update.
 
-    Empty without evidence. ``usual``: statistics of undefended gradients, which zeros and noise have to exceed.
+    The result is empty without evidence. ``usual``: statistics of undefended gradients; more zeros or noise are
+    evidence.
     """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
@@ -218,7 +222,7 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Infer defenses behind updates whose attackers do not know them; return the observations with this knowledge.
+    """Return the observations; those without a known defense get the one inferred from their update, if any.
 
     ``clips``: an update with noise, or without any evidence, counts as clipped to its own norm.
     """

@@ -135,8 +135,8 @@ def compiler() -> str | None:
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Return whether compiling likely saves more time than it takes.
 
-    On a CPU, the time saved grows with ``written``, the bytes written in all evaluations; compiling takes a thread some
-    seconds for each of the ``tensors`` compared. On a GPU, it grows with ``runs``, the number of evaluations.
+    On a CPU, the time saved grows with ``written``, the bytes written in all evaluations, and compiling takes some
+    seconds for each of the compared ``tensors``. On a GPU, it grows with ``runs``, the number of evaluations.
     """
     if compiler() is None:
         return False
@@ -219,7 +219,7 @@ def victims_at_once(
 ) -> int:
     """Return the number of victims to attack at once, from a trial with ``variables`` (1, N).
 
-    It depends on free memory only if that is short, so that results usually repeat to the last bit.
+    The number depends on free memory only if memory is short, so that results usually repeat to the last bit.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
@@ -245,8 +245,9 @@ def _bytes_of_a_chunk(device: torch.device) -> int:
 
 
 WORTHWHILE = 20_000_000
-"""Multiplications of a layer, over all images, from which several threads are used: about a millisecond. Below, threads
-that share cores with another process wait up to a hundred times longer than they compute."""
+"""Number of a layer's multiplications, over all images, from which several threads are used: about a millisecond.
+Below, threads that share cores with another process wait up to a hundred times longer than they compute.
+"""
 
 
 @contextmanager

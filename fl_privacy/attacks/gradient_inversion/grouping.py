@@ -23,8 +23,9 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
 
 _TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
-"""Number of turns that alternate between signs and image, turns over which the image's extra uncertainty falls, and its
-last value as a share of the prior variance."""
+"""Number of turns that estimate signs and image alternately; number of turns over which the image's extra uncertainty
+falls; and its last value, as a share of the prior variance.
+"""
 
 _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mixture, and least variance of a pixel
 
@@ -41,7 +42,7 @@ def as_mixture(observation: Observation) -> Observation:
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
     """Replace reconstructions that are mixtures (InstaHide) of one example by the image that they have in common.
 
-    Only if the attacker has public images, and knows that the defense mixes; uploads of several examples are unchanged.
+    The attacker must have public images, and know that the defense mixes; uploads of several examples are unchanged.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -153,10 +154,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Return a victim for each observation, or one for all that are known to be of the same examples.
-
-    Observations are joined only if the attacker knows the defense.
-    """
+    """Return a victim per observation, or per set known to be of the same examples if the defense is known, too."""
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
         known = observation.knowledge
@@ -307,7 +305,7 @@ class GroupAttack(ABC):
 
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if the group can't be."""
+        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if that is impossible."""
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
@@ -328,10 +326,7 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Apply the attack ``read`` to each victim of a group, and return the reconstructions by position.
-
-    ``name`` seeds the random streams.
-    """
+    """Apply the attack ``read``, whose random streams ``name`` seeds, to each victim; return results by position."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -21,7 +21,7 @@ from fl_privacy.types.plan import Normalization
 from fl_privacy.types.user_gradients import computed_in
 
 _FITS, _ROUNDED = 1e-3, 4
-"""Unexplained share of the output layer's gradient up to which a loss fits, and for half precision, in roundings."""
+"""Unexplained share of the output layer's gradient up to which a loss fits; in half precision, in units of rounding."""
 
 _COARSE_FROM, _EQUAL = 64, 0.05  # number of values, and their share of equal ones, that show half precision
 _ROUNDINGS = 4  # roundings of a probability near 1 by which the sum of all may be off
@@ -51,7 +51,7 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """Return a client's inferred loss and a sentence on it, empty if one example shows plain cross entropy.
+    """Return a client's inferred loss and a sentence on it, or no sentence if one example shows plain cross entropy.
 
     ``model`` is frozen, with the sent values, in double precision. If no known loss fits, raise ``NotAttackableError``.
     """
@@ -148,7 +148,7 @@ EPSILON = 1e-8  # PyTorch's epsilon, added to the root of the second moment; ano
 _ARITHMETIC = 4.0  # error of the quotient of Adam's moments, in units of rounding
 
 _ROUNDS, _SOUND = 30, 3.0
-"""Rounds of least squares, and largest median error, in uncertainties, of a gradient that is a product."""
+"""Rounds of least squares, and largest median error, in units of uncertainty, of a gradient that is a product."""
 
 _KNOWN, _MATCHED = 0.5, 0.2  # largest relative uncertainty of a known value, and of a matched one
 _SHORT = 0.5  # share of the learning rate; if no step is as long, no gradient exceeds epsilon
@@ -210,7 +210,7 @@ def _size(quotient: Tensor) -> Tensor:
 
 
 def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
-    """Fill in unknown sizes of a linear layer's gradient (M, N) in place, since it is a product of two vectors.
+    """Fill in, in place, unknown sizes of a linear layer's gradient (M, N), which is a product of two vectors.
 
     ``sizes``: lowest and highest absolute value, and sign, of each element, by parameter.
     """
@@ -284,7 +284,7 @@ _passes: "WeakKeyDictionary[nn.Module, dict[object, str]]" = WeakKeyDictionary()
 """Reasons why a model can't be attacked in a mode, by model, shape of its images, mode and batch norm."""
 
 _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = WeakKeyDictionary()
-"""Copies of models that take inputs in [0, 1], by the model's own range."""
+"""Copies of models that take inputs in [0, 1], by model and by its own input range."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -207,16 +207,13 @@ def _outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tens
 
 
 _MOST_EXPECTED = 2.0**50
-"""Most examples that an upload may seem to hold, since a client may scale the upload by any factor."""
+"""Largest inferred number of examples; a client may scale its upload by any factor."""
 
 
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
 ) -> tuple[Tensor | None, str]:
-    """Choose labels (B,) or (B, K), or ``None`` to optimize them, and name their source.
-
-    Raise ``NotAttackableError``, with the reason, if neither is possible.
-    """
+    """Choose labels (B,) or (B, K), ``None`` to optimize them; name their source. ``NotAttackableError`` if neither."""
     given, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
         if observation.loss is not None and observation.loss.takes == "indices":

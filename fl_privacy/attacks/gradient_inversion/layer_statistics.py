@@ -92,8 +92,8 @@ class AbsoluteDifferences(torch.autograd.Function):
 class Target:
     """The observed gradient of one tensor for V victims.
 
-    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit
-    fully.
+    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them count as
+    exact.
     """
 
     value: Tensor  # (V, n) flattened; (V, 0) if it is known by its factors
@@ -125,7 +125,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Distances of the guessed gradient of one tensor, all of it (V, *shape), from the observed one.
+    """Statistics of one tensor's guessed gradient, formed in full (V, *shape), against the observed one.
 
     If the target has bounds, the guess is compared with the nearest value within them.
     """
@@ -177,15 +177,15 @@ class Products:
 
     @property
     def squared(self) -> Tensor:
-        return self._along.square().sum((1, 2)) + self._beside
+        return self._along.square().sum((1, 2)) + self._outside
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
         along = scale[:, None, None] * self._along - observed_scale[:, None, None] * self.factors.core
-        return along.square().sum((1, 2)) + scale.square() * self._beside
+        return along.square().sum((1, 2)) + scale.square() * self._outside
 
     @property
     def distance(self) -> Tensor:
-        return (self._along - self.factors.core).square().sum((1, 2)) + self._beside
+        return (self._along - self.factors.core).square().sum((1, 2)) + self._outside
 
     @property
     def absolute(self) -> Tensor:
@@ -209,7 +209,7 @@ class Products:
         return along @ input_along.mT
 
     @cached_property
-    def _beside(self) -> Tensor:
+    def _outside(self) -> Tensor:
         """Return the squared norm (V,) of the part of the guess's gradient outside the span of the observed factors."""
         along, rest, input_along, input_rest = self._split
         input_rest_products = input_rest.mT @ input_rest

@@ -221,8 +221,8 @@ class GaussianKernel(OfLayers):
 class WeightedL2L1(OfLayers):
     """Squared Euclidean plus ``alpha`` times absolute distance of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
-    ``last``: factor on ``alpha`` at the last tensor, to which it falls linearly from 1. ``relative`` divides by the
-    loss of a zero gradient, so that the size of gradients does not count.
+    ``last``: factor on ``alpha`` at the last tensor; from the first tensor on, the factor falls linearly from 1.
+    ``relative`` divides by the loss of a zero gradient, so that the size of gradients does not count.
     """
 
     alpha: float = 0.1

@@ -62,8 +62,8 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
     Let d_i be the loss's gradient with respect to the layer's output for row x_i. The weight's gradient in the column
     of a category is the sum of d_i over rows of that category; the bias's gradient is the sum over all rows. In an
-    untrained network, the d_i of a class are alike, so that sums show numbers of rows. ``counts`` (K,): rows of each
-    class.
+    untrained network, all d_i of a class are similar, so that the sums show how many rows have a category. ``counts``
+    (K,): rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)

@@ -191,10 +191,7 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Return the facts about the attack on victims like ``first`` by which countermeasures are chosen.
-
-    For the other arguments, see :class:`AttackSetting`.
-    """
+    """Return the :class:`AttackSetting` for victims like ``first``; the other arguments are its fields."""
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,

@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """A batch-norm layer's statistics for the guess (V, C), and usual ones: running (C,) or the client's own (V, C)."""
+    """A batch-norm layer's statistics for the guess (V, C), and the usual ones: running (C,) or a client's (V, C)."""
 
     mean: Tensor
     variance: Tensor
@@ -114,10 +114,7 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance of an attempt's images from the mean of all attempts at the victim (Yin et al. 2021, R_group).
-
-    The mean counts as constant.
-    """
+    """Distance of an attempt's images from the victim's mean image, held constant (Yin et al. 2021, R_group)."""
 
     weight: float = 1e-2
 

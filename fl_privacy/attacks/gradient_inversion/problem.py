@@ -172,12 +172,12 @@ class Problem:
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def zero_loss(self) -> Tensor:
-        """Return the objective (V,) of a zero gradient, the unit of the other losses."""
+        """Return the objective (V,) of a zero gradient, which serves as the unit of other losses."""
         zeros = [{name: Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, at most ``_LARGE`` times ``zero_loss``, as a unit of smoothness."""
+        """Return the objective (V,) of gray images, at most ``_LARGE`` times ``zero_loss``, the unit of smoothness."""
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
         labels = self.labels

@@ -237,8 +237,9 @@ images; ``auto``: given ones, else inferred."""
 Compile = Literal["auto", "on", "off"]
 """Use of ``torch.compile`` for losses and gradients. ``auto``: if the work is large enough to repay the minutes of
 compiling. Compiled sums differ in their last bits, so that an attack in float32 ends elsewhere; the same setting gives
-the same result. ``off`` still records a long attack on few victims on a CPU and reruns it without autograd, bit by
-bit."""
+the same result. ``off`` still records a long attack on few victims on a CPU and reruns it without autograd, with
+bit-identical results.
+"""
 
 DType = Literal["float32", "float64"]
 
@@ -255,7 +256,7 @@ def expect_choices(settings: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rearranging:
-    """Settings of the moves of words during a descent on embeddings.
+    """Settings of the search for the order of words during a descent on embeddings.
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
     beginning put to the end. The best order minimizes the mismatch of gradients plus ``prior`` times the mean negative

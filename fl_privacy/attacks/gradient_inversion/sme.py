@@ -23,7 +23,7 @@ from fl_privacy.types import Batch, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
 _STD, _SPREAD = 0.25, 0.2
-"""Standard deviation of pixels, which is the unit of steps, and the range around gray at the start."""
+"""Standard deviation of pixels, the unit of steps, and width of the range around gray from which the search starts."""
 
 _TOGETHER, _VALUES = 16, 16_000_000  # most victims at once, and most values of their models together
 

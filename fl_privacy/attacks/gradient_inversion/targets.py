@@ -15,10 +15,7 @@ class NotAttackableError(Exception):
 
 
 def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
-    """Return the reason why ``observation`` can't be attacked, in one line, or ``None``.
-
-    ``informative`` requires an update that is neither zero nor constant.
-    """
+    """Return why ``observation`` can't be attacked, or ``None``; ``informative`` refuses zero and constant updates."""
     wrong = _wrong_model(observation) or _wrong_tensors(observation)
     return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
 

@@ -51,7 +51,7 @@ class LanguageModel:
         counts = torch.full((self.size,), 0.5).index_add(0, words, times.float())
         return counts / counts.sum()
 
-    def beside(self, text: Sequence[int]) -> Tensor:
+    def in_context(self, text: Sequence[int]) -> Tensor:
         """Score each of n words at each place of ``text``, given both neighbors, by bigrams; return the scores (L, n).
 
         A score is log P(word | left neighbor) + log P(right neighbor | word).
@@ -213,7 +213,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T = ``tries`` orders (V, T, L) of a text's words by the moves of :class:`Rearranging`, the first unmoved."""
+    """Draw T = ``tries`` orders (V, T, L) of a text's words by the moves of :class:`Rearranging`, none in the first."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

@@ -27,9 +27,9 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 class AttributeInference:
     """Attack that infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
-    Classifiers learn it from public examples' gradients at the sent values; log probabilities are summed over rounds.
-    ``methods``: classifiers, ``linear`` and ``mlp``. ``public``: number of public examples, with known attributes, from
-    the split that is not attacked.
+    Classifiers learn the attribute from public examples' gradients at the sent values; log probabilities are summed
+    over rounds. ``methods``: classifiers, ``linear`` and ``mlp``. ``public``: number of public examples, with known
+    attributes, from the split that is not attacked.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE
@@ -53,7 +53,7 @@ class AttributeInference:
 class AdaptiveAttributeInference(AttributeInference):
     """Attribute inference by an attacker who knows the defense, but not the clients' secrets.
 
-    It learns from defended uploads; ``threat_model=adaptive`` runs it next to :class:`AttributeInference`.
+    The attack learns from defended uploads; ``threat_model=adaptive`` runs it next to :class:`AttributeInference`.
     """
 
     adaptive: ClassVar[bool] = True

@@ -79,7 +79,7 @@ def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
 
 
 def ratio_to_others(read: ReadRound) -> Tensor:
-    """Return log ratios (C, K) of the true class's probability at a client's model to that at the other clients'."""
+    """Return log ratios (C, K) of the true class's probability at a client's model to the mean at other clients'."""
     likely = (-read.losses_after).exp()
     finite = likely.isfinite()
     known = likely.where(finite, 0.0)

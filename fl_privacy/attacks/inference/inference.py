@@ -16,9 +16,9 @@ from fl_privacy.errors import UserError
 class Canaries:
     """Number and kind of the canaries that a run inserts to audit differential privacy.
 
-    ``number``: each canary takes part with probability 1/2, independently. ``unit``: ``client``, an update of the
-    clipping norm that passes the upload's defense in each round; ``example``, a gradient of the clipping norm, sampled
-    in local steps like an example; ``auto``, the unit that the defense protects.
+    ``number``: each canary takes part with probability 1/2, independently. ``unit``: ``client``, an update as long as
+    the clipping norm, to which the defense of uploads applies in each round; ``example``, a gradient as long as the
+    clipping norm, sampled in local steps like an example; ``auto``, the unit that the defense protects.
     """
 
     about: ClassVar[About] = About.CANARIES

@@ -20,7 +20,7 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Uploads of public examples under the defense, from which an attacker who knows it learns their attributes.
+    """Defended uploads of public examples, from which an attacker who knows the defense learns to infer attributes.
 
     ``attributes``: (N,) classes of the attribute, one per example. ``uploads``: (model's values, n) -> uploads of the
     first n examples, one each.
@@ -158,18 +158,15 @@ def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: i
 
 
 def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the cross entropy (N,) of each example.
-
-    ``logits``: (N, K) for classes ``labels`` (N,), or (N, K, L) for tokens (N, L), of which -100 does not count.
-    """
+    """Return the cross entropy (N,) of logits (N, K) for classes (N,), or (N, K, L) for tokens (N, L), -100 ignored."""
     found = F.cross_entropy(logits, labels, reduction="none")
     return found if labels.dim() == 1 else _mean_there(found, labels)
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) (N,) for the label's probability p (Carlini et al. 2022, eq. 6); for texts, its mean.
+    """Return log(p / (1 - p)) (N,) for the label's probability p (Carlini et al. 2022, eq. 6); for texts, the mean.
 
-    The mean is over tokens; see :func:`losses_of`.
+    The mean is over tokens. For the arguments see :func:`losses_of`.
     """
     known = labels.clamp_min(0).unsqueeze(1)
     margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)

@@ -51,7 +51,8 @@ class ReferenceModels:
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
         """Train M = ``number`` reference models on public examples.
 
-        Return the signals (M, N, 8) on N candidates and P public examples, and (M, P) ``True`` for a model's own.
+        Return the signals (M, N, 8) on N candidates and P public examples, and ``True`` (M, P) for a model's training
+        examples.
         """
         assert self.first is not None
         sent, plan = self.first
@@ -93,7 +94,7 @@ def _signals(
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the methods, and the ``course`` of reference models that they share."""
+    """Options of the methods, and the reference models that they share (``course``)."""
 
     shadows: int = 64
     shadow_rounds: int = 1
@@ -207,7 +208,7 @@ class ShadowModels(MembershipMethod):
 
 
 def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tensor:
-    """Return log likelihood ratios (C, K): whether each of K clients trained on each of C examples, against not.
+    """Return the log likelihood ratio (C, K) of membership to non-membership, for C examples and K clients.
 
     ``observed``: margins (C, K) under clients' models. ``margins``: (S, C) under shadow models, if finite. ``inside``:
     (S, C) ``True`` if the shadow model was trained on the example.

@@ -66,10 +66,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Function from guessed images and labels to undefended uploads.
-
-    With ``norm``, the gradients of several examples are clipped, each to that norm.
-    """
+    """Function from guessed images and labels to undefended uploads; ``norm`` clips each of several gradients."""
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign
@@ -105,8 +102,8 @@ class MaximumAPosteriori(GroupAttack):
 
     The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same examples. The prior is normal: mean and principal components of a class's public
-    images, or the spectrum of photographs. Only what exceeds a control, the attack on updates of other examples, counts
-    as leakage.
+    images, or the spectrum of photographs. A result counts as leakage only beyond a control: the same attack on updates
+    of other examples.
 
     Attributes:
         iterations: number of Adam's steps on the coefficients of the components.
@@ -237,7 +234,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss for its likeliest images, or its batch in ``others`` (infinite for ``None``)."""
+        """Return each victim's loss for its batch in ``others`` (infinite for ``None``), or its likeliest images."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -332,7 +329,8 @@ def _likely_labels(
 ) -> tuple[Tensor, int]:
     """Return labels (V, A, B) of V victims for A = ``number`` attempts, and how many of these are worthwhile.
 
-    Attempt i has the i-th likeliest label if B = 1, it is unknown and there are few classes; else all have the same.
+    If B = 1, the label is unknown and classes are few, attempt i has the i-th likeliest label; else all have the same
+    labels.
     """
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]

@@ -31,7 +31,7 @@ _FEWEST = 50  # least number of public images for a prior
 _FLAT = 1e-3  # ridge of the unknown map, in squared units of a normalized pixel
 
 _SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8
-"""First and last standard deviation of the features around their fit, and the factor by which it falls."""
+"""First and last standard deviation of the features around their fit, and its factor from one turn to the next."""
 
 _TRIED, _KEPT = 15, 2  # turns after which only the best attempts at an image are kept, and their number
 _COMPONENTS = 150  # number of the prior's components that are solved for
@@ -47,7 +47,7 @@ UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: lambda values: values,
     nn.LeakyReLU: lambda values: values,
 }
-"""Inverses of activations; that of a ReLU holds for active outputs, others had an input of at most 0."""
+"""Inverses of activations. That of a ReLU holds for active outputs only; other inputs were at most 0."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.types import Tensors
 
 UNLIKELY = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
-"""Effects for which rows and texts have no likelihood."""
+"""Effects under which the likelihood of rows and texts is unknown."""
 
 Law = Literal["normal", "laplace", "random levels", "nearest level", "sign", "unknown"]
 _SOFT = 1e-3  # least standard deviation of an element, as a share of the root mean square of its tensor
@@ -27,7 +27,7 @@ class Belief:
     """Distribution of the uploads that a guess predicts for V victims, by tensor name.
 
     ``std``: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise. ``hidden``:
-    (V, n) largest magnitude that an element without an upload can have, infinite if unbounded; 0 for uploaded ones.
+    (V, n) largest possible magnitude of an element that was not uploaded, infinite if unbounded; 0 for uploaded ones.
     """
 
     mean: Tensors  # (V, n)
@@ -79,11 +79,7 @@ class HasLikelihood(Protocol):
 
 @runtime_checkable
 class Simulated(Protocol):
-    """An effect that can be simulated.
-
-    ``simulate(update, rng)`` applies it to an update (V, *shape), by name, with new random draws instead of the
-    client's.
-    """
+    """An effect whose ``simulate(update, rng)`` applies it to updates (V, *shape), by name, with new random draws."""
 
     def simulate(self, update: Tensors, rng: torch.Generator) -> Tensors: ...
 
@@ -168,8 +164,8 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
     """Build the likelihood of V victims' ``updates`` under a ``defense``, given by its public description.
 
-    If that is empty or has an effect of unknown likelihood, the law is ``unknown``. ``like``: tensor with device and
-    dtype to compute in.
+    If the description is empty or has an effect of unknown likelihood, the law is ``unknown``. ``like``: tensor with
+    device and dtype to compute in.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
@@ -221,7 +217,7 @@ def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
 
 
 def _simulated(effect: Simulated, setting: Setting) -> Step:
-    """Estimate the bias and spread of a normal law from simulations (synthetic likelihood, Wood 2010)."""
+    """Return a step of normal law, with bias and spread estimated by simulations (synthetic likelihood, Wood 2010)."""
 
     def step(belief: Belief) -> Belief:
         rng = torch.Generator().manual_seed(0)
@@ -251,7 +247,7 @@ def _unchanged(belief: Belief) -> Belief:
 
 
 def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
-    """Scale the guess to at most the clipping norm; if unknown, to the norm estimated from each update.
+    """Return the step that scales guesses to at most the clipping norm or, if unknown, to each update's estimated norm.
 
     ``std``: noise on the update, ``None`` if unknown. ``unit``: factor from the effect's norm to the upload's.
     """
@@ -277,7 +273,7 @@ def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit
 
 @likelihood_of.register
 def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
-    """Add normal or Laplace noise; ``NotAttackableError`` for other noise, unless it defines a likelihood."""
+    """Return the step that adds normal or Laplace noise; ``NotAttackableError`` for noise of unknown likelihood."""
     if type(effect) is not effects.Noise and not isinstance(effect, effects.Gaussian | effects.Laplace):
         own = likelihood_of.dispatch(object)(effect, setting)
         if own is None:
@@ -318,7 +314,7 @@ def _of_noised_layers(effect: effects.NoisedLayers, setting: Setting) -> Step | 
 
 @likelihood_of.register
 def _of_dp_sgd(effect: effects.ClippedExamples, setting: Setting) -> Step:
-    """Clip a single example's gradient, and add noise; :class:`Guesser` clips gradients of several examples."""
+    """Return the step that clips one example's gradient and adds noise; :class:`Guesser` clips those of several."""
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
@@ -416,7 +412,7 @@ def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
 def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
     """Return the loss (V,) under stochastic rounding to levels ``step`` apart (QSGD, Alistarh et al. 2017).
 
-    It is -log(1 - d / step) for a level at distance d from the guess, continued as a parabola from 0.98 steps on.
+    The loss is -log(1 - d / step) for a level at distance d from the guess, continued as a parabola from 0.98 steps on.
     """
     apart = (observed - guessed).abs() / step
     inside = -torch.log1p(-apart.clamp(max=_EDGE))

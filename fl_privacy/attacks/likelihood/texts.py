@@ -183,7 +183,7 @@ class _TextSearch:
                 for row, text in enumerate(self.texts.flatten(0, 1) if self.language else []):
                     assert self.language is not None
                     end = int(ends.flatten()[row])
-                    context.flatten(0, 1)[row, :end] = self.language.beside(text[:end].tolist()).to(context)
+                    context.flatten(0, 1)[row, :end] = self.language.in_context(text[:end].tolist()).to(context)
             log_chances = logits.detach().log_softmax(-1)
             chances = log_chances.exp()
             means = torch.where(fixed[..., None], table[own[..., 0]], chances @ table) * there[..., None]

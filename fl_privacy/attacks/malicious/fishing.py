@@ -24,9 +24,9 @@ class Fishing(ServerAttack):
     """Crafts an output layer that isolates one class, then one example above a feature threshold.
 
     For class fishing, all rows are zero except that of class c, and c has a probability near zero, so that only
-    examples of c have a gradient in the layers below. With a threshold on a feature, the gradient changes by that of
-    all examples above it, and the bias gradient counts them. From repeated replies the server bisects to one example;
-    Wen et al. use one threshold.
+    examples of c have a gradient in the layers below. With a threshold on a feature, the gradient changes by the
+    gradients of all examples above the threshold, and the bias gradient counts these examples. From repeated replies
+    the server bisects to one example; Wen et al. use one threshold.
 
     Attributes:
         target: class c.

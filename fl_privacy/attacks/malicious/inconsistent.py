@@ -23,7 +23,7 @@ _DEEP = 1e4  # depth below zero of a dead ReLU's input
 class Inconsistent(ServerAttack):
     """Sends the model to one client, and a model whose last ReLU never fires to all others.
 
-    In the sum, layers below that ReLU and weights above it then change only by the one client's data (Pasquini et al.
+    In the sum, layers below that ReLU and weights above it then depend only on the one client's data (Pasquini et al.
     2022, section 4). Parameters that the other clients also change, such as biases above the ReLU, are left out.
     ``client``: index of the attacked client, from 0.
     """

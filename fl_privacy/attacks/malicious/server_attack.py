@@ -72,10 +72,7 @@ class ServerAttack(ABC):
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return images with certainties from one client's reply or the mean of all replies.
-
-        Unless ``reads_images``, return an update for a further attack.
-        """
+        """Return images with certainties from a reply or the mean of replies; unless ``reads_images``, an update."""
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
@@ -151,8 +148,9 @@ LEVELS = 255.0
 WHOLE = 0.01  # root mean square distance of pixels from levels below which they are one image; mixtures have 0.29
 NEARLY = 0.1  # the same distance for pixels blurred by the precision of weights
 LEAST_LEVELS = 32
-"""Least number of different levels of an image for a decision. A mixture of two images of few levels has few values,
-too, which may be near levels by chance: for two black-and-white images in 15 to 40 of 100 mixtures."""
+"""Least number of different levels of an image for a decision. A mixture of two images with few levels has few values,
+too, which may all be near levels by chance: for black-and-white images, in 15 to 40 of 100 mixtures.
+"""
 
 COARSER = (2, 3, 5, 7)
 """Steps between an image's levels that suggest an equal mixture."""

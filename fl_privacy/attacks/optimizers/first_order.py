@@ -198,7 +198,7 @@ class EvolutionStrategy:
         expect_package("cma", "attack.optimizer=cma")
 
     def begin(self, variables: int, iterations: int, generator: torch.Generator) -> Any:
-        """Begin the ``cma.CMAEvolutionStrategy`` of one victim, with that number of ``variables``."""
+        """Begin the ``cma.CMAEvolutionStrategy`` of one victim, for this number of ``variables``."""
         self.expect_package()
         import cma  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Reconstruct the words of texts and their numbers of occurrences, for a single text often their order."""
+"""Reconstruct the words of texts and their numbers of occurrences, and for a single text often the order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

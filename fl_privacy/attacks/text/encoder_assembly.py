@@ -225,7 +225,7 @@ def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) 
 
 _STEPS = 400  # steps of the search for the shares of positions
 _ALONE, _LEAST = 0.6, 0.02
-"""Share of a word's part above which the word stood at this position only, and below which it was not there."""
+"""Share of a word's summand at a position above which the word stood only there, and below which it did not."""
 _PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the variance of its noise
 
 

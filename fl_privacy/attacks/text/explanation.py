@@ -146,7 +146,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Replace soft labels by classes with the same sum over each text's ``copies``; ``None`` if a sum is not whole."""
+    """Replace the soft labels of each text's ``copies`` by classes with the same sum; ``None`` for a fractional sum."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

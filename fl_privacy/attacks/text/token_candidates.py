@@ -56,10 +56,10 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
     there += [(gradient[name].T if model.transposed else gradient[name]).double() for name in names if name in gradient]
     if there:
         return Span(*_row_space(torch.cat(there), least))
-    beside = [(_row_space(gradient[b].double()), down_projection(model, b)) for _, b in adapters if b in gradient]
-    if not beside:
+    spans = [(_row_space(gradient[b].double()), down_projection(model, b)) for _, b in adapters if b in gradient]
+    if not spans:
         raise NotAttackableError(f"A gradient of {names[0]} is expected, but was withheld; use attack=tag.")
-    (basis, width), through = max(beside, key=lambda pair: len(pair[0][0]))
+    (basis, width), through = max(spans, key=lambda pair: len(pair[0][0]))
     return Span(basis, width, through)
 
 
@@ -107,10 +107,7 @@ def readable_model(model: nn.Module) -> TextModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Lengths of a batch's texts, as far as known.
-
-    ``number``: number of texts. ``known``: given numbers of tokens, the shortest first; ``None`` if unknown.
-    """
+    """Lengths of ``number`` texts; ``known``: given numbers of tokens, the shortest first, or ``None`` if unknown."""
 
     number: int
     longest: int
@@ -202,9 +199,9 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
     """Find every pair of token and position for which the first block's input is in ``span``.
 
     In several texts, pairs (v, p), (w, p) and (v, q) also put (w, q) in the span. Texts of unknown length end before
-    the first position without candidates; of known ones, the nearest tokens are taken if none is in the span.
-    ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a random
-    vector's.
+    the first position without candidates; in texts of known length, the nearest tokens are taken if none is in the
+    span. ``tokens``: (n,) possible tokens. ``tolerance``: largest distance of a pair from the span, relative to a
+    random vector's.
     """
     few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
     each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)

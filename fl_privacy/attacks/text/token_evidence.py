@@ -1,7 +1,8 @@
 """Infer tokens and positions from a few directions that an update contains (ours).
 
-With b tokens and k of n directions, a present token has a share of about k / b of its square in these directions, any
-other k / n, also beyond exact spans (DAGER) and under noise; the expected number of false candidates follows.
+If an update of b tokens contains k of n directions, these hold a share of about k / b of a present token's squared
+length, and of k / n of any other token's. This holds beyond exact spans (DAGER) and under noise, and gives the expected
+number of false candidates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -90,7 +91,7 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return those parts of an update that are weighted sums of a layer's inputs, joined for layers with the same."""
+    """Return the parts of an update that are weighted sums of a layer's inputs, joined for layers with equal inputs."""
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []
@@ -132,7 +133,7 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
 
 
 _FRAMED, _EACH = 16, 512
-"""Number of tokens for each dimension to estimate coordinates, and of tokens to estimate usual shares."""
+"""Number of tokens per dimension from which coordinates are estimated, and of those from which usual shares are."""
 _RIDGE = 1e-4  # share of the candidates' largest variance below which whitening stops
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of all directions that are tried if an update's rows have full rank."""
@@ -151,19 +152,19 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return how many of k ranked tokens to accept, so that few are false.
+    """Return the number of tokens to accept, of k ranked ones, so that few are false.
 
     ``expected``: (k,) expected number of false ones among the first 1, 2, ..., k. At most the share ``FALSE_SHARE`` of
     the accepted tokens, and ``FALSE_PER_TEXT`` for each of ``texts`` texts, may be false.
     """
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
-    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
-    return int(held[-1]) + 1 if len(held) else 0
+    within = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
+    return int(within[-1]) + 1 if len(within) else 0
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """One victim's tokens, with evidence for each position."""
+    """Tokens inferred for one victim, with the evidence for each position."""
 
     tokens: Tensor  # (k,) tokens found, the surest first
     evidence: Tensor  # (k, L) minus the log probability of as much by chance; L is 1 without positions
@@ -243,8 +244,8 @@ class _Basis:
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
         """Return the evidence (R, n, L) of tokens at positions, for each of R numbers of leading directions.
 
-        It is minus the log of a bound on the probability that a random token has as large a share in the directions.
-        ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths in the frame.
+        Evidence is minus the log of a bound on the probability that a random token has as large a share in the
+        directions. ``states``: (n, L, d) inputs of the layer. ``whole``: (n, L) their squared lengths in the frame.
         """
         share = _shares(states @ (self.frame.whole @ self.rows.T).to(states), whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
@@ -294,8 +295,8 @@ def found_pairs(
 ) -> list[Pairs | None]:
     """Find each victim's tokens that lie more in the span of its views than chance explains; ``None`` without a view.
 
-    Views that have full rank are left out. Views of a layer's inputs, or those behind an adapter's A, are used,
-    whichever find more tokens. ``texts``: number of texts. ``most``: largest number of tokens.
+    Views that have full rank are left out. Either views of a layer's inputs or views behind an adapter's A are used:
+    those that find more tokens. ``texts``: number of texts. ``most``: largest number of tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]
@@ -358,8 +359,8 @@ def _alike(
         new = sizes.diagonal().abs() > _LIKE * own.norm(dim=1)[: len(sizes)]
         share = (basis.rows[: basis.numbers[which]] @ apart).square().sum(0) * new
         usual, freedom = basis.usual[:, which, place][:, : len(share)]
-        beside = 1 - torch.arange(len(share)) / len(basis.frame.own)
-        left[: len(share)] += _seldom(share, usual, (freedom * beside).clamp_min(1.0)).cpu()
+        remaining = 1 - torch.arange(len(share)) / len(basis.frame.own)
+        left[: len(share)] += _seldom(share, usual, (freedom * remaining).clamp_min(1.0)).cpu()
     return int((candidates.length * _by_chance(left, torch.full((len(tokens),), len(used))) > _MOST_CHANCE).sum())
 
 

@@ -256,10 +256,10 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
 _SCALES = 25  # number of factors between simulation and upload that are tried, each twice the one before
 _STANDS_OUT = 3.0  # least ratio of words' rows to the next longest row of a head
 _EXPECTED_OF_MODEL = 0.3
-"""Cosine with the other tokens' common direction above which a head's row holds nothing else."""
+"""Cosine of a head's row with the other rows' common direction above which the row shows no word of a text."""
 _AT_ONCE = 1 << 24
 _SURE = 30.0
-"""Cut of log likelihood ratios in the choice of the distribution, so that no long row outweighs the others."""
+"""Largest log likelihood ratio that counts in the choice of the distribution, so that no long row dominates."""
 _MIXED, _MOST_ODDS = 1e-6, 0.5
 """Least and largest prior probability of a token, so that frequency alone names no word."""
 _PASSES = 2

@@ -101,7 +101,8 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
 def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
     """Return weight w, hessian sum H and gain of n inner nodes, and four sums (n, 2) over each node's two children.
 
-    The sums are those of (H, 1) times w of inner children, times the value of leaves, times w^2, and times the value^2.
+    The sums are of (H, 1) times, in order: w of inner children, value of leaves, w^2 of inner children, value^2 of
+    leaves.
     """
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
@@ -126,13 +127,13 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
     """Return each leaf's bounds of features, from left to right; ``UserError`` if there are too many splits."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
-    held = 0
+    bounds_in_all = 0
     while stack:
         node, bounds = stack.pop()
         if tree.left[node] < 0:
             found.append(bounds)
-            held += len(bounds)
-            if held > MOST_BOUNDS:
+            bounds_in_all += len(bounds)
+            if bounds_in_all > MOST_BOUNDS:
                 raise UserError(
                     f"Leaves with at most {MOST_BOUNDS} thresholds are expected, but got more; omit the model."
                 )

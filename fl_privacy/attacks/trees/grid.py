@@ -135,7 +135,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Return the client's fitted trees, each with those before it; ``UserError`` if rounds differ in kind."""
+    """Return the client's fitted trees, each with those before it; ``UserError`` if rounds are of different kinds."""
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:
         raise UserError("Rounds of one objective and features are expected, but got several; give one client's.")

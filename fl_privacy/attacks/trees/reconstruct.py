@@ -95,7 +95,7 @@ class BoxProblem:
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw states (N, F) and labels (N,) that fit the first tree; return also the known rows used (N,), or -1."""
+        """Draw states (N, F) and labels (N,) that fit the first tree; also return each one's known row (N,), or -1."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -365,7 +365,7 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of all thresholds, with states for missing values sent left; ``UserError`` if it is too large."""
+    """Return the grid of all thresholds, with states for missing values that go left; ``UserError`` if too large."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:

@@ -5,7 +5,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -21,7 +21,10 @@ from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, modules_in, 
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
+from fl_privacy.auditing.app.hub_models import fit
 from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
+from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, NetworkAlone
+from fl_privacy.auditing.app.network_found import BuiltNetworks
 from fl_privacy.auditing.app.odd_files import Score
 from fl_privacy.auditing.app.scripts import named
 from fl_privacy.auditing.app.stand_in import Drawing
@@ -61,6 +64,8 @@ class AppAuditRequest:
     node_config: tuple[str, ...] = ()  # config of every node; ``{partition}`` becomes the node's number
     mirror: Path | None = None  # folder of data sets by hub name; ``None`` lets the app load anything
     stand_in: bool = False  # ``True`` makes up random examples if the app's data are missing
+    network: str = ""  # network that is trained alone, as ``FILE:NAME``, in place of the app
+    not_run: str = ""  # reason why no script can be run; a network is then trained alone
     defense: tuple[str, ...] = ()  # name and settings of a defense for a second run, see ``defense_called``
     out: Path = Path("audit")
     clients: int = 4
@@ -84,7 +89,16 @@ def audit_app(
     node_config = read_pairs("--node-config", asked.node_config)
     defense = defense_called(asked.defense) if asked.defense else None
     folder, tell = expanded(asked.out).absolute() / folder_name(app.name), tell or (lambda text: None)
-    session, app = _trained(AppAudit(app, asked, folder, tell, show), app, config, node_config)
+    session = AppAudit(app, asked, folder, tell, show)
+    if asked.network or asked.not_run:
+        given = {"chosen": asked.network, "seconds": asked.seconds, "seed": asked.seed or 0}
+        app = NetworkAlone.of(app, reason=asked.not_run, **given)
+        try:
+            session = _of_network(session, app)
+        except UserError as error:
+            raise UserError(asked.not_run or str(error)) from error
+    else:
+        session, app = _trained(session, app, config, node_config)
     if defense is None or not session.understood:
         return session
     _forget(app.folder)
@@ -92,46 +106,78 @@ def audit_app(
     after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=session.last)
     make_out_folder(folder / "files-defended", folder, asked.out)
     after.absent = session.absent
-    after.run(app, config if app.scripts is None else {}, node_config, folder / "files-defended")
+    own = app.scripts is None and session.alone is None
+    after.run(app, config if own else {}, node_config, folder / "files-defended")
     return after
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run an app and, if no client trains, other scripts of its folder; return the audit and the app that was run."""
+    """Run an app and, if no client trains, other scripts of its folder, and at last its network alone.
+
+    Return the audit and the app that was run.
+    """
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
-    said, vain = list[str](), list[str]()
+    said, vain, built = list[str](), list[str](), BuiltNetworks(app.folder)
     for number in range(MOST_TRIED):
         checked = check_app(app)
-        if (why := checked.stops_with(stand_in=asked.stand_in)) and not number:
-            raise UserError(why)
         files = session.folder / f"files{f'-{number}' if number else ''}"
         make_out_folder(files, session.folder, asked.out)
         session.absent, session.versions, session.problems = tuple(checked.missing), checked.versions, list(said)
+        session.built = built
+        if (why := checked.stops_with(stand_in=asked.stand_in)) and not number:
+            failed[0] = UserError(why)
+            break
         try:
-            session.run(app, config, node_config, files)
+            with built.looking() if asked.stand_in else contextlib.nullcontext():
+                session.run(app, config, node_config, files)
         except UserError as error:
-            failed[number], error.args = error, (session.on_drawn(str(error)),)
-        why = str(failed.get(number, "")) or session.silence
+            failed[len(vain)], error.args = error, (session.on_drawn(str(error)),)
+        why = str(failed.get(len(vain), "")) or session.silence
         if not why:
             return session, app
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
         vain.append(f"{run}: {why.rstrip('.')}")
-        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < USUAL_NODES
-        if (other := app if few else app.another()) is None:
+        more = session.own_nodes if (session.asked.nodes or 0) < session.own_nodes < USUAL_NODES else USUAL_NODES
+        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
+        fitted = {**session.fitted, **({} if few or session.drawing is None else fit(session.drawing, why))}
+        again = number + 1 < MOST_TRIED and (few or fitted != session.fitted)
+        if (other := app if again else app.another()) is None:
             break
-        if few:
-            said.append(f"Of {asked.nodes} clients the server chose none, so that {USUAL_NODES} joined.")
-            asked = replace(asked, nodes=USUAL_NODES)
-        else:
+        if few and again:
+            said.append(f"Of {asked.nodes} clients the server chose none, so that {more} joined.")
+            asked = replace(asked, nodes=more)
+        elif not again:
             said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
         _forget(app.folder)
-        app, config = other, config if few else {}
-        session = AppAudit(app, asked, first.folder, first.tell, first.show)
+        app, config = other, config if again else {}
+        session = AppAudit(app, asked, first.folder, first.tell, first.show, fitted=fitted if again else {})
+        if again:  # the same code, whose first end does not count
+            vain.pop()
+            failed.pop(len(vain), None)
+            first = first if vain else session
     others = [f"Other scripts were run, too. {'. '.join(vain[1:])}."] if vain[1:] else []
+    if asked.stand_in:
+        why = str(failed[0]) if 0 in failed else first.last.silence
+        why = " ".join([f"{why.rstrip('.')}.", *others]) if others else why
+        own = NetworkAlone.of(begun, reason=why, built=built, seconds=asked.seconds, seed=asked.seed or 0)
+        alone = attempt(lambda: _of_network(first, own))
+        if not isinstance(alone, Failure):
+            return alone, own
     if 0 in failed:
         raise UserError(" ".join([str(failed[0]), *others])) from failed[0].__cause__
     first.put(replace(first.last, problems=[*first.last.problems, *others]))
     return first, begun
+
+
+def _of_network(first: "AppAudit", app: NetworkAlone) -> "AppAudit":
+    """Audit the network of a project alone, after or in place of ``first``; ``UserError`` if none can be trained."""
+    _forget(app.folder)
+    first.tell("Looking for a network to audit alone")
+    session = AppAudit(app, replace(first.asked, nodes=NODES), first.folder, first.tell, first.show)
+    session.absent = first.absent
+    make_out_folder(session.folder / "files-network", session.folder, first.asked.out)
+    session.run(app, {}, {}, session.folder / "files-network")
+    return session
 
 
 def _forget(folder: Path) -> None:
@@ -180,12 +226,18 @@ class AppAudit(AuditSession):
         *,
         defense: Defense | None = None,
         before: AuditRecord | None = None,
+        fitted: Mapping[str, int] = {},
     ) -> None:
         super().__init__(folder, show)
+        self.fitted, self.own_nodes = fitted, USUAL_NODES
+        shape = ", ".join(f"{name} {number}" for name, number in fitted.items())
+        self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if fitted else []
         self.defense, self.before, self.figures = defense, before, dict[str, float]()
         self.name, self.asked, self.tell = app.name, asked, tell
         self.grid: TappedGrid | None = None
-        self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
+        self.alone = app if isinstance(app, NetworkAlone) else None
+        self.data, self.answers = set[str](), list[Answer]()
+        self.problems = [self.alone.reason] if self.alone is not None and self.alone.reason else list[str]()
         self.drawing: Drawing | None = None
         none: Sequence[str] = ()
         self.absent = self.versions = self.failed = none
@@ -199,6 +251,7 @@ class AppAudit(AuditSession):
         self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
         self.last, self.silence = AuditRecord(app=app.name), ""
         self.understood = self.chose_none = False
+        self.built: BuiltNetworks | None = None
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
         asked, inner = self.asked, None if app.scripts is None else app.scripts.works_in(app.folder)
@@ -212,12 +265,12 @@ class AppAudit(AuditSession):
                 self.notes.append(f"Not installed here, and left out until it is called: {', '.join(self.absent)}.")
             self.problems += [there.missing] if there.missing else []
             if asked.stand_in:
-                self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0))
+                self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0, self.fitted))
             tables: dict[str, np.ndarray] = {}
             with LoadedBy(tables).looking():  # some apps load their data on import
                 started = app.load(stops_of)
-            wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
-            nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
+            self.own_nodes = min(started.nodes or USUAL_NODES, MOST_NODES)
+            nodes = whole("--nodes", asked.nodes or self.own_nodes, at_least=1, at_most=10_000, example=10)
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             self.notes += [app.misnamed] * bool(app.misnamed)
             for name, place in app.renamed.items():
@@ -243,7 +296,7 @@ class AppAudit(AuditSession):
             grid.on_answer, self.figures = None, grid.evaluation() | self.figures
             self.ended = ended.reason.removeprefix("UserError: ") if isinstance(ended, Failure) else ""
             self.note(there, grid.rounds)
-            self.notes += claims_in_words(app.folder, started.client, taken, opacus, self.defense)
+            self.notes += [] if self.alone else claims_in_words(app.folder, started.client, taken, opacus, self.defense)
             self.server_plan = server_plan_of(taken.get("self"))
             self.trained = time.perf_counter() - self.started
             self.write("The training is done; single examples are attacked now.")
@@ -257,10 +310,7 @@ class AppAudit(AuditSession):
             self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
-        """Add notes on how this run differs from the app's usual one.
-
-        ``there``: changes to the app's environment. ``rounds``: number of rounds trained, noted if above ``--rounds``.
-        """
+        """Add notes on the defense, changes to the environment (``there``), and ``rounds`` above ``--rounds``."""
         limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
         beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
         acts = (
@@ -282,7 +332,9 @@ class AppAudit(AuditSession):
         self.notes += [text for text, applies in said.items() if applies]
 
     def refresh(self) -> None:
-        if time.perf_counter() - self._refreshed >= _REFRESHED:
+        if self.built is not None and self.grid is not None and self.grid.models:
+            self.built.end()
+        if self.alone is None and time.perf_counter() - self._refreshed >= _REFRESHED:
             self._refreshed = time.perf_counter()
             self.write("The app trains; data sent in the clear appear as they are found.")
 
@@ -297,12 +349,14 @@ class AppAudit(AuditSession):
             victims=asked.victims,
             seed=seed,
             seconds=asked.seconds,
-            sites=len(self.grid.contexts),
+            sites=1 if self.alone is not None else len(self.grid.contexts),
             server=self.server_plan,
             evaluated=self.grid.evaluated,
             tell=self.tell,
         )
         self._add(scenarios.attack_all(), further)
+        if self.alone is not None:
+            return
         self.tell("Attacking what is not trained by steps")
         self._add(self.grid.fitted.attack_all(clients=asked.clients, seed=seed, seconds=asked.seconds), further)
         questions, going_on = scenarios.aggregate(list(self.grid.traces.values())), "Further questions are asked."
@@ -312,6 +366,8 @@ class AppAudit(AuditSession):
         for answer in answers:
             self.answers.append(answer)
             self.write(going_on)
+            if self.alone is not None and answer.scenario.name == LAST_ALONE:
+                return
 
     def _silence(self) -> str:
         assert self.grid is not None
@@ -335,9 +391,11 @@ class AppAudit(AuditSession):
         kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
         of_data = re.search(rf"\b({kinds})Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
-        others = self.versions[:3] if of_versions else ()
+        asked = {each: re.match(r"it asks for ([\w-]+)", each) for each in self.versions if of_versions}
+        blamed = [each for each, name in asked.items() if name and re.search(rf"\b{name[1].replace('-', '_')}\b", why)]
+        others = (blamed or [*asked])[:3]
         own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
-        others = others if own is None or "site-packages" in own[1] else ()
+        others = others if own is None or "site-packages" in own[1] else []
         may = {
             f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
             f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,
@@ -392,7 +450,7 @@ class AppAudit(AuditSession):
             answers=self.answers,
             lines=grid.inventory.lines(),
             volumes=grid.inventory.volumes(),
-            facts=_facts(grid),
+            facts=grid.facts(),
             stated={name: sorted(values) for name, values in grid.stated.items()},
             problems=with_remedies(problems) if asked.sandboxed else problems,
             notes=self.notes,
@@ -410,6 +468,9 @@ class AppAudit(AuditSession):
             before=self.before,
             seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
         )
+
+    def put(self, record: AuditRecord) -> AuditRecord:
+        return super().put(record if self.alone is None else self.alone.on_page(record))
 
 
 def remedies(problems: Iterable[str]) -> list[str]:
@@ -430,45 +491,3 @@ def with_remedies(problems: Iterable[str]) -> list[str]:
 
 _OF_THE_SANDBOX: Mapping[str, Sequence[str]] = shipped(__file__, "remedies.yaml")
 """Remedy in a sandbox -> patterns of the words of errors that need it."""
-
-
-def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
-    if not grid.answers:
-        return []
-    answer = next(iter(grid.answers.values()))
-    seen, found = answer.watched, answer.matched
-    none = f"none of PyTorch's; {seen.backwards} losses were differentiated in a round"
-    stepped = "; ".join(_steps(seen.optimizers)) or none
-    frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
-    entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
-    known = {
-        "value": "arrays have the parameters' values",
-        "scale": "arrays are the parameters' values multiplied, with another sign, or in whole numbers that code them",
-        "place": "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed",
-    }
-    uploaded = f"{found.shares} of {len(found.parameters)} parameters and buffers"
-    nothing = "none of the network's parameters, by values, names and positions"
-    withheld = f"{len(found.withheld)} parameters, {frozen} of them not trained"
-    facts = {
-        "Network": ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules)),
-        "What enters it": entered,
-        "Optimizer": stepped,
-        "Examples of a client": str(sum(seen.passes.values()) or seen.loaded or "not seen"),
-        "What is uploaded": uploaded if found.parameters else nothing,
-        "How that is known": known[found.by] if found.parameters else None,
-        "What does not leave": withheld if found.withheld else None,
-        "Arrays that are no parameters": ", ".join(found.unknown[:10]) or None,
-    }
-    return [(name, value) for name, value in facts.items() if value is not None]
-
-
-def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:
-    for name in dict.fromkeys(name for name, _ in optimizers):
-        same_kind = [(dict(settings), steps) for (one, settings), steps in optimizers.items() if one == name]
-        (first, _), (last, _), said = same_kind[0], same_kind[-1], list[str]()
-        for key, value in first.items():
-            after = last.get(key)
-            if value not in (None, False, 0, 0.0) or after not in (None, False, 0, 0.0):
-                said.append(f"{key} {value}" if after == value else f"{key} {value} to {after}")
-        steps = sum(steps for _, steps in same_kind)
-        yield f"{name} ({', '.join(said)}), {steps} step{'s' * (steps != 1)} in a round"

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fl_privacy.auditing.app.scripts import (
     EARLIER,
     MOST_PLACES,
+    NoScriptError,
     Scripts,
     SourceFile,
     find_scripts,
@@ -67,9 +68,10 @@ class App:
 
     @cached_property
     def renamed(self) -> dict[str, str]:
-        """Return each missing package -> the folder of another name with all modules that are imported from it.
+        """Return missing packages, each mapped to a folder of another name that has all modules imported from it.
 
-        These are at least two, or one of the app's own package. A package is left out if ``try`` guards its imports.
+        At least two such modules are needed; one is enough for a package that ``pyproject.toml`` names wrongly. Imports
+        inside ``try`` do not count.
         """
         files, found = parsed(self.folder), dict[str, str]()
         imported = defaultdict[str, dict[str, set[str]]](lambda: defaultdict(set))  # package -> its modules -> names
@@ -91,7 +93,7 @@ class App:
         return found
 
     def another(self) -> "App | None":
-        """Return the app with other scripts of its folder; ``None`` if no others start Flower."""
+        """Return a copy of the app that runs other scripts of its folder; ``None`` if no others start Flower."""
         if self.tried is None:
             return None
         tried = (*self.tried, *([] if self.scripts is None else [self.scripts]))
@@ -242,7 +244,7 @@ def _unguarded(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
 
 
 def _has(files: Mapping[Path, SourceFile], place: str, module: str, names: set[str]) -> bool:
-    """Return whether ``names``, imported from ``module``, are there if the package of the module is ``place``."""
+    """Return whether ``module`` would define ``names`` if its package were the folder ``place``."""
     inner, found = Path(place, *module.split(".")[1:]), set[str]()
     there = [files[path].tree for path in (inner.with_suffix(".py"), inner / "__init__.py") if path in files]
     for node in (node for tree in there for node in ast.walk(tree)):
@@ -275,9 +277,13 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
 
     A bundle is unpacked. In a folder without Flower's app format, the app consists of the scripts that start Flower, or
     else of the only folder inside that has the format. ``chosen``: options of ``find_scripts``; with a script, the
-    folder's app format is not looked at. ``UserError`` if it is no Flower app.
+    folder's app format is ignored. With ``network=True``, no script is sought, since only a network is trained.
+    ``UserError`` if ``path`` is no Flower app.
     """
     place = expanded(path).absolute()
+    if (chosen or {}).get("network") and place.is_dir():
+        wanted = _asked_for(place, {})
+        return App(folder=place, name=place.name, server="none:app", client="none:app", config={}, dependencies=wanted)
     if not place.is_file() or place.suffix != ".fab":
         options = dict(chosen or {})
         if place.is_dir() and (options.get("server") is not None or not _names_app(place / "pyproject.toml")):
@@ -294,7 +300,7 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
                 names = ", ".join(named(each, place) for each in inner[:4])
                 raise UserError(f"{path} is expected to hold one app, but holds {len(inner)}: name one of {names}.")
             if not inner and any(each.starts for each in parsed(place).values()):
-                raise UserError(
+                raise NoScriptError(
                     f"{path} has code that starts Flower, but no script that does so when it is run; it may wait for a"
                     " button: write a script that calls it, and name it by --script."
                 )
@@ -362,7 +368,10 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _elsewhere(folder: Path, references: tuple[str, str]) -> tuple[str, str] | None:
-    """Return references with the only folder that holds both modules, if the package that they name is missing."""
+    """Return the references to server and client app, corrected to the only folder that has both modules.
+
+    ``None`` if the package that they name exists, or not exactly one folder fits.
+    """
     (package, *inner), (of_client, *others) = (each.partition(":")[0].split(".") for each in references)
     if not package.isidentifier():
         return None
@@ -386,7 +395,7 @@ def is_importable(name: str) -> bool:
 
 
 def _asked_for(folder: Path, content: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a project's requirements: of pyproject.toml (``content``; empty: read here), else of requirements.txt."""
+    """Return the requirements in pyproject.toml (``content``; empty to parse it here), or else in requirements.txt."""
     with suppress(UserError, ValueError, RecursionError):
         content = content or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(content, "project").get("dependencies"), list):

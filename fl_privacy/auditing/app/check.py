@@ -59,8 +59,8 @@ class Check:
 
     app: str
     runs: str
-    missing: dict[str, str] = field(default_factory=dict)  # imported name -> requirement, needed at the start
-    later: dict[str, str] = field(default_factory=dict)  # the same, not needed at the start; none of both is installed
+    missing: dict[str, str] = field(default_factory=dict)  # missing imported name -> requirement, needed at the start
+    later: dict[str, str] = field(default_factory=dict)  # the same for imports not needed at the start
     versions: list[str] = field(default_factory=list)  # sentences on requirements that installed packages do not meet
     python: str = ""  # version that the app requires, if this Python does not meet it
     modules: list[str] = field(default_factory=list)  # modules named in pyproject.toml that the folder lacks

@@ -26,7 +26,7 @@ from fl_privacy.runs.config import compose_run, options
 def defense_called(given: Sequence[str]) -> Defense:
     """Build the defense of ``--with-defense`` from its name and settings such as ``defense.scale=0.1``.
 
-    ``UserError`` if it is unknown, or does not act on uploads alone.
+    ``UserError`` if the defense is unknown, or does not act on uploads alone.
     """
     words = [word for text in given for word in text.split()]
     name = next((word for word in words if re.fullmatch(r"(defense=)?\w+", word)), "").removeprefix("defense=")
@@ -65,8 +65,7 @@ class ReplyDefense:
     def __call__(self, reply: Message, seen: Watched, found: Matched, context: Context) -> None:
         """Defend the trained parameters in ``reply``, in place.
 
-        ``found``: which arrays hold which parameters. ``UserError`` if none do, or one is encoded or not
-        floating-point.
+        ``found``: which arrays hold which parameters. ``UserError`` if none do, or one is encoded or not a float.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()

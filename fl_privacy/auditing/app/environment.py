@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,13 @@ CODE = (".py", ".pyc", ".fab")
 """Suffixes of files that are imported in place, or of no use to the app."""
 
 OTHERS = ("__pycache__", "node_modules", "venv")
+
+_READ_ONLY = (
+    *("pandas.core.internals.managers.BlockManager.as_array", "pandas.core.base.IndexOpsMixin.to_numpy"),
+    *("pandas.core.internals.managers.SingleBlockManager.external_values", "pandas.Series.__array__"),
+    "pandas.core.generic.NDFrame.__array__",
+)
+"""Functions of pandas whose arrays can't be written."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,27 @@ def around(
             stack.callback(os.environ.pop, "USE_TF", None)
         stack.enter_context(sklearn_lent(code))
         stack.enter_context(lent.older_names_lent(code, moved))
+        stack.enter_context(arrays_writable(code))
         yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
+
+
+@contextmanager
+def arrays_writable(code: str) -> Iterator[None]:
+    """Let an app write to arrays that it gets from pandas, as before pandas 3; these are copies."""
+
+    def writable(original: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        if not isinstance(found, np.ndarray) or found.flags.writeable:
+            return found
+        near = sys._getframe(2), sys._getframe(3)  # the frame between is the hook's; pandas' own work needs no copies
+        own = all(re.search(r"\bpandas\b", each.f_code.co_filename) for each in near)
+        return found if own or lent.is_installed(lent.caller(r"\b(pandas|numpy)\b")) else found.copy()
+
+    with ExitStack() as stack:
+        for place in _READ_ONLY if "pandas" in code and importlib.util.find_spec("pandas") is not None else ():
+            owner, _, name = place.rpartition(".")
+            stack.enter_context(replaced(resolve_name(owner), name, writable))
+        yield
 
 
 @contextmanager
@@ -150,8 +178,8 @@ def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
 def copied_files(app: Path, into: Path) -> str:
     """Copy the non-code files of the folder ``app`` to ``into``, without overwriting.
 
-    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Returns a sentence on files left out
-    for their size, or "".
+    Hidden files, links, and folders that hold an audit or ``into`` are skipped. Return a sentence on files left out for
+    their size.
     """
 
     def is_own(folder: Path) -> bool:

@@ -1,13 +1,18 @@
-"""Small networks and drawn tokenizers in place of those of Hugging Face's hub that are not here."""
+"""Small networks and drawn tokenizers in place of those of Hugging Face's hub, and the shapes that networks take."""
 
 import importlib
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fl_privacy.auditing.app.odd_files import RATE
 from fl_privacy.auditing.app.stand_in import WORDS, Drawing
 from fl_privacy.federation.replies import Failure, attempt
 
@@ -34,6 +39,33 @@ _OF_HUB = re.compile(
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 _ROOM, _LONGEST, _FEW = 512, 512, 100
 """Size of the vocabulary, tokens of the longest text, and smallest vocabulary of a tokenizer that was found."""
+
+_SIDES = (28, 32, 48, 64, 96, 100, 112, 128, 144, 150, 160, 180, 200, 208, 224, 227, 240, 256, 299, 300, 320, 384, 512)
+_LENGTHS = (
+    64,
+    100,
+    128,
+    140,
+    178,
+    187,
+    200,
+    250,
+    256,
+    300,
+    360,
+    500,
+    512,
+    640,
+    750,
+    1000,
+    1024,
+    1250,
+    1280,
+    2000,
+    2048,
+)
+_LONGEST_FIT = 20.0
+"""Usual sides of pictures in pixels and lengths of recordings, and seconds after which no further one is tried."""
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
@@ -107,3 +139,61 @@ def _tokenizer(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
     settings |= {key: kwargs[key] for key in ("padding_side", "truncation_side") if key in kwargs}
     fast = importlib.import_module("transformers").PreTrainedTokenizerFast
     return fast(tokenizer_object=made, model_max_length=kwargs.get("model_max_length", _LONGEST), **settings)
+
+
+def called(drawing: Drawing, original: Callable[..., Any], network: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call ``network``; if its first input does not fit it, note both in ``drawing.unfit``, the outermost last."""
+    entered = args[0] if args and isinstance(args[0], torch.Tensor) else None
+    try:
+        made = original(network, *args, **kwargs)
+    except (RuntimeError, ValueError):
+        if drawing.asked and entered is not None and any(True for _ in getattr(network, "parameters", tuple)()):
+            drawing.unfit = network, tuple(entered.shape)
+        raise
+    drawing.outputs = made.shape[1] if isinstance(made, torch.Tensor) and made.dim() == 2 else drawing.outputs
+    if isinstance(made, torch.Tensor) and entered is not None and not drawing.unfit:
+        folded = made.dim() == 2 and entered.dim() == 4 and len(made) != len(entered)  # by a view of another size
+        drawing.unfit = (network, tuple(entered.shape)) if folded and drawing.asked else ()
+    return made
+
+
+def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
+    """Return the shape of examples that the app's network takes, for ``drawing.fitted``; empty if none is found.
+
+    It has ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
+    recordings, in values a second; or the number of ``classes``, if the error ``why`` is of labels.
+    """
+    if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
+        return {"classes": drawing.outputs}
+    network, shape = drawing.unfit or (None, ())
+    tried: Sequence[tuple[int, ...]]
+    first, until = tuple(shape[1:]), time.monotonic() + _LONGEST_FIT
+    stated = getattr(network, "input_shape", None)  # of Keras
+    if isinstance(stated, tuple) and len(stated) == len(shape) in (2, 4) and None not in stated[1:]:
+        wanted = tuple(stated[1:])
+        fitting = {"columns": wanted[0] - first[0]} if len(first) == 1 else {"channels": wanted[-1], "side": wanted[0]}
+        return {} if wanted == first else fitting
+    if len(first) == 1:  # rows
+        tried = [(each.in_features,) for each in network.modules() if hasattr(each, "in_features")][:1]
+    elif len(first) == 2:  # recordings
+        tried = [(first[0], length) for length in _LENGTHS]
+    else:
+        pairs = product(dict.fromkeys([*first[:1], 1, 3]), dict.fromkeys([*first[1:2], *_SIDES]))
+        tried = [(channels, side, side) for channels, side in pairs if len(first) == 3]
+    left = takewhile(lambda _: time.monotonic() < until, [first, *tried] if first else [])
+    found = next((each for each in left if _takes(network, each)), first)
+    if found == first:
+        return {}
+    if len(first) == 1:
+        return {"columns": found[0] - first[0]}
+    return {"rate": RATE * found[1] // first[1]} if len(first) == 2 else {"channels": found[0], "side": found[1]}
+
+
+def _takes(network: Any, shape: tuple[int, ...]) -> bool:
+    before = [(each, each.training) for each in network.modules()]
+    network.eval()
+    with torch.no_grad():
+        made = attempt(lambda: network(torch.zeros(2, *shape)))
+    for each, training in before:
+        each.training = training
+    return not isinstance(made, Failure) and (not isinstance(made, torch.Tensor) or len(made) == 2)

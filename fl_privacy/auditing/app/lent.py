@@ -48,7 +48,7 @@ def lent_in_words(lent: list[str]) -> str:
 
 @contextmanager
 def moved_names_lent() -> Iterator[list[str]]:
-    """Let code use earlier names of Flower (``EARLIER``) until the block ends; yield a list of those used."""
+    """Provide Flower's earlier names (see ``EARLIER``) until the block ends; yield a list of the names used."""
     asked: list[str] = []
     with ExitStack() as stack:
         proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
@@ -88,7 +88,7 @@ def _module(stack: ExitStack, place: str) -> Any:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``find`` provide names that ``module`` lacks, until ``stack`` closes; it returns ``None`` for other names."""
+    """Let ``find(name)`` provide what ``module`` lacks until ``stack`` closes; it returns ``None`` for other names."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:
@@ -166,7 +166,7 @@ def _present(place: str, asked: list[str], name: str) -> Any:
 
 
 def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-    """Construct a PyTorch loader without worker processes: sandboxes may start none, and hooks do not reach them."""
+    """Construct a PyTorch loader without worker processes, which sandboxes forbid and hooks do not reach."""
     given = inspect.signature(original).bind(loader, *args, **kwargs)
     for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
         given.arguments.pop(name, None)
@@ -464,8 +464,8 @@ def is_installed(frame: FrameType | None) -> bool:
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Replace experiment trackers and plotting packages that are not installed by modules that do nothing.
 
-    Yield a list to which the names of those that the app imports are added. Called names of other ``missing`` packages
-    raise ``ModuleNotFoundError``. Libraries see that a tracker is missing.
+    Yield a list that collects the names of those that the app imports. Calls of names in ``missing`` packages raise
+    ``ModuleNotFoundError``. Installed libraries still see that a tracker is missing.
     """
     names = (*EARLIER["trackers"], *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import linecache
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +13,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, TEST, TRAIN, Drawing, Shape, labels, numbers, texts
+from fl_privacy.auditing.app.lent import caller
+from fl_privacy.auditing.app.stand_in import (
+    IMAGE,
+    LABEL,
+    OF_MODEL,
+    TEST,
+    TRAIN,
+    Drawing,
+    Shape,
+    labels,
+    numbers,
+    pictures,
+    texts,
+)
 from fl_privacy.federation.replies import attempt
 
 PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
 """Files of connections, which are not needed if all run in one process."""
+
+RATE = 256
+"""Values a second of a drawn recording, unless the network takes another number."""
 
 UNTRAINED = "a network as it begins, without trained weights,"
 
@@ -71,7 +88,7 @@ class Few(np.ndarray):
 
 
 class Saved(list[dict[str, Any]]):
-    """Examples by column."""
+    """Made-up data set: examples as mappings from column to value."""
 
 
 class Score:
@@ -115,16 +132,36 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
     """Yield (module, function name, replacement) for functions that load pickles and .mat files, also missing ones."""
     for module in ("pickle", "joblib"):
         if drawing.uses(module):
-            yield module, "load", partial(_loaded, drawing)
+            yield module, "load", partial(_loaded, partial(unpickled, drawing))
     if drawing.uses("scipy"):
-        yield "scipy.io", "loadmat", partial(_loaded, drawing)
+        yield "scipy.io", "loadmat", partial(_loaded, partial(unpickled, drawing))
+    for package, module, name in (
+        *(("mne", "mne.io", f"read_raw_{kind}") for kind in ("edf", "bdf")),
+        ("nibabel", "nibabel", "load"),
+        ("SimpleITK", "SimpleITK", "ReadImage"),
+    ):
+        if drawing.uses(package):
+            yield module, name, partial(_loaded, partial(_recorded, drawing, package))
 
 
-def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+def _loaded(draw: Callable[[Path], Any], original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
     missing = isinstance(file, str | Path) and not os.access(file, os.F_OK)
     if missing or isinstance(file, Pickle):
-        return unpickled(drawing, Path(file) if missing else file.path)
+        return draw(Path(file) if missing else file.path)
     return original(file, *args, **kwargs)
+
+
+def _recorded(drawing: Drawing, package: str, path: Path) -> Any:
+    """Make up a minute of 32 channels, in volts, or a smooth scan of 32 slices in [0, 1]; one of labels has 0 and 1."""
+    library, rate, rng = importlib.import_module(package), drawing.fitted.get("rate", RATE), drawing.rng(str(path))
+    scan = "a drawn scan of 32 slices, 64 x 64 each"
+    drawing.note(str(path), f"a drawn recording, {rate} values a second" if package == "mne" else scan)
+    if package == "mne":
+        info = library.create_info(32, rate, "eeg")
+        return library.io.RawArray(1e-5 * rng.normal(size=(32, 60 * rate)), info, verbose=False)
+    volume = pictures(1, Shape(side=64, channels=32, classes=1), rng)[0].astype(np.float32) / 255
+    volume = volume.round() if re.search("seg|mask|label", path.name, re.IGNORECASE) else volume
+    return library.Nifti1Image(volume, np.eye(4)) if package == "nibabel" else library.GetImageFromArray(volume.T)
 
 
 def unpickled(drawing: Drawing, path: Path) -> Any:
@@ -179,7 +216,16 @@ def written(drawing: Drawing, path: Path) -> Path:
     made = drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".txt":
+        frame = caller(r"\bpathlib\b")
+        code = [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
+        split = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(code))  # where the code reads the lines
+        if path.suffix == ".txt" and split and re.search("label|annot|list", path.stem, re.IGNORECASE):
+            drawing.note(str(path), f"{TRAIN} drawn lines with a file and its label")
+            classes, separator = labels(TRAIN, max(drawing.classes, 2)), split[2].replace(r"\t", "\t")
+            made.write_text(
+                "".join(f"{n}.png{separator}{label}\n" for n, label in enumerate(classes)), encoding="utf-8"
+            )
+        elif path.suffix == ".txt":
             drawing.note(str(path), f"{TRAIN} drawn lines of text")
             made.write_text("\n".join(texts(TRAIN, 1, drawing.rng(str(path)))), encoding="utf-8")
         else:
@@ -237,7 +283,10 @@ def stated(drawing: Drawing, path: str, there: Path) -> Any:
 
 
 def records(drawing: Drawing, path: Path) -> Path | None:
-    """Write made-up records for a missing JSON ``path``, with the keys of a list near it; ``None`` without one."""
+    """Write made-up records in place of the missing JSON file ``path``, and return their path.
+
+    Their keys are those of a list in another JSON file of the folder; ``None`` if there is none.
+    """
     near = sorted(path.parent.glob("*.json")) if path.suffix == ".json" else []
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)
@@ -251,3 +300,19 @@ def records(drawing: Drawing, path: Path) -> Path | None:
     made.write_text(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]), encoding="utf-8")
     drawing.note(str(path), f"{TRAIN} drawn records with {', '.join(keys)}")
     return made
+
+
+def got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
+    """Return what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, without a download."""
+    if OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
+        return NoWeights()
+    return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
+
+
+def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+    """Load weights into ``network``, unless they are a placeholder."""
+    torch = importlib.import_module("torch")
+    stands = NoWeights, Saved, torch.utils.data.TensorDataset  # by a name that may not speak of weights
+    if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+    return original(network, *args, **kwargs)

@@ -59,6 +59,10 @@ _COMMAND = re.compile(r"(\w+\.)?(command|option)\b")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
 
+class NoScriptError(UserError):
+    """A project's code starts Flower, but none of its scripts does so when it is run."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scripts:
     """The scripts of a project to run, with their command lines.
@@ -128,7 +132,7 @@ class SourceFile:
 
     @cached_property
     def entry(self) -> str:
-        """Return the first function without required arguments that starts Flower, unless the file uses it."""
+        """Return the name of the first unused function that starts Flower and needs no arguments; empty if none."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         for node in self.tree.body:
             if isinstance(node, ast.FunctionDef) and all(
@@ -188,7 +192,7 @@ def find_scripts(
             here = "server" if starts_of_all <= SERVERS else "client"
             if but or not starts_of_all or not (starts_of_all <= SERVERS or starts_of_all <= CLIENTS):
                 return None
-            raise UserError(
+            raise NoScriptError(
                 f"{folder} has code that starts a {here} of Flower, but no script that starts a client when it is run:"
                 " name a folder that holds one, or name it by --client."
             )
@@ -211,7 +215,7 @@ def find_scripts(
 
 
 def cells_of(path: Path) -> list[str]:
-    """Return the Python code of a script, or of each code cell of a notebook; ``UserError`` if that is unreadable."""
+    """Return the Python code of a script, or of each code cell of a notebook; ``UserError`` for an unreadable file."""
     try:
         if path.suffix != ".ipynb":
             return [decode_source(b"\n".join(path.read_bytes().splitlines()))]  # as Python: it reads lines first
@@ -392,7 +396,7 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
-    """Yield values for ``sys.argv[1]`` and so on, guessed from the names to which a script assigns them."""
+    """Yield values for ``sys.argv[1]`` and so on, guessed from the names of variables that get them."""
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     lists = {dotted(each) for node in assigned if dotted(node.value).endswith("argv") for each in node.targets}
     names: dict[int, str] = {}
@@ -473,5 +477,5 @@ def constant(node: ast.AST | None) -> object:
 
 
 def named(path: Path, folder: Path) -> str:
-    """Return ``path`` relative to ``folder`` or, if it is outside, as it is."""
+    """Return ``path`` relative to ``folder`` if it is inside, else unchanged."""
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

@@ -1,11 +1,11 @@
-"""Drawn examples where an app's data are missing, in the form that its code asks for."""
+"""Random examples in place of an app's missing data, in the form that its code expects."""
 
 import ast
 import importlib
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ SETS = OF_TORCHVISION | OF_FILES
 
 OF_KERAS = {name: _shape_of(name) for name in ("mnist", "fashion_mnist", "cifar10", "cifar100")}
 
-DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"}
+DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy", ".edf", ".bdf", ".nii", ".mha"}
 """Suffixes of files that are drawn where they are missing."""
 
 OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|hospital|raw|input|\d$", re.IGNORECASE)
@@ -83,12 +83,12 @@ OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|e
 """Name of a file of weights."""
 
 _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
-
-_CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
+_CLASSES = re.compile(r"^(num|n|number_of)_?(clas{1,2}es|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
 _EXAMPLE = re.compile(r"(row|example|sample|item|record|entry)$")
 _INPUTS = re.compile(r"(x|features?|inputs?)(_|$)", re.IGNORECASE)
+_COUNTS = {"unique", "nunique", "value_counts"}
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -98,7 +98,7 @@ def labels(number: int, classes: int) -> np.ndarray:
 
 
 def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
-    """Draw smooth pictures (N, H, W, C) of bytes: each is a coarse pattern of its class plus one of its own."""
+    """Draw smooth pictures (N, H, W, C) of uint8, each a coarse pattern of its class plus a coarse random one."""
 
     def smooth(many: int) -> np.ndarray:
         coarse = rng.normal(size=(many, 6, 6, shape.channels))
@@ -147,12 +147,15 @@ class Drawing:
     """Makes up random data for an app, by the columns and classes in its code.
 
     ``folder``: place of the files that are written. ``asked``: requested name -> phrase on the data made up for it.
-    ``shares``: largest number of clients among which the app divides a data set.
+    ``shares``: largest number of clients among which the app divides a data set. ``fitted``: pictures' ``channels`` and
+    ``side``, or further ``columns`` of rows, that its network needs. ``unfit``: network and shape that did not fit.
+    ``outputs``: number of outputs of the network called last.
     """
 
     def __init__(
         self, files: Sequence[SourceFile], folder: Path, seed: int = 0, config: Mapping[str, object] = {}
     ) -> None:
+        self.fitted, self.unfit, self.outputs = dict[str, int](), tuple[Any, ...](), 0
         self.files, self._seed = folder, seed
         columns = {key: value for key, value in config.items() if _COLUMN.search(key)}
         self.asked: dict[str, str] = {}
@@ -162,7 +165,7 @@ class Drawing:
         self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
         self._removed, self._made = set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
-        self._around, self._of_example, self._worded = 0, set[str](), set[str]()
+        self._around, self._of_example, self._worded, self._counted = 0, set[str](), set[str](), set[str]()
         self.names = _names([*columns.values()])
         sets = (value for key, value in config.items() if re.match(r"data[-_]?set([-_](name|id))?$", key))
         self.set_named = next(sets, None)
@@ -190,7 +193,7 @@ class Drawing:
         outer = [last for _, last in widths if 1 <= last <= 200]
         self.classes = max(named[0] if named else min(outer) if outer else 0, 0)
         firsts = [first for first, _ in widths if isinstance(first, int)]
-        self.features = features[0] if features else firsts[0] if firsts else 0
+        self.features = (features or firsts or [0])[0]
         texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
         self._suffix = next((found[0].lower() for found in map(_PICTURE.search, texts) if found), ".png")
 
@@ -259,8 +262,7 @@ class Drawing:
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
         first = constant(node.args[0]) if node.args else None
         if called(node) in {"Input", "InputLayer"}:
-            given = (*node.args[:1], *(each.value for each in node.keywords))
-            pairs += [("input_shape", self._value(each)) for each in given]
+            pairs += [("input_shape", value) for value in (*map(self._value, node.args[:1]), *(v for _, v in pairs))]
         elif called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
             layers.append([first, constant(node.args[1])])
         elif called(node) == "Dense" and ("activation", "softmax") in pairs:
@@ -277,21 +279,28 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *strings]))
 
     def _look_for_columns(self, node: ast.AST) -> None:
-        """Find columns of strings, and how many ``x = rows[:, 3:-2]`` leaves out, without a last one of labels."""
+        """Find columns of strings or few values, and how many ``x = rows[:, 3:-2]`` leaves out besides the label."""
         if isinstance(node, ast.Assign) and any(_INPUTS.match(dotted(target)) for target in node.targets):
             cut = re.search(r"\[:, (\d*):(?:-(\d+))?\]", ast.unparse(node.value))
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
-        of = node.value if isinstance(node, ast.Attribute) and node.attr == "str" else None
+        attribute = node.attr if isinstance(node, ast.Attribute) else ""
+        of = node.value if isinstance(node, ast.Attribute) and attribute in {"str", *_COUNTS} else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(constant(node.right), str):
             of = node.left
         name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
-        self._worded |= {name} if isinstance(name, str) and not (TEXT.search(name) or TIME.search(name)) else set()
+        found = self._counted if attribute in _COUNTS else self._worded
+        found |= {name} if isinstance(name, str) and not (TEXT.search(name) or TIME.search(name)) else set()
 
     def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
         if strings := self.values.get(name, ["north", "south", "east"] if name in self._worded else []):
             strings = strings if len(strings) > 1 else [*strings, "other"]
             return [strings[n] for n in labels(number, len(strings))]
-        return labels(number, classes) if name in self._classed else column(name, number, classes, rng)
+        few = name in self._counted and not (LABEL.search(name) or OF_SOME.search(name))
+        return (
+            labels(number, 2 if few else classes)
+            if few or name in self._classed
+            else column(name, number, classes, rng)
+        )
 
     def note(self, asked: str, drawn: str, *, pretrained: bool = False) -> None:
         self.asked[asked] = drawn
@@ -320,7 +329,7 @@ class Drawing:
     def hub(self, path: str, name: object, split: object) -> Any:
         """Make up data in place of the Hugging Face data set, or saved folder, ``path``.
 
-        The columns are those of the known data set of that name, or else those that the app's code names. ``name``: the
+        Columns are those of the known data set of that name, or of the app's code. ``name``: the
         data set's configuration. ``split``: name or list of names of parts; ``None`` returns a dictionary of all.
         """
         hf = importlib.import_module("datasets")
@@ -337,10 +346,9 @@ class Drawing:
         if isinstance(split, str):
             asked = re.match(r"\w+", split)
             return made["test" if asked and asked[0] in {"test", "valid", "validation"} else "train"]
-        whole = hf.DatasetDict(made)
         if isinstance(split, list):
-            return [whole[str(each)] if str(each) in whole else whole["train"] for each in split]
-        return whole
+            return [made.get(str(each), made["train"]) for each in split]
+        return hf.DatasetDict(made)
 
     def _columns(self, hf: Any, known: str, number: int) -> tuple[dict[str, Any], Any]:
         rng = self.rng(f"{known} {number}")
@@ -369,15 +377,15 @@ class Drawing:
         elif worded:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
-            width = self.features + self._around + 1 if self.features else max(len(names), 10)
-            rest = [f"feature_{n}" for n in range(len(names), width)]
+            usual = self.features + self._around + 1 if self.features else max(len(names), 10)
+            rest = [f"feature_{n}" for n in range(len(names), usual + self.fitted.get("columns", 0))]
             for each in [*rest, *names]:
                 drawn.setdefault(each, self.column_of(each, number, classes, rng))
             return {**{each: drawn.pop(each) for each in rest}, **drawn}, None
         return self._with_flags(hf, drawn, kinds, rng) if pictured else (drawn, hf.Features(kinds))
 
     def _with_flags(self, hf: Any, drawn: dict[str, Any], kinds: dict[str, Any], rng: np.random.Generator) -> Any:
-        """Add columns of 0 or 1 for what else the code reads of each picture."""
+        """Add columns of 0 or 1 for other keys that the code looks up in each example."""
         known = (IMAGE, LABEL, TEXT)
         for name in sorted(self._of_example - self._made - drawn.keys()):
             if not any(each.search(name) for each in known):
@@ -386,8 +394,9 @@ class Drawing:
 
     def as_images(self, number: int, shape: Shape, rng: np.random.Generator) -> list[Any]:
         pillow = importlib.import_module("PIL.Image")
-        drawn = pictures(number, shape, rng)
-        return [pillow.fromarray(each[..., 0] if shape.channels == 1 else each) for each in drawn]
+        side, channels = self.fitted.get("side", shape.side), self.fitted.get("channels", shape.channels)
+        drawn = pictures(number, replace(shape, side=side, channels=channels), rng)
+        return [pillow.fromarray(each[..., 0] if channels == 1 else each) for each in drawn]
 
     def table(self, path: object) -> Any:
         """Make up a pandas table with the columns that the code names; others are added on first access."""
@@ -397,9 +406,8 @@ class Drawing:
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
-        width = self.features + self._around if self.features else max(len(kept), 10)
-        rest += [f"feature_{n}" for n in range(len(kept), width)]
-
+        usual = self.features + self._around if self.features else max(len(kept), 10)
+        rest += [f"feature_{n}" for n in range(len(kept), usual + self.fitted.get("columns", 0))]
         drawn_column, indexing = self.column_of, importlib.import_module("pandas.core.indexing")
 
         class Places(indexing._LocIndexer):  # type: ignore[name-defined]
@@ -446,8 +454,7 @@ class Drawing:
         drawn: dict[str, Any] = {name: [str(n // 40) for n in range(number)] for name in ids}
         drawn |= {name: self.column_of(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
-        order = rng.permutation(number)
-        return Table(drawn).iloc[order].reset_index(drop=True)
+        return Table(drawn).iloc[rng.permutation(number)].reset_index(drop=True)
 
     def array(self, name: str, path: object) -> np.ndarray:
         """Make up labels or inputs, such as pictures or rows, by an array's ``name``; ``path`` seeds the draws."""
@@ -457,13 +464,12 @@ class Drawing:
             return labels(number, classes)
         entry, pictured = self.entry, self.entry or self.colors or self.features in (0, 784, 1024, 3072)
         if len(entry) in (1, 2) or not pictured:
-            size = entry or (self.features,)
+            size = entry or (self.features + self.fitted.get("columns", 0),)
             return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
         known = re.search("path|derma|blood|retina", str(path))
-        colors = 3 if known else self.colors or 1
-        usual = (28 if known or colors == 1 else 32, colors)
+        usual = (28 if known or self.colors != 3 else 32, 3 if known else self.fitted.get("channels", self.colors or 1))
         side, *_, colors = entry if len(entry) == 3 and entry[-1] in (1, 3) else usual
-        drawn = pictures(number, Shape(side=side, channels=colors, classes=classes), rng)
+        drawn = pictures(number, Shape(side=self.fitted.get("side", side), channels=colors, classes=classes), rng)
         return drawn[..., 0] if colors == 1 and not entry else drawn
 
     def picture(self, path: object) -> Any:
@@ -476,11 +482,7 @@ class Drawing:
         return made
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
-        """Write pictures to the folder ``made``, unless it exists.
-
-        Each class gets its own folder if ``by_class``, or if the name of ``made`` suggests a data set. ``asked``: path
-        that the app requested.
-        """
+        """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set."""
         names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
         classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
         by_class = by_class or bool(OF_DATA.search(made.name))

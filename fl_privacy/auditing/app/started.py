@@ -31,6 +31,7 @@ from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, SourceFile, cells_of, holders, named, usual_for
+from fl_privacy.auditing.app.stated import OptionsStated
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -66,7 +67,7 @@ _STARTS = {
 
 @dataclass(frozen=True)
 class Started:
-    """Server and client app that scripts would have started, with the number of clients, if known, and what failed."""
+    """Server and client app that scripts would have started, the number of clients if known, and what failed."""
 
     server: ServerApp
     client: ClientApp
@@ -85,8 +86,8 @@ _Calls = defaultdict[str, list[dict[str, Any]]]
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
     """Run the server's script until it would start Flower, and return apps that Flower can run.
 
-    A client's script runs when that client is first asked, in modules of its own. ``UserError`` if a script raises an
-    error, or ends without a start.
+    A client's script runs when that client is first asked, with its own copies of modules. ``UserError`` if a script
+    raises an error, or ends without a start.
     """
     runner, settings = _Runner(folder), usual_settings(code_of(folder))
     plain = LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
@@ -150,7 +151,7 @@ def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
 
 
 def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
-    """Evaluate by a strategy; if that fails, return ``None`` and add the reason to ``failed``."""
+    """Call ``evaluate``, a strategy's method; if it fails, return ``None`` and add the reason to ``failed``."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
         failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
@@ -193,15 +194,15 @@ class _Clients:
     def client(self, context: Context) -> LegacyClient:
         partition = int(context.node_config["partition-id"])
         if partition not in self._made:
-            self._made[partition] = self._new(partition)
+            self._made[partition] = self._new(partition, context.node_config.get("num-partitions", self._nodes))
         made = self._made[partition]
         return _as_client(made["client"] if made.get("client") is not None else _client_fn(made["client_fn"])(context))
 
-    def _new(self, partition: int) -> dict[str, Any]:
+    def _new(self, partition: int, nodes: Any) -> dict[str, Any]:
         if not self._scripts.clients:
             return self._given[partition % len(self._given)]
         path = self._scripts.clients[partition % len(self._scripts.clients)]
-        calls = self._runner.run(path, self._scripts.client_arguments, partition=partition, nodes=self._nodes)
+        calls = self._runner.run(path, self._scripts.client_arguments, partition=partition, nodes=int(nodes))
         if not calls["clients"]:
             raise self._runner.silent(path, "a client", "name its arguments by --client-args '--option {partition}'")
         return calls["clients"][partition % len(calls["clients"])]
@@ -245,11 +246,24 @@ class _Runner:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.failed, self._unset, self._options = folder, list[str](), list[str](), list[str]()
-        self._words = ""
+        self._stated, self._words = OptionsStated(folder, folder), ""
+        self._taken, self._untaken = dict[str, str](), dict[str, str]()
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails."""
+        """Run a script until it would start Flower; return the arguments of the start. ``UserError`` if it fails.
+
+        A script that fails with its defaults of environment variables gets those that the project's commands set.
+        """
+        try:
+            return self._run_from_places(path, arguments, partition, nodes)
+        except (UserError, OSError):
+            if not self._untaken:
+                raise
+            self._taken, self._untaken = self._untaken, {}
+            return self._run_from_places(path, arguments, partition, nodes)
+
+    def _run_from_places(self, path: Path, arguments: Sequence[str], partition: int, nodes: int) -> _Calls:
         words, self._words = [_filled(each, partition, nodes) for each in arguments], ""
         first, second = str(path.parent), str(self.folder)
         places: list[tuple[str, ...]] = [(first, second)]
@@ -322,7 +336,7 @@ class _Runner:
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
                 stack.enter_context(replaced(signal, "signal", lambda original, number, handler: None))
             stack.enter_context(replaced(builtins, "input", partial(_answered, *numbers, Counter())))
-            stack.enter_context(replaced(os, "getenv", partial(self._variable, *numbers)))
+            stack.enter_context(replaced(type(os.environ), "__getitem__", partial(self._variable, *numbers)))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
@@ -370,20 +384,31 @@ class _Runner:
             return UserError(f"{said}: name another script by --script, --server or --client.")
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
-    def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
-        """Return an environment variable or, if the app asks for a missing one, a usual value guessed from its name."""
-        asker = Path(sys._getframe(2).f_code.co_filename)  # the frame between is the hook's
-        stored = re.search(r"database|db|dsn|sql|redis|mongo", key, re.IGNORECASE)  # no usual value stands for it
-        if (found := original(key, default)) is not None or not asker.is_relative_to(self.folder):
-            return found
-        words = key.lower().split("_")
-        names = [] if stored else ["_".join(words[n:]) for n in range(len(words))]
+    def _variable(self, partition: int, nodes: int, original: Any, environ: Any, key: str) -> str:
+        """Return an environment variable or, if the app asks for a missing one, what commands set, or a usual value.
+
+        If the app has a default, ``KeyError`` is raised, and what commands set is kept for a second run.
+        """
+        with suppress(KeyError):
+            return original(environ, key)
+        asked, asker = sys._getframe(2), caller("<frozen")  # the frame between is the hook's
+        default = asked.f_locals.get("default") if asked.f_code.co_name == "get" else None
+        asks = asker is not None and Path(asker.f_code.co_filename).is_relative_to(self.folder)
+        if not asks or asked.f_code.co_name == "__contains__":
+            raise KeyError(key)
+        value = next((each for each in self._stated.variables.get(key, ()) if each != default), None)
+        if default is not None and key not in self._taken:
+            self._untaken |= {} if value is None else {key: value}
+            raise KeyError(key)
+        words, stored = key.lower().split("_"), re.search(r"database|db|dsn|sql|redis|mongo", key, re.IGNORECASE)
+        names = [] if stored else ["_".join(words[n:]) for n in range(len(words))]  # no usual value stands for those
         usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
-        value = next((_filled(each, partition, nodes) for each in usual if each), None)
+        value = value or next((_filled(each, partition, nodes) for each in usual if each), None)
         if value is None:
             self._unset.append(key)
-        else:
-            self.failed.append(f"The environment variable {key} is not set: {value} was taken")
+            raise KeyError(key)
+        said = f"The environment variable {key} is not set: {value} was taken"
+        self.failed += [said] if said not in self.failed else []
         return value
 
     def _execute(self, path: Path, names: dict[str, Any], calls: _Calls) -> None:
@@ -408,9 +433,10 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Return an answer to a script's question: from the standard input or, if that is closed, a likely one.
+    """Answer a script's question from the standard input or, if it is closed, by a likely answer.
 
-    A usual value comes first, then offered choices, another one each time; ``UserError`` if there are no more.
+    A usual value comes first, then each choice that the question offers, one per call; ``UserError`` if there are no
+    more.
     """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
@@ -438,8 +464,8 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
     """Record the arguments of Flower's starting functions in ``calls``, and end the script there.
 
-    Processes that the script begins run in this process. ``heard`` replaces ``print`` and the handlers of loggers. All
-    is restored when the block ends.
+    Processes that the script begins run in this process. ``heard`` replaces ``print`` and loggers' handlers until the
+    block ends.
     """
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a project states of its scripts' options."""
+"""Find values of scripts' options and environment variables in a project's pages and settings files."""
 
 import os
 import re
@@ -20,6 +20,7 @@ LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "test
 _PAGES = ("*.md", "*.rst", "*.sh", "Dockerfile", "Makefile")
 _RUN = r"(?:(?<![\w-]){0}\.py|-m (?:[\w.]+\.)?{0}) ([^;&|\n]*)"
 _GIVEN = re.compile(r"""(?<!\S)(--?\w[\w-]*)[ =]+(["']?)((?:\./)?\w[\w./:-]{,200})\2(?![^\s`"')])""")
+_SET = re.compile(r"""^\s*(?:export|ENV)\s+(\w+)[= ](["']?)([\w./:-]{1,200})\2\s*$""", re.MULTILINE)
 _BLANK = "path file dir folder name n num number int float str value"
 _SETTINGS = re.compile(r"(^|[-_])(config|cfg|conf|settings|params)([-_](file|path))?$")
 _OF_SETTINGS = ("*.yaml", "*.yml", "*.json", "*.cfg", "*.ini", "*.conf")
@@ -28,13 +29,16 @@ _OF_TOOLS = re.compile(r"docker|compose$|environment|conda|package|tsconfig|mkdo
 
 @dataclass(frozen=True)
 class OptionsStated:
-    """Values in a project's pages."""
+    """Finds values of the options of ``script`` in the project's pages, such as a README."""
 
     folder: Path
     script: Path
 
     def values(self, flags: Sequence[str]) -> list[str]:
-        """Return an option's values in commands, else the nearest settings file."""
+        """Return the values of the option ``flags`` in commands on the project's pages.
+
+        If there are none and the option names settings, return the likeliest settings file.
+        """
         values = [value for flag in flags for value in self._given.get(flag, ())]
         if values or not _SETTINGS.search(flags[-1]):
             return [*dict.fromkeys(values)]
@@ -47,18 +51,32 @@ class OptionsStated:
         return [path.relative_to(self.folder).as_posix() for path in sorted(self._settings, key=rank)[:1]]
 
     @cached_property
-    def _given(self) -> dict[str, list[str]]:
-        own, room = re.compile(_RUN.format(re.escape(self.script.stem))), MOST_TOGETHER
+    def variables(self) -> dict[str, list[str]]:
+        """Return each environment variable that commands set, with its values, those of scripts first."""
         found = dict[str, list[str]]()
+        for _, text in sorted(self._pages.items(), key=lambda page: page[0].suffix in {".md", ".rst"}):
+            for name, _, value in _SET.findall(text):
+                found.setdefault(name, []).extend(allowed([value], name.lower(), "", ()))
+        return found
+
+    @cached_property
+    def _given(self) -> dict[str, list[str]]:
+        own, found = re.compile(_RUN.format(re.escape(self.script.stem))), dict[str, list[str]]()
+        for text in self._pages.values():
+            for flag, _, value in chain.from_iterable(map(_GIVEN.findall, own.findall(text.replace("\\\n", " ")))):
+                found.setdefault(flag, []).append(value)
+        return found
+
+    @cached_property
+    def _pages(self) -> dict[Path, str]:
+        found, room = dict[Path, str](), MOST_TOGETHER
         for path in _listed(self.folder, _PAGES):
             with (
                 suppress(OSError, UserError),
                 os.fdopen(open_regular(path), encoding="utf-8", errors="replace") as page,
             ):
-                text = page.read(min(room, MOST_BYTES))
-                room -= len(text)
-                for flag, _, value in chain.from_iterable(map(_GIVEN.findall, own.findall(text.replace("\\\n", " ")))):
-                    found.setdefault(flag, []).append(value)
+                found[path] = page.read(min(room, MOST_BYTES))
+                room -= len(found[path])
         return found
 
     @cached_property
@@ -77,7 +95,7 @@ def _listed(folder: Path, names: Sequence[str]) -> Iterator[Path]:
 
 
 def allowed(values: Sequence[str | None], name: str, kind: str, choices: Sequence[object]) -> list[str]:
-    """Return the values that an option's choices and type allow, without placeholders."""
+    """Return the values that an option's choices and type allow, without placeholders such as ``PATH``."""
     found, blank = list[str](), {*re.split(r"[-_ ]", f"{name} {_BLANK}")}
     for each in filter(None, values):
         with suppress(ValueError):

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,14 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 
 
 @contextmanager
-def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
-    """Make up random data that ``app`` loads and that are neither here nor in ``mirror``; see ``stood_in``."""
+def drawn_for(
+    app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}
+) -> Iterator[Drawing]:
+    """Make up random data, of the shape ``fitted``, that ``app`` loads and that are neither here nor in ``mirror``."""
     code = parsed(app.folder)
     begun = [] if app.renamed else entries(app, code)[0]  # imports by another name lead nowhere
     drawing = Drawing(reached(begun or list(code), code), files, seed, app.config)
+    drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
 
@@ -68,7 +71,8 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
                 continue
             kind, _, last = name.rpartition(".")
             owner = getattr(owner, kind, None) if kind else owner
-            if last in getattr(owner, "__dict__", ()):  # others inherit it
+            lazy = isinstance(owner, ModuleType) and hasattr(owner, last)  # such as MNE, which loads what is used
+            if lazy or last in getattr(owner, "__dict__", ()):  # others inherit it
                 stack.enter_context(replaced(owner, last, hook))
         yield drawing
 
@@ -95,7 +99,8 @@ class Hooks:
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
-            ("torch.nn", "Module.load_state_dict", _unless_missing),
+            ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
+            ("torch.nn", "Module.__call__", partial(hub_models.called, drawing)),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
             ("torch.utils.data", "DataLoader.__init__", self.loader),
@@ -121,11 +126,12 @@ class Hooks:
                 for name in stand_in.OF_KERAS:
                     yield f"{place}.{name}", "load_data", fetched(partial(self.keras, name))
             for place in ("src.utils.file_utils", "utils", "_tf_keras.keras.utils", "_tf_keras.keras.preprocessing"):
-                yield f"keras.{place}", "get_file", fetched(_got)
+                yield f"keras.{place}", "get_file", fetched(odd_files.got)
                 yield f"keras.{place}", "image_dataset_from_directory", self.folder
             yield "keras.src.legacy.preprocessing.image", "DirectoryIterator.__init__", self.folder
-            yield "keras", "Model.load_weights", _unless_missing
+            yield "keras", "Model.load_weights", odd_files.unless_missing
             yield "keras", "Model.save", partial(_in_made_folder, 1)
+            yield "keras", "Layer.__call__", partial(hub_models.called, drawing)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
             ("timm", "timm.models._builder", "load_pretrained", fetched(NoWeights)),
@@ -138,7 +144,7 @@ class Hooks:
         if drawing.uses("transformers"):
             yield from hub_models.hooks(drawing)
         yield from odd_files.hooks(drawing)
-        yield "urllib.request", "urlretrieve", fetched(_got)  # after Keras, which would take it for its own
+        yield "urllib.request", "urlretrieve", fetched(odd_files.got)  # after Keras, which would take it for its own
 
     def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs |= zip(("data_dir", "data_files", "split"), args, strict=False)
@@ -220,11 +226,11 @@ class Hooks:
     def selected(self, original: Any, dataset: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
         return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
 
-    def _few(self, indices: Any, held: int) -> Any:
-        """Return ``indices`` below ``held``, the number of made-up examples; if none are, map some below ``held``."""
+    def _few(self, indices: Any, size: int) -> Any:
+        """Return ``indices`` below ``size``, the number of made-up examples; if none are, wrap some around."""
         listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
-        if self.drawing.asked and held and listed and max(indices) >= held:
-            return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
+        if self.drawing.asked and size and listed and max(indices) >= size:
+            return [each for each in indices if each < size] or [each % size for each in list(indices)[:size]]
         return indices
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -242,7 +248,7 @@ class Hooks:
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
-        """Search files; if missing tables are sought in vain, yield the name of one to make up."""
+        """Search files by a pattern; if it finds no table, yield the name of one that can be made up."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
@@ -430,9 +436,9 @@ def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: 
     made.__class__ = type(kind.__name__, (kind,), {**inner, "__module__": kind.__module__})
 
 
-def _in_proportion(sizes: Iterable[int], held: int) -> list[int]:
+def _in_proportion(sizes: Iterable[int], total: int) -> list[int]:
     ends = np.cumsum([0, *sizes])
-    return np.diff(ends * held // ends[-1]).tolist()
+    return np.diff(ends * total // ends[-1]).tolist()
 
 
 def _is_missing(path: object) -> bool:
@@ -446,7 +452,7 @@ def _is_of_packages(path: Path) -> bool:
 def _ends_without() -> bool | None:
     """Return ``True`` if the app ends when the file that it asks for is missing, ``False`` if it goes on.
 
-    The calling source decides: the ``if``, ``assert`` or ``try`` around the call; ``None`` without one.
+    The code around the call decides: an ``if``, ``assert`` or ``try``; ``None`` if there is none.
     """
     frame = caller(r"\bpathlib\b")
     if frame is None or is_installed(frame):
@@ -479,22 +485,8 @@ def _leaves(statements: list[ast.stmt]) -> bool:
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
-def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    """Return what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` would, without a download."""
-    if stand_in.OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
-        return NoWeights()
-    return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
-
-
 def _in_made_folder(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
     named = args[place] if len(args) > place else next(iter(kwargs.values()), None)
     if isinstance(named, str | Path) and not Path(named).is_absolute():
         Path(named).parent.mkdir(parents=True, exist_ok=True)
     return original(*args, **kwargs)
-
-
-def _unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
-    stands = NoWeights, odd_files.Saved, torch.utils.data.TensorDataset  # by a name that may not speak of weights
-    if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
-        return torch.nn.modules.module._IncompatibleKeys([], [])
-    return original(network, *args, **kwargs)

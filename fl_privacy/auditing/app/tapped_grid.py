@@ -56,10 +56,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's reply to a training message, and all that is needed to ask the client for it again.
-
-    ``sent``: arrays of the message, by record/name.
-    """
+    """A reply to a training message with the arrays ``sent`` (by record/name), and what is needed to ask again."""
 
     message: Message
     context: Context
@@ -111,7 +108,7 @@ class TappedGrid(LocalGrid):
 
     @property
     def rounds(self) -> int:
-        """Return the number of training rounds that messages name or, if they name none, of messages to one node."""
+        """Return the number of training rounds named in messages; if none is, of training messages to one node."""
         own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
         return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
@@ -124,6 +121,35 @@ class TappedGrid(LocalGrid):
         of = self.replies
         every = [CountedLeak(**vars(leak), kind=k[0], times=counted[k], of=of[k[0]]) for k, leak in first.items()]
         return sorted(every, key=lambda one: (order[one.severity], one.where))
+
+    def facts(self) -> list[tuple[str, str]]:
+        if not self.answers:
+            return []
+        answer = next(iter(self.answers.values()))
+        seen, found = answer.watched, answer.matched
+        none = f"none of PyTorch's; {seen.backwards} losses were differentiated in a round"
+        stepped = "; ".join(_steps(seen.optimizers)) or none
+        frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
+        entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
+        known = {
+            "value": "arrays have the parameters' values",
+            "scale": "arrays are the parameters' values multiplied, negated, or in whole numbers that code them",
+            "place": "arrays have names or places of arrays sent, whose values are the parameters'; values are changed",
+        }
+        uploaded = f"{found.shares} of {len(found.parameters)} parameters and buffers"
+        nothing = "none of the network's parameters, by values, names and positions"
+        withheld = f"{len(found.withheld)} parameters, {frozen} of them not trained"
+        facts = {
+            "Network": ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules)),
+            "What enters it": entered,
+            "Optimizer": stepped,
+            "Examples of a client": str(sum(seen.passes.values()) or seen.loaded or "not seen"),
+            "What is uploaded": uploaded if found.parameters else nothing,
+            "How that is known": known[found.by] if found.parameters else None,
+            "What does not leave": withheld if found.withheld else None,
+            "Arrays that are no parameters": ", ".join(found.unknown[:10]) or None,
+        }
+        return [(name, value) for name, value in facts.items() if value is not None]
 
     def covers(self) -> str:
         if not self._covered[False]:
@@ -238,7 +264,7 @@ class TappedGrid(LocalGrid):
     def _defended(
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
-        """Defend a reply; return it, or an error reply, and what its arrays meant before (``None`` if not defended)."""
+        """Defend a reply; return it or an error reply, and which parameters its arrays held before (or ``None``)."""
         if self._defense is None or reply.has_error():
             return reply, None
         if not (seen.modules and seen.steps):
@@ -340,7 +366,7 @@ class TappedGrid(LocalGrid):
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
         """Ask the client again with the same message and state; ``only`` limits the examples of its loaders.
 
-        The client's state stays unchanged, and all random streams are restored. A failure is returned with its reason.
+        The client's state stays unchanged, and all random streams are restored.
         """
         only = only and replace(only, at_call=not answer.watched.loaded)
         watch = TrainingWatch(program=True, only=only)
@@ -403,3 +429,15 @@ def _unpacked(sent: Sent) -> Arrays:
 
 def _flat(sent: Sent) -> Arrays:
     return {f"{record}/{key}": array for (record, key), array in sent.arrays.items()}
+
+
+def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:
+    for name in dict.fromkeys(name for name, _ in optimizers):
+        same_kind = [(dict(settings), steps) for (one, settings), steps in optimizers.items() if one == name]
+        (first, _), (last, _), said = same_kind[0], same_kind[-1], list[str]()
+        for key, value in first.items():
+            after = last.get(key)
+            if value not in (None, False, 0, 0.0) or after not in (None, False, 0, 0.0):
+                said.append(f"{key} {value}" if after == value else f"{key} {value} to {after}")
+        steps = sum(steps for _, steps in same_kind)
+        yield f"{name} ({', '.join(said)}), {steps} step{'s' * (steps != 1)} in a round"

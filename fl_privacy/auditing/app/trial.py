@@ -59,7 +59,7 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     """Run ``app`` without and with ``policy`` and describe both runs in lines of text.
 
     The app's code is executed in this process. Ledgers are temporary; replies do not wait for the policy's
-    ``every_seconds``. ``UserError`` if the app can't be loaded, or does not have one of the settings.
+    ``every_seconds``. ``UserError`` if the app can't be loaded, or lacks a key of ``settings.run_config``.
     """
     config = app.with_config(settings.run_config, settings.rounds)
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,6 @@
 """Copies of a client's examples in its replies: unchanged, reshaped, reordered, scaled, among bytes, or as text.
 
-Equal numbers count as evidence by their improbability: a few zeros and ones prove nothing, one row of measurements
-does.
+Equal numbers count as evidence by their improbability: zeros and ones prove little, a row of measurements does.
 """
 
 import io
@@ -76,11 +75,10 @@ def _copies(rows: int, of: int, how: str) -> str:
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Return the numbers of columns of ``array`` (N,) or (N, f) and of the table that has all these columns.
+    """Return the numbers of columns of ``array``, (N,) or (N, f), and of the table that contains all of them.
 
-    A column's values may be in any order. Columns with too few different values are not compared, but at least half
-    have to be. ``None`` if no table of ``tables`` (N, F) fits; its rows may be repeated. ``counts``: possible numbers
-    of examples.
+    Values of a column may be repeated and in any order. Columns with too few different values are skipped, but at least
+    half must be compared. ``None`` if no table of ``tables`` (N, F) fits. ``counts``: possible numbers of examples.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None
@@ -167,7 +165,7 @@ def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool = True) -> int:
-    """Count the rows that are among the rows of ``known``; 0 if that may be chance.
+    """Count the rows that equal some row of ``known``; 0 if chance may explain these.
 
     ``ordered=False`` ignores the order of values in a row. ``natural``: ``True`` if the rows are the array's own, not
     reshaped; many rows are then evidence even if each has few digits.
@@ -211,10 +209,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the bits of evidence in a row's values and, if ``ordered``, their order; 0 for evenly spaced values.
-
-    ``ramps=True`` counts evenly spaced values, too.
-    """
+    """Return the bits of evidence in a row's values, and order if ``ordered``; 0 for even spacing unless ``ramps``."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
@@ -230,7 +225,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count, among the first rows, those equal to rows of ``known`` up to scale and offset; 0 if that may be chance."""
+    """Count those of the first rows that equal a row of ``known`` up to scale and offset; 0 if it may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     telling = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not telling:

@@ -47,7 +47,7 @@ _KINDS: Mapping[str, Mapping[str, Any]] = shipped(__file__, "kinds.yaml")
 
 
 def leak_of(kind: str, where: str, *found: object) -> Leak:
-    """Build a leak of a ``kind`` in ``kinds.yaml``, in the reply's entry ``where``; ``found`` fills the kind's text."""
+    """Build a leak of ``kind``, a key of ``kinds.yaml``, in the reply's entry ``where``; ``found`` fills its text."""
     known = _KINDS[kind]
     what = known["found"].format(*found)
     return Leak(severity=known["severity"], what=what, where=where, why=known["consequence"])
@@ -148,7 +148,7 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
             yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where, loaded)
     elif (statistic := _statistic(value, key, loaded)) is not None:
         yield leak_of("statistic", where, *statistic)
-    elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
+    elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and 0 < value < 2:
         what, seen = f"the client says that it has {value:g} example{'s' * (value != 1)}", loaded.examples
         why = "An update of a single example is the worst case: the whole upload is about one person."
         if value != seen:

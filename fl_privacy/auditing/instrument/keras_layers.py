@@ -69,7 +69,9 @@ class FromKeras(nn.Module):
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.layers, self.named, self.layouts = nn.Sequential(), dict[str, str](), dict[str, tuple[int, ...]]()
-        self.sources: list[tuple[int, ...]] = []  # of each layer; 0 is what enters, n the output of layer n - 1
+        self.sources: list[
+            tuple[int, ...]
+        ] = []  # inputs of each layer: 0 is the network's, n the output of layer n - 1
         self._known = {id(value): name for name, value in network.named_parameters()}
         self._add(network, 0)
 
@@ -133,15 +135,17 @@ def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
 
 
 def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
-    """Yield PyTorch layers that together equal a Keras layer, with their weights by name; ``UserError`` without any."""
+    """Yield PyTorch layers that together equal a Keras layer, with their weights by name; ``UserError`` if none do."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     if len(shape) == 4 and None in shape[1:]:
         raise UserError("one image size is expected, but the app's Keras network takes images of any size; set it")
     weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
-    if kind in ("Conv2D", "DepthwiseConv2D") and layer.padding == "same" and max(layer.strides) > 1:  # more behind
+    if (
+        kind in ("Conv2D", "DepthwiseConv2D") and layer.padding == "same" and max(layer.strides) > 1
+    ):  # pads more at the end
         sides = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
-        above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in sides)
-        yield nn.ZeroPad2d((beside // 2, beside - beside // 2, above // 2, above - above // 2)), {}
+        above, left = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in sides)
+        yield nn.ZeroPad2d((left // 2, left - left // 2, above // 2, above - above // 2)), {}
     if kind == "BatchNormalization":
         names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
         weights = {name: getattr(layer, own) for name, own in names.items()}

@@ -47,8 +47,8 @@ def matched(
 ) -> Matched:
     """Find out what uploaded arrays mean, by comparison with arrays ``sent`` and tensors observed in training.
 
-    ``before``, ``after``: values before and after training. ``gradients``: gradients of the first step. All three are
-    by name in ``Watched``.
+    ``before``, ``after``: values before and after training. ``gradients``: those of the first step. All are by name in
+    ``Watched``.
     """
     readings = {
         "weights": after,

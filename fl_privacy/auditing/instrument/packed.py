@@ -182,7 +182,7 @@ def spread(
 
     Indices count within one parameter, or all of them joined. ``arrays``: arrays of the reply that are not parameters
     themselves. ``values``: expected values by parameter. ``trained``: names of trained parameters, which may be joined
-    without the others. ``base``: values of elements that were not uploaded; ``None`` for zero.
+    without untrained ones. ``base``: values of elements that were not uploaded; ``None`` for zero.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array

@@ -289,16 +289,15 @@ class _InDouble(TorchFunctionMode):  # of code that casts to single precision
 
 
 class ReplayModel(nn.Module):
-    """The client's modules as one network of pixels, rows or vectors in [0, 1].
+    """The client's recorded program as a network of inputs in [0, 1]: pixels, rows or vectors.
 
-    Outputs are (B, K), the input of the client's loss; or, for the whole program, (B, 1) with the batch's loss in every
-    row. Inputs that are not reconstructed, such as categories, are as recorded.
+    Outputs are (B, K), the input of the client's loss; or, if the loss is included, (B, 1) with the batch's loss in
+    every row. Inputs that are not reconstructed, such as categories, keep their recorded values.
 
     Args:
         variables: numbers of the reconstructed tensors, whose first axis is the batch.
         shapes: shape of one example of each variable.
-        ranges: ``low`` and ``scale`` of each variable, which broadcast over an example: an input is ``low + scale *
-            value``.
+        ranges: ``low`` and ``scale`` of each variable, broadcast over an example for ``input = low + scale * value``.
         output: number of the tensor (B, K) before the loss; ``None`` includes the loss.
         draws: ``True`` if the program draws at random; it then draws the same at every call.
     """
@@ -319,7 +318,7 @@ class ReplayModel(nn.Module):
         self.draws = draws
         self.kinds: tuple[int, ...] = ()  # widths of the one-hot features of a graph's nodes
         self._examples = len(program.constants[self.variables[0]]) if self.variables else 0
-        self.beside = beside(program, self.variables, self._examples, whole=output is None)
+        self.fixed_inputs = fixed_inputs(program, self.variables, self._examples, whole=output is None)
         for place, (least, width) in enumerate(ranges):
             self.register_buffer(f"low{place}", least, persistent=False)
             self.register_buffer(f"scale{place}", width, persistent=False)
@@ -337,7 +336,7 @@ class ReplayModel(nn.Module):
         given = dict(zip(self.variables, self.entered(values), strict=True))
         if len(values) != self._examples:
             again = torch.arange(len(values)) % max(self._examples, 1)
-            given |= {number: self.program.constants[number][again] for number in self.beside}
+            given |= {number: self.program.constants[number][again] for number in self.fixed_inputs}
         own = dict(self.named_parameters(remove_duplicate=False))
         try:
             made = self._run(given, own)
@@ -358,7 +357,7 @@ class ReplayModel(nn.Module):
             return self.program.run(given, list(self.parts), own, until=self.output)
 
 
-def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
+def fixed_inputs(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
     """Return ids of constants, except ``variables``, that have an entry for each example and are passed to modules.
 
     With ``whole``, also of those passed to other functions, such as the loss.

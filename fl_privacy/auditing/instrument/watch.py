@@ -90,7 +90,7 @@ class OnlyExamples:
     """Restriction of a training to one batch: ``number`` examples of its loaders, from the example ``first`` on.
 
     ``at_call``: ``True`` for a training without loaders: tensors are cut when they enter modules before the first step,
-    and tensors of the same length, such as targets, when they meet the outputs; later steps change nothing.
+    and tensors of the same length, such as targets, when a function combines them with outputs.
     """
 
     first: int = 0
@@ -115,8 +115,7 @@ class _Mode(TorchFunctionMode):
 class TrainingWatch:
     """Observes training inside a ``with`` block of ``looking``.
 
-    ``program``: ``True`` to record the computation of the first loss, too. ``only``: examples to which training is
-    limited.
+    ``program``: ``True`` also records the computation of the first loss. ``only``: examples to train on.
     """
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:

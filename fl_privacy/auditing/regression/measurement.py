@@ -171,10 +171,9 @@ def measure_training(
 ) -> Measurement:
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
-    Each batch is an upload: ``train`` trains on it once, on a copy of the model; the literature calls this the worst
-    case. The server sees the change of the parameters after ``defense`` was applied to it. The attacker tries without
-    and with knowledge of the defense, and the better result counts. ``UserError`` if an argument does not fit, or the
-    attack failed on an image.
+    Each batch is an upload: ``train`` trains on it once, on a copy of the model (the literature's worst case). The
+    server sees the parameters' change, defended by ``defense``. The attacker tries without and with knowledge of the
+    defense, and the better result counts. ``UserError`` for an unfit argument, or a failed attack.
 
     Args:
         model: the app's model, or a function that builds it, called with the random state of ``seed``.
@@ -406,10 +405,7 @@ _KINDS: Mapping[str, Any] = {
 
 
 def read_baseline(path: Path) -> dict[str, Measurement]:
-    """Return the measurements in the file ``path`` by name; empty if there is no such file.
-
-    ``UserError`` if the file is damaged, or has another format.
-    """
+    """Return measurements by name, empty if ``path`` does not exist; ``UserError`` if the file has another format."""
     if not path.is_file():
         return {}
     wrong = UserError(

@@ -63,8 +63,8 @@ def tensor_file(folder: Path, digest: str) -> Path:
 class CaptureFile:
     """Untrusted description and tensors of one observation.
 
-    Every method raises ``UserError`` if a file is missing, too large or damaged. With the field ``finite``, tensors
-    with infinite or NaN values are refused, too.
+    Every method raises ``UserError`` if a file is missing, too large or damaged. If ``finite`` is set, tensors with
+    infinite or NaN values are also refused.
     """
 
     folder: Path

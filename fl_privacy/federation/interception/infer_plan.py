@@ -56,7 +56,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return by which factor the upload contains the model sent: about 1 for weights, 0 for a gradient or delta."""
+    """Return the factor of the sent model in the upload: about 1 for uploaded weights, 0 for a gradient or delta."""
     sent, norms = observation.sent.parameters, norm_names(observation.model)
     both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
     both = [pair for pair in both if pair[0] not in norms] or both

@@ -44,14 +44,14 @@ def message_parts(message: Message) -> list[bytes]:
     """Return the bytes of ``message`` without array data, and then the data of each array, not copied."""
     if not message.has_content():
         return [message_bytes(message)]
-    beside, data = RecordDict(), list[bytes]()
+    emptied, data = RecordDict(), list[bytes]()
     for name, record in message.content.items():
         if isinstance(record, ArrayRecord):
             data += [array.data for array in record.values()]
-            beside[name] = ArrayRecord({key: _array_like(array, b"") for key, array in record.items()})
+            emptied[name] = ArrayRecord({key: _array_like(array, b"") for key, array in record.items()})
         else:
-            beside[name] = record
-    return [message_bytes(message_with(message, beside)), *data]
+            emptied[name] = record
+    return [message_bytes(message_with(message, emptied)), *data]
 
 
 def message_from_parts(parts: Sequence[bytes]) -> Message:

@@ -55,9 +55,9 @@ def canary_mod(
 
     A canary is a made-up update along a direction of its own: of the clipping norm with probability 1/2, else zero. The
     output of ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds;
-    otherwise each round has new ones, and tests what the mods claim for one round. No canary is sent, and random
-    streams are unchanged. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if
-    no mod is given, the clipping norm is unknown, or an epsilon is claimed for mods without noise.
+    otherwise each round has new ones, and tests what the mods claim for one round. No canary is sent; random streams
+    stay unchanged. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod
+    is given, the clipping norm is unknown, or an epsilon is claimed without noise.
 
     Args:
         mods: mods that protect an update, the outermost first.

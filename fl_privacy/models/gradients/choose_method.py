@@ -41,7 +41,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
 def _fastest(
     methods: Sequence[str], victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor, expected: Tensors
 ) -> tuple[str, list[str]]:
-    """Return the first right method, or ``plain``, and why those before it are wrong."""
+    """Return the first right method, or ``plain``, and the reasons why earlier ones are wrong."""
     reasons: list[str] = []
     for name in methods:
         try:

@@ -157,7 +157,7 @@ class _Separated(nn.Sequential):
 
 
 _NARROW, _MANY = 12, 16
-"""Most input channels, and least images, for which ``transposed`` is faster."""
+"""Most input channels, and fewest images, for which ``transposed`` is faster."""
 
 _FEW = 4  # most input channels of a victim for which matrix products are faster than a grouped convolution
 _Pair = Sequence[int]

@@ -42,10 +42,7 @@ def entering(modules: Mapping[str, nn.Module]) -> Iterator[list[ModuleCall]]:
 def leaving(
     modules: Mapping[str, nn.Module], change: Callable[[nn.Module, tuple[Any, ...], Any], Tensor] | None = None
 ) -> Iterator[list[ModuleCall]]:
-    """Record the calls of ``modules`` within the context, in the order of returns.
-
-    ``change(module, positional arguments, output)`` returns the output to use instead.
-    """
+    """Record calls of ``modules`` in order of returns; ``change(module, arguments, output)`` returns another output."""
     calls: list[ModuleCall] = []
 
     def hook(

@@ -82,10 +82,7 @@ def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
-    """Return two factors of the called layer's weight gradient; ``None`` if it has no factors.
-
-    They have the shapes (V, outputs, positions) and (V, inputs, positions).
-    """
+    """Return the factors (V, outputs, positions), (V, inputs, positions) of a layer's weight gradient, if any."""
     _, factors = _RULES.get(type(call.module), (_by_vjp, None))
     return factors(call) if factors else None
 
@@ -217,7 +214,7 @@ class Layered(VictimGradients):
     ) -> tuple[Tensors, dict[str, tuple[Tensor, Tensor]]]:
         """Return gradients by name; for weights in ``factored``, return their factors instead, if there are any.
 
-        The factors are those of :func:`weight_factors`; ``hidden`` is that of :meth:`passed`.
+        The factors are those of :func:`weight_factors`; for ``hidden`` see :meth:`passed`.
         """
         gradients: dict[str, Tensor] = {}
         products: dict[str, tuple[Tensor, Tensor]] = {}

@@ -95,13 +95,13 @@ class GradientClassifier:
         rank = min(RANK, int((spread > 1e-5 * spread[0]).sum()))
         basis = right[:rank].T * (math.sqrt(len(directions)) / spread[0].clamp(min=1e-12))
         head = _head([rank, *([hidden] if hidden else []), classes], rng, directions.device)
-        held = list(head.parameters())
-        optimizer = torch.optim.Adam(held, lr=0.01, weight_decay=1e-3)
+        trained = list(head.parameters())
+        optimizer = torch.optim.Adam(trained, lr=0.01, weight_decay=1e-3)
         inputs = (directions - mean) @ basis
         with torch.enable_grad():
             for _ in range(steps):
                 loss = F.cross_entropy(head(inputs), labels)
-                for parameter, slope in zip(held, torch.autograd.grad(loss, held), strict=True):
+                for parameter, slope in zip(trained, torch.autograd.grad(loss, trained), strict=True):
                     parameter.grad = slope
                 optimizer.step()
         return cls(mean, basis, head.requires_grad_(False))
@@ -125,7 +125,7 @@ def _directions(sketched: Tensor) -> Tensor:
 _CHUNK_ELEMENTS = 1 << 26  # most elements of per-example gradients at once (256 MB of float32)
 
 _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDictionary()
-"""Model -> names of parameters -> ``True`` if :class:`Layered` gives the right gradients by these parameters."""
+"""Model -> names of parameters -> ``True`` if :class:`Layered` gives the right gradients with respect to these."""
 
 
 @without_checkpointing()
@@ -344,7 +344,8 @@ def gradient_products(
 ) -> tuple[Tensor, Tensor]:
     """Return inner products (B, K) of each example's gradient with K ``directions``, and gradients' squared norms (B,).
 
-    Parameters in any direction count, as 0 in a direction that lacks them. Batch norm is in evaluation mode.
+    Parameters that are in no direction are left out; those missing in one direction are 0 there. Batch norm is in
+    evaluation mode.
     """
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}

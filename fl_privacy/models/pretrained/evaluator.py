@@ -234,10 +234,10 @@ class WordEvaluator(nn.Module):
 def mix_with_random_words(
     box: WordBox, tokens: Tensor, ratios: Tensor, rng: torch.Generator, *, blended: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Replace a share ``ratios`` (N,) of the words of ``tokens`` (N, L) by random words, or blend all words with them.
+    """Replace the share ``ratios`` (N,) of each text's words by random words, or blend all its words with random ones.
 
-    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and the random share (N, L) of each word. ``tokens`` are
-    padded with -1. ``blended`` (N,): true for texts in which all words are blended, by the text's ratio.
+    Return scaled embeddings (N, L, d) (see :class:`WordBox`), and the random share (N, L) of each word. ``tokens``: (N,
+    L), padded with -1. ``blended`` (N,): true for texts in which all words are blended.
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]

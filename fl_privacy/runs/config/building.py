@@ -135,7 +135,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Parameters of a section's target, a function or class; ``takes_any``: ``True`` if it accepts other names, too."""
+    """Parameters of a section's target, a function or class; ``takes_any``: ``True`` if it also accepts other names."""
 
     defaults: Mapping[str, Any]
     annotations: Mapping[str, Any]

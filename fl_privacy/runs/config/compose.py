@@ -47,7 +47,10 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 
 @lru_cache(maxsize=1024)
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
-    """Return group, option and settings of ``group=option``; ``None`` if others may change. ``stamp``: cache key."""
+    """Return group, option and settings of ``group=option``; ``None`` if the option may change other groups.
+
+    ``stamp``: cache key that changes with the files.
+    """
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
     text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"
@@ -237,7 +240,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the one key with several values, ``seed`` in ``seed=0,1``; empty without one, ``UserError`` for two."""
+    """Return the key with several values, such as ``seed`` in ``seed=0,1``; empty if none; ``UserError`` for two."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
@@ -334,8 +337,8 @@ def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mappi
                 allowed = [*map(str, section), *more] if isinstance(section, Mapping) else []
                 if part not in allowed:
                     allowed = sorted({*allowed, *(_groups() if not above else ())})
-                    beside = f"{above}={chosen[above]}" if chosen.get(above) else ""
-                    wrong = suggest(part, allowed, beside, above=above)
+                    parent = f"{above}={chosen[above]}" if chosen.get(above) else ""
+                    wrong = suggest(part, allowed, parent, above=above)
                     raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{wrong}")
                 adds = adds or part in more  # also if it is set twice: the last one wins
                 section = more[part] if part in more else section.get(part)

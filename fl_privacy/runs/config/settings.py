@@ -30,8 +30,8 @@ def setting(
 ) -> Any:
     """Declare a setting of a run.
 
-    ``within``: least and largest value. ``captured``: ``True`` if captured updates fix the value; ``None``: they do for
-    settings of training and defense.
+    ``within``: least and largest value. ``captured``: ``True`` if an attack on a captured run takes that run's value;
+    ``None`` is ``True`` for settings of training and defense.
     """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})

@@ -181,7 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least excess of the best attacker over guesses without the update, over all rounds and attacks."""
+    """Return the smallest lead of the best attacker over guesses without the update, among all rounds and attacks."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -201,7 +201,10 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended candidate that leaks most; ``None`` without one, if one leaks, or if modalities differ."""
+    """Return the undefended candidate that leaks most.
+
+    ``None`` if there is none, an attack reconstructed something from one of them, or modalities differ.
+    """
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None

@@ -150,7 +150,7 @@ def read_ongoing(folder: Path) -> Ongoing | None:
 
 
 def read_guesses(folder: Path) -> list[Pixels]:
-    """Return the current guesses, images (C, H, W), in the untrusted ``folder``; empty without any."""
+    """Return the current guesses, images (C, H, W), in the untrusted ``folder``; empty if there are none."""
     if not (folder / PICTURES).is_file():
         return []
     with suppress(SafetensorError, OSError, ValueError), safe_open(folder / PICTURES, framework="np") as file:
@@ -162,7 +162,7 @@ def read_guesses(folder: Path) -> list[Pixels]:
 
 
 def read_texts(folder: Path) -> list[Pieces]:
-    """Return the current guesses, tokens of texts, in the untrusted ``folder``; empty without any."""
+    """Return the current guesses, tokens of texts, in the untrusted ``folder``; empty if there are none."""
     content = _read(folder / TEXTS)
     texts = content.get("texts") if isinstance(content, dict) else None
     return list(map(tuple, texts[:PICTURED])) if isinstance(texts, list) and fits(texts, list[list[str]]) else []

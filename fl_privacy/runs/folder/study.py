@@ -171,7 +171,7 @@ class StudyRow:
     ) -> Candidate | None:
         """Return the defense with its worst figures over attacks up to ``threat``; ``None`` if no example was scored.
 
-        ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions open until they have an answer.
+        ``uploads``: kind of upload; ``None``: all kinds. ``asked``: inference questions that must have been answered.
         """
         candidate = candidate_of(
             self.heard(threat, uploads),

@@ -14,16 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Finding, identification_bound
 from fl_privacy.measure.rule import above_chance
+from fl_privacy.runs.folder import leakage
 from fl_privacy.runs.folder.defense_choice import answered_above_chance, disproves
-from fl_privacy.runs.folder.leakage import (
-    AttackedUploads,
-    AttackFacts,
-    facts_of,
-    in_round,
-    leaks_most,
-    modality_attacked,
-    most_exposed,
-)
 from fl_privacy.runs.folder.summary import LeakageResult, Recognized, Spent, Summary
 from fl_privacy.types.modality import IMAGES, Modality
 from fl_privacy.types.victim_ids import Certainty
@@ -76,7 +68,7 @@ class Verdict:
     tone: Tone
     ground: Ground
     modality: Modality = IMAGES
-    facts: AttackFacts = field(default_factory=AttackFacts)
+    facts: leakage.AttackFacts = field(default_factory=leakage.AttackFacts)
     most: LeakageResult | None = None  # result that leaks most; ``None`` if nothing could be scored
     by_round: Mapping[int, LeakageResult] = field(default_factory=dict)  # result that leaks most in each attacked round
     readings: tuple[LeakageResult, ...] = ()
@@ -108,10 +100,10 @@ def verdict_of(run: Run) -> Verdict:
     """Decide the verdict on ``run``."""
     data, false = run.identity.config.get("data"), any(claim.is_false for claim in run.claims)
     loader = str(data.get("_target_", "")) if isinstance(data, Mapping) else ""
-    return judged(run.summary, facts_of(run), claim_is_false=false, loader=loader)
+    return judged(run.summary, leakage.facts_of(run), claim_is_false=false, loader=loader)
 
 
-def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
+def judged(summary: Summary, facts: leakage.AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
     """Decide the verdict on ``summary``; ``claim_is_false``: no privacy bound. ``loader``: data loader's name."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
@@ -135,15 +127,15 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
     return Verdict(
         tone=_TONES.get(ground, OPEN),
         ground=ground,
-        modality=modality_attacked(found, loader),
+        modality=leakage.modality_attacked(found, loader),
         facts=facts,
-        most=leaks_most(found),
-        by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
+        most=leakage.leaks_most(found),
+        by_round={r: most for r in rounds if (most := leakage.leaks_most(leakage.in_round(found, r))) is not None},
         readings=found,
         inferred=inferred,
         asked=asked,
         bound=bound,
-        exposed=most_exposed(found),
+        exposed=leakage.most_exposed(found),
         proven=max((r.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),
     )
 
@@ -152,9 +144,9 @@ CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}  # ``True`` for an
 _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.INFERRED: LEAK, Ground.BOUNDED: BOUNDED}
 
 
-def tone_of(found: Sequence[LeakageResult], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
+def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = leakage.AttackedUploads.PROBES) -> Tone:
     """Return ``LEAK`` if a result on clients' uploads is above chance, else ``OPEN``: no attack proves safety."""
-    return LEAK if source is not AttackedUploads.SERVER and is_read(found) else OPEN
+    return LEAK if source is not leakage.AttackedUploads.SERVER and is_read(found) else OPEN
 
 
 def is_read(found: Sequence[LeakageResult]) -> bool:

@@ -78,7 +78,7 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """Return the energy in joules that processors have used, by RAPL counters, which overflow; ``None`` without any."""
+    """Return the energy in joules that processors have used, by RAPL counters, which overflow; ``None`` if missing."""
     try:
         counters = [
             int((zone / "energy_uj").read_text())

@@ -295,7 +295,7 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
-    """Train private layers on digits for two rounds on ``nodes`` nodes; ``UserError`` if that does not finish."""
+    """Train private layers on digits for two rounds on ``nodes`` nodes; ``UserError`` if the run does not finish."""
     overrides = (
         f"federation.clients={nodes} federation.rounds={ROUNDS} federation.plan.batch_size=16 defense=spn attack=none"
         f" baseline=false device=cpu out={federation.folder / 'runs'}"

@@ -85,7 +85,7 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Return the section ``runs`` of a policy, with paths from ``folder``; ``UserError`` if wrong or no ``ledger``."""
+    """Parse a policy's section ``runs``, with paths below ``folder``; ``UserError`` if wrong or without ``ledger``."""
     section = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
     if ledger is None:
         raise UserError("runs is expected with a budget, whose ledger names each bundle, but got none; add budget.")

@@ -103,7 +103,7 @@ def _more_bits(number: int, random: Bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _cumulative() -> tuple[int, ...]:
-    """Return 2^256 times the probabilities that a proposal's whole part is at most 0, 1, ...; the last is 2^256."""
+    """Return 2^256 times the probabilities that a proposed k is at most 0, 1, ...; the last entry is 2^256."""
     sums = list(accumulate(exp_of_minus(k * k, 2) for k in range(_LARGEST_K)))
     return tuple((one << _PRECISION) // sums[-1] for one in sums)
 

@@ -65,8 +65,8 @@ class Entry:
 
     Attributes:
         when: seconds since 1970 by the ledger's own time, which never runs back.
-        kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` in place of a torn line,
-            ``run`` for a refused run.
+        kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` for a torn line, ``run`` for a refused
+            run.
         outcome: ``ASKED``, ``sent``, or, if nothing left, ``refused`` or ``failed``.
         rho: zCDP rho of the change of weights; 0 without weights, ``None`` without noise. With noise, a refused reply
             costs as much as a sent one, since an app may choose to fail.

@@ -29,8 +29,8 @@ class Ledger:
     """Ledger file, which several processes may share.
 
     File and anchor are synced after each line. The anchor, a file in another folder, has number and digest of the last
-    entry, so that an old ledger is noticed unless an old anchor is restored, too. ``LedgerError`` if the path of one
-    contains the other.
+    entry, so that an old ledger is noticed, unless an old anchor is also restored. ``LedgerError`` if one is inside the
+    other.
 
     Args:
         path: ledger's file, made for its owner only if neither it nor the anchor exists.

@@ -50,7 +50,7 @@ class Rule:
         most_bytes: most bytes of a value of bytes, which passes unchanged.
         most_letters: most letters of a received text, which passes unchanged.
         length: length of a list of such values; ``None`` for a single value.
-        shorter: ``True`` allows shorter lists, too.
+        shorter: ``True`` also allows shorter lists.
     """
 
     integer: bool = False

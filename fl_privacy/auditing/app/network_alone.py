@@ -1,0 +1,176 @@
+"""Audit the network of a project alone, trained by plain SGD on drawn inputs, if the project's own training fails."""
+
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_privacy.auditing.app.bundle import App
+from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network, within_seconds
+from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
+from fl_privacy.auditing.app.stand_in import Drawing
+from fl_privacy.auditing.app.started import Started
+from fl_privacy.auditing.instrument.keras_layers import is_keras
+from fl_privacy.errors import UserError
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
+from fl_privacy.measure.answer import Answer
+from fl_privacy.report.audit_page import NOT_TESTED, AuditRecord
+from fl_privacy.rng import streams_put_back
+
+NODES, MOST_TRIED, MOST_SKIPPED = 2, 24, 3
+"""Numbers of clients, of networks that are tried, and of skipped ones that the page names."""
+
+LEAST_SECONDS = 10.0  # shortest time for building a network, and a step of it
+
+LAST_ALONE = "batch"
+"""Last scenario whose uploads do not depend on how an app trains."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkAlone(App):
+    """A project of which only the network is trained, by FedAvg and plain SGD on drawn inputs.
+
+    ``reason``: why the project's own training was not audited. ``built``: networks that its code built while it ran.
+    ``chosen``: the network as ``FILE:NAME``; empty for the likeliest.
+    """
+
+    reason: str
+    seconds: float
+    seed: int = 0
+    chosen: str = ""
+    built: BuiltNetworks | None = None
+    found: list["TrainedAlone"] = field(default_factory=list)  # the network that ``load`` found
+
+    @classmethod
+    def of(cls, app: App, **given: Any) -> "NetworkAlone":
+        return cls(**{each.name: getattr(app, each.name) for each in fields(App)}, **given)
+
+    def load(self, stops: Callable[[App], str]) -> Started:
+        """Find and build a network and its inputs; ``UserError`` if none of the project's can be trained."""
+        drawing = Drawing([], self.folder, self.seed, self.config)
+        limit = max(LEAST_SECONDS, self.seconds / 10)
+        defined, until = DefinedNetworks(self, drawing, limit), time.monotonic() + max(3 * limit, self.seconds)
+        drawing = defined.drawing = Drawing(list(defined.files.values()), self.folder, self.seed, self.config)
+        sizes = CodeSizes.of(defined.files.values(), drawing, {**defined.settings, **self.config})
+        losses = Counter[str]() if self.built is None else self.built.of_losses
+        built = [] if self.built is None else self.built.networks(defined.of_clients, self.folder)
+        for network in islice(chain(built, defined.networks(self.chosen)), MOST_TRIED):
+            if time.monotonic() > until:
+                break
+            made = attempt(lambda: self._trained(network, sizes, losses, limit))  # noqa: B023
+            if isinstance(made, Failure):
+                reason = made.reason.removeprefix("UserError: ").rstrip(".")
+                defined.skipped.append(f"{network.name} ({network.place}): {reason}")
+                continue
+            made.skipped += list(dict.fromkeys(defined.skipped))[:MOST_SKIPPED]
+            self.found.append(made)
+            client = ClientApp(client_fn=made.client)
+            return Started(ServerApp(server_fn=made.server), client, NODES)
+        said = "; ".join(list(dict.fromkeys(defined.skipped))[:MOST_SKIPPED]) or "no file defines one"
+        raise UserError(
+            f"{self.name} is expected to have a network that can be trained alone, but has none ({said}): name another"
+            " by --network FILE:NAME."
+        )
+
+    def _trained(self, network: Network, sizes: CodeSizes, losses: Counter[str], limit: float) -> "TrainedAlone":
+        with within_seconds(limit), streams_put_back(self.seed):
+            module = network.make()
+            if not isinstance(module, nn.Module):
+                raise UserError(f"it is no network of PyTorch, or of Keras on PyTorch, but {type(module).__name__}")
+            module = module.to("cpu", torch.float32).train()
+            task = task_for(module, sizes, losses)
+            made = TrainedAlone(network, module, task, sizes, self.seed)
+            before = copy.deepcopy(module.state_dict())
+            made.train(module, 2, NODES)
+            module.load_state_dict(before)
+        return made
+
+    def on_page(self, record: AuditRecord) -> AuditRecord:
+        """Return ``record`` as that of the network alone; ``UserError`` if it was not trained."""
+        made = self.found[-1]
+        if not record.models:
+            raise UserError(f"{made.network.name} could not be trained alone.")
+        why = [f"Not taken: {each}." for each in made.skipped]
+        answers = list[Answer]()
+        for one in (one for one in record.answers if one.scenario.name != "site"):
+            title = one.scenario.title.replace("The app's own", "A")
+            answers.append(replace(one, scenario=replace(one.scenario, title=title)))
+        plain = f"trained by plain SGD on {made.task.in_words}"
+        return replace(
+            record,
+            network_alone=f"{made.network.name} ({made.network.place}) alone, {plain}",
+            not_audited=self.reason,
+            lede=f"{made.in_words} Real training, by its own optimizer on its own data, may leak more or less.",
+            answers=answers,
+            findings=(),
+            stated={},
+            notes=[f"{NOT_TESTED}.", *why],
+            drawn=True,
+        )
+
+
+@dataclass(eq=False)
+class TrainedAlone:
+    """A network and its task, with the FedAvg server and the clients that train it by plain SGD."""
+
+    network: Network
+    module: nn.Module
+    task: Task
+    sizes: CodeSizes
+    seed: int
+    skipped: list[str] = field(default_factory=list)
+
+    @property
+    def in_words(self) -> str:
+        task, sizes = self.task, self.sizes
+        steps = f"learning rate {sizes.rate:g}, batches of {sizes.batch}, {task.loss}"
+        return (
+            f"The network {self.network.name} ({self.network.place}) was built {self.network.code}, and trained by"
+            f" FedAvg with {NODES} clients and plain SGD ({steps})"
+            f" on {task.in_words}: the first usual size that fits it."
+        )
+
+    def train(self, module: nn.Module, number: int, seed: int) -> None:
+        """Train ``module`` on ``number`` examples, drawn by ``seed``, once each."""
+        drawn = self.task.draw(number, np.random.default_rng([self.seed, seed]))
+        optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=self.sizes.rate)
+        for inputs, targets in DataLoader(TensorDataset(*drawn), batch_size=self.sizes.batch):
+            optimizer.zero_grad()
+            self.task.loss_of(first_tensor(module(inputs)), targets).backward()
+            optimizer.step()
+
+    def client(self, context: Context) -> LegacyClient:
+        return _Client(self, int(context.node_config["partition-id"])).to_client()
+
+    def server(self, context: Context) -> ServerAppComponents:
+        strategy = LegacyFedAvg(fraction_evaluate=0.0, min_fit_clients=NODES, min_available_clients=NODES)
+        return ServerAppComponents(config=ServerConfig(num_rounds=1), strategy=strategy)
+
+
+class _Client(NumPyClient):
+    def __init__(self, trained: TrainedAlone, partition: int) -> None:
+        self._trained, self._partition = trained, partition
+        own = None if is_keras(trained.module) else attempt(lambda: copy.deepcopy(trained.module))  # Keras calls a copy
+        self._module = own if isinstance(own, nn.Module) else trained.module
+
+    def get_parameters(self, config: dict[str, Any]) -> list[np.ndarray]:
+        return [value.detach().cpu().numpy().copy() for value in self._module.state_dict().values()]
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        trained, module = self._trained, self._module
+        named = zip(module.state_dict(), map(torch.from_numpy, map(np.array, parameters)), strict=True)
+        module.load_state_dict(dict(named))
+        trained.train(module, EXAMPLES, self._partition)
+        return self.get_parameters({}), EXAMPLES, {}
