@@ -407,6 +407,49 @@ TENTH: Mapping[str, tuple[str, str, str]] = {
 }
 """The tenth draw: shuffled from repositories that a search of names and paths listed, by a rule written before."""
 
+ELEVENTH: Mapping[str, tuple[str, str, str]] = {
+    "Perry-igdtuw/FL-XAI-IDS": ("245334b678", "", "intrusion detection"),
+    "siddharthr050106/Browser-Based-Exam-Proctoring-System": ("a42698f031", "", "exams"),
+    "janvandermeulen/rp": ("3fb156b8d2", "", "research"),
+    "lujames13/BFL-optimistic-poison-defend-2": ("ddcf60f2a8", "", "blockchain"),
+    "gangmingangmingangmin/fl_project": ("e7106890d8", "", "an app"),
+    "CodebyDeshma-27/FedShield": ("2bd6f27664", "", "fraud"),
+    "sriramkv3010/NAFO": ("9efda33fbe", "", "an app"),
+    "KL-DL-ML/federated-learning-autoencoder-anomaly-detection": ("e40e327e86", "", "power systems"),
+    "Dupahar/Prometheus-Siren-pro": ("b101355397", "", "web security"),
+    "a4anthony/fraud-detection-fl": ("c417c44584", "", "fraud, a thesis"),
+    "Adityaparab25a/federated-learn-sentiment-flower": ("e596a4424b", "", "sentiment of texts"),
+    "Furqanameen/iot-ddos-detection": ("6f0f1d9a66", "", "internet of things"),
+    "JingWu321/DCS-2": ("92019da597", "", "gradient leakage"),
+    "Hasini-Kotha/Fed_Knowledge_graph_agentic_platform": ("9bd47a6ce0", "", "knowledge graphs"),
+    "SalmonStar/Federated-Learning-lab": ("d4f12c39ec", "", "TensorFlow"),
+    "dev-rafaelmachado/pre-tcc-bms-fl": ("412e55cd07", "", "regression, a thesis"),
+    "Bubblevan/WPTCN": ("e5fc285c57", "", "time series"),
+    "ahmayun/protoken": ("bddc44a396", "", "a language model"),
+    "WearTheClo/PiXTime": ("564c6464c3", "", "time series"),
+    "drvshavva/ACIncome_bias_fl": ("4cbca4ab84", "", "incomes, fairness"),
+    "OmarTawad/FL_PPO_PRJ": ("cf5b47c158", "", "reinforcement learning"),
+    "The-AtlasIAns-HackAI-2026/challenge-notebooks": ("030b882317", "", "challenges"),
+    "CosmicPegasus07/FedTraj-Prediction": ("7287ebc619", "", "vehicles, graphs"),
+    "Optimo-ai/Federado": ("e8461fccd6", "", "credit scores"),
+    "ari-dasci/S-RFOut": ("e54d6dbc43", "", "backdoors"),
+    "akusok/federated-elm": ("93c44aacf7", "", "extreme learning machines"),
+    "sthuthii/skin_cancer_detection": ("5ccc4300fe", "", "pictures of skin"),
+    "ChaseSecurity/Fostering_Cyber_Threat_Detection_Through_FL": ("c341c0504d", "", "cyber threats"),
+    "drorasaf/FLNotify": ("dd9da66866", "", "a thesis"),
+    "kampuzzle/Sistemas-Distribuidos": ("5e41110ab6", "", "a course"),
+}
+"""The eleventh draw: thirty projects chosen by a rule that was written before any of them was seen.
+
+Candidates were all repositories that ten searches of code and nine exact paths of files, such as ``fl/client.py``,
+listed. Paths that listed a project of the tenth draw were dropped after the search. Repositories that this project
+names, or whose names are those of earlier draws, were left out. The others were sorted in lower case and shuffled by
+``random.Random(1130)``. The first thirty whose Python files import and start Flower were taken, without copies of
+Flower or of one another, at most one of each owner. None has Flower's app format. Nobody read their code before the
+first try, but the searches showed one file of Adityaparab25a/federated-learn-sentiment-flower and one of
+kampuzzle/Sistemas-Distribuidos. The checkouts lack files of 4 MiB and more, which the store of repositories lacks.
+"""
+
 HEADS = ("", "baf5cf03", "ba94e85d", "fed08622", "4b16fbc6", "538d4a92", "d6aee7a8")
 """Versions on which projects since the sixth draw were first tried, in this order; "" is not recorded."""
 
@@ -475,7 +518,7 @@ WRONG: Mapping[str, str] = {
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
 
-DRAWS = {1: FIRST, 2: SECOND, 3: THIRD, 4: FOURTH, 5: FIFTH, 6: SIXTH, 7: SEVENTH, 8: EIGHTH, 9: NINTH, 10: TENTH}
+DRAWS = dict(enumerate((FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH, SEVENTH, EIGHTH, NINTH, TENTH, ELEVENTH), start=1))
 PROJECTS = {name: told for draw in DRAWS.values() for name, told in draw.items()}
 
 
@@ -484,7 +527,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--apps", type=Path, required=True, help="folder of checkouts, OWNER+NAME")
     parser.add_argument("--only", nargs="*", help="projects by OWNER/NAME")
-    parser.add_argument("--draw", type=int, choices=DRAWS, default=10, help="which projects")
+    parser.add_argument("--draw", type=int, choices=DRAWS, default=11, help="which projects")
     parser.add_argument("--again", action="store_true", help="projects that have a row, too")
     parser.add_argument("--second", action="store_true", help="keep the first try's row, with this try beside it")
     parser.add_argument("--check", action="store_true", help="measure `audit --check` of projects that have a row")
