@@ -31,6 +31,7 @@ from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.app_claims import claims_in_words
+from fl_privacy.auditing.instrument.keras_layers import backend_blamed
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.server_step import server_plan_of
 from fl_privacy.auditing.session import AuditSession, Show
@@ -258,7 +259,7 @@ class AppAudit(AuditSession):
         with contextlib.ExitStack() as stack:
             stack.callback(self.leave)
             Score.asked.clear()
-            there = stack.enter_context(around(app.folder, files, asked.mirror, inner, self.absent))
+            there = stack.enter_context(around(app, files, asked.mirror, inner, self.absent))
             if asked.sandboxed:
                 stack.enter_context(pickles_loaded(there.lent))
             if self.absent:
@@ -417,6 +418,8 @@ class AppAudit(AuditSession):
         unseen = _UNSEEN + errors if trained and not grid.models else ""
         if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
             problems.append(f"The app's server ended with an error: {self.ended}")
+        blamed = backend_blamed((*grid.failures, *grid.problems, self.ended, silence))
+        problems += [blamed] if blamed else []
         if grid.joined:
             problems.append(f"The app waits for more than {asked.nodes} clients; {grid.joined} joined.")
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
