@@ -398,7 +398,8 @@ def test_only_code_that_clients_reach_keeps_keras_on_tensorflow(
     (tmp_path / "explain.py").write_text("import tensorflow as tf\nwith tf.GradientTape() as tape: pass\n")
     app = read_app(tmp_path)
     assert keras_lent(code_of(tmp_path), app)
-    assert "KERAS_BACKEND=tensorflow" in backend_blamed(["ValueError: Layer 'dense' expects a torch.Tensor"])
+    (blamed,) = backend_blamed(["ValueError: Layer 'dense' expects a torch.Tensor"])
+    assert "KERAS_BACKEND=tensorflow" in blamed
     assert not backend_blamed(["FileNotFoundError: a.csv"])
     (tmp_path / "net.py").write_text("import explain\nimport tensorflow as tf\nNET = tf.keras.Sequential()\n")
     assert not keras_lent(code_of(tmp_path), app)
@@ -413,7 +414,12 @@ def trained(net: Sequential, images: Tensor) -> WatchedReply:
         labels = torch.arange(len(images)) % 3
         loss = -(torch.nn.functional.one_hot(labels, 3) * net(images, training=True).log()).sum(-1).mean()
         loss.backward()
-        weights = [each for layer in net.layers for each in vars(layer).values() if hasattr(each, "value")]
+        weights = [
+            each
+            for layer in net.layers
+            for each in vars(layer).values()
+            if hasattr(each, "value") and each.value.requires_grad
+        ]
         SGD(0.1).apply([each.value.grad for each in weights], weights)
     reply = {f"arrays/{k}": each.value.detach().numpy().copy() for k, each in enumerate(weights)}
     found = matched(reply, {}, seen.before, seen.values(), seen.gradients)
@@ -421,8 +427,10 @@ def trained(net: Sequential, images: Tensor) -> WatchedReply:
 
 
 def test_a_step_is_seen_and_replayed_in_pytorchs_layers() -> None:
-    images = torch.rand(1, 8, 8, 3)
-    reply = trained(network(), images)
+    net, images = network(), torch.rand(1, 8, 8, 3)
+    net.layers[0].add("seed", torch.tensor([1, 2]), trained=False)
+    net.layers[0]._parameters = dict(reversed(net.layers[0]._parameters.items()))  # first, as in layers that draw
+    reply = trained(net, images)
     seen = reply.watched
     assert [name for name, _ in seen.optimizers] == ["SGD"] and sum(seen.optimizers.values()) == 1
     assert len(seen.modules) == 1 and len(reply.matched.parameters) == 8 and reply.matched.shares == "weights"

@@ -331,6 +331,8 @@ class AppAudit(AuditSession):
             f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.": there.devices,
         }
         self.notes += [text for text, applies in said.items() if applies]
+        assert self.grid is not None
+        self.problems += backend_blamed((*self.grid.failures, *self.grid.problems, self.ended))
 
     def refresh(self) -> None:
         if self.built is not None and self.grid is not None and self.grid.models:
@@ -418,8 +420,6 @@ class AppAudit(AuditSession):
         unseen = _UNSEEN + errors if trained and not grid.models else ""
         if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
             problems.append(f"The app's server ended with an error: {self.ended}")
-        blamed = backend_blamed((*grid.failures, *grid.problems, self.ended, silence))
-        problems += [blamed] if blamed else []
         if grid.joined:
             problems.append(f"The app waits for more than {asked.nodes} clients; {grid.joined} joined.")
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]

@@ -218,8 +218,7 @@ _OF_TENSORFLOW = re.compile(
 def keras_lent(code: str, app: App) -> bool:
     """Choose PyTorch as the backend of the app's Keras, so that its steps can be observed; return ``True`` on success.
 
-    ``code``: text of all files. An app whose server or clients use TensorFlow's own gradients, or name a backend, keeps
-    its backend.
+    ``code``: text of all files. Servers and clients with TensorFlow's own gradients, or a named backend, keep theirs.
     """
     wanted = bool(_OF_KERAS.search(code)) and not (
         _OF_TENSORFLOW.search(code) and any(_OF_TENSORFLOW.search(ast.unparse(each.tree)) for each in reached_by(app))

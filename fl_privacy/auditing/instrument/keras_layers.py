@@ -33,10 +33,10 @@ def keras_on_torch() -> Any:
     return keras if backend is not None and backend() == "torch" else None
 
 
-def backend_blamed(errors: Iterable[str]) -> str:
-    """Return what to try if Keras runs on PyTorch and one of the ``errors`` may come from it; else an empty string."""
+def backend_blamed(errors: Iterable[str]) -> list[str]:
+    """Return a sentence on what to try, if Keras runs on PyTorch and one of the ``errors`` may come from that."""
     blamed = keras_on_torch() is not None and any(re.search("(?i)keras|torch|backend", each) for each in errors)
-    return "Keras ran on PyTorch, which may have caused an error; KERAS_BACKEND=tensorflow avoids it." * blamed
+    return ["Keras ran on PyTorch, which may have caused an error; KERAS_BACKEND=tensorflow avoids it."] * blamed
 
 
 def is_keras(module: object) -> bool:
@@ -161,7 +161,7 @@ def _converted(layer: Any, shape: tuple[int, ...]) -> Iterator[tuple[nn.Module, 
         raise UserError(f"one {what} size is expected, but the app's Keras network takes {what}s of any size; set it")
     along = kind.endswith("1D") or (kind == "BatchNormalization" and len(shape) == 3)  # windows, with channels last
     if along:
-        yield _Computed(torch.transpose, {"dim0": 1, "dim1": 2}), {}
+        yield _Turned(), {}
     if strided:  # pads more at the end
         sides = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
         each = [max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in sides]
@@ -175,7 +175,7 @@ def _converted(layer: Any, shape: tuple[int, ...]) -> Iterator[tuple[nn.Module, 
     weights = {name: attrgetter(own)(layer) for name, own in _names(layer, kind).items()}
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
     if along and getattr(layer, "keepdims", True):
-        yield _Computed(torch.transpose, {"dim0": 1, "dim1": 2}), {}
+        yield _Turned(), {}
     own = None if isinstance(made, _Recurrent) else getattr(layer, "activation", None)
     name = getattr(own, "__name__", "linear")
     if name != "linear":
@@ -229,7 +229,7 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
         case "Reshape" if tuple(layer.target_shape) == {3: (*shape[1:], 1), 2: (1, 1, *shape[1:])}.get(len(shape)):
             made = nn.Unflatten(1, (layer.target_shape[-1], *layer.target_shape[: 4 - len(shape)]))
         case "Reshape" if len(layer.target_shape) < 4 and len(shape) < 5:
-            made = _Computed(_reshaped, {"shape": tuple(layer.target_shape)})
+            made = _Reshaped(tuple(layer.target_shape))
         case "Add" | "Multiply" | "Concatenate" if len(axes := {len(each.shape) for each in layer.input}) == 1:
             made = _Joined(kind) if getattr(layer, "axis", -1) in (-1, max(axes) - 1) else None
         case "MaxPooling1D" | "AveragePooling1D" | "MaxPooling2D" | "AveragePooling2D":
@@ -241,7 +241,7 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
             whole: Any = getattr(nn, f"Adaptive{'Avg' if 'Average' in kind else 'Max'}Pool{kind[-2]}d")
             made = whole(1) if layer.keepdims else nn.Sequential(whole(1), nn.Flatten())
         case "Rescaling" if isinstance(layer.scale, int | float) and isinstance(layer.offset, int | float):
-            made = _Computed(_rescaled, {"scale": float(layer.scale), "offset": float(layer.offset)})
+            made = _Rescaling(float(layer.scale), float(layer.offset))
         case "ReLU" if not layer.threshold and (layer.max_value is None or not layer.negative_slope):
             top, slope = layer.max_value, float(layer.negative_slope or 0.0)
             made = nn.LeakyReLU(slope) if top is None else nn.Hardtanh(0.0, float(top))
@@ -269,29 +269,30 @@ class _Joined(nn.Module):
         return reduce(torch.add if self.kind == "Add" else torch.mul, others, first)
 
 
-def _rescaled(inputs: Tensor, scale: float, offset: float) -> Tensor:
-    return scale * inputs + offset
-
-
-def _reshaped(inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
-    last = inputs.movedim(1, -1) if inputs.dim() == 4 else inputs
-    made = last.reshape(len(inputs), *shape)
-    return made.movedim(-1, 1) if made.dim() == 4 else made
-
-
-def _repeated(inputs: Tensor, n: int) -> Tensor:
-    return inputs.unsqueeze(1).expand(-1, n, -1)
-
-
-class _Computed(nn.Module):
-    """A layer without weights, computed by ``function`` with the arguments ``settings``."""
-
-    def __init__(self, function: Callable[..., Tensor], settings: Mapping[str, Any]) -> None:
+class _Rescaling(nn.Module):
+    def __init__(self, scale: float, offset: float) -> None:
         super().__init__()
-        self.function, self.settings = function, settings
+        self.scale, self.offset = scale, offset
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.function(inputs, **self.settings)
+        return self.scale * inputs + self.offset
+
+
+class _Reshaped(nn.Module):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = (inputs.movedim(1, -1) if inputs.dim() == 4 else inputs).reshape(len(inputs), *self.shape)
+        return made.movedim(-1, 1) if made.dim() == 4 else made
+
+
+class _Turned(nn.Module):
+    """Exchanges the channels of windows (B, T, F), which come last in Keras, with the steps."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs.mT
 
 
 class _Recurrent(nn.Module):
@@ -368,7 +369,7 @@ _PLAIN: Mapping[str, Callable[[Any], nn.Module | None]] = {
     "Dropout": lambda layer: nn.Dropout(layer.rate),
     "ELU": lambda layer: nn.ELU(float(layer.alpha)),
     "Flatten": lambda layer: _Flatten(),
-    "RepeatVector": lambda layer: _Computed(_repeated, {"n": layer.n}),
+    "RepeatVector": lambda layer: nn.Sequential(nn.Unflatten(1, (-1, 1)), nn.Upsample(scale_factor=layer.n), _Turned()),
     "SpatialDropout1D": lambda layer: nn.Dropout1d(layer.rate),
     "ZeroPadding1D": lambda layer: _padding([tuple(layer.padding)]),
     "LeakyReLU": lambda layer: nn.LeakyReLU(float(layer.negative_slope)),
