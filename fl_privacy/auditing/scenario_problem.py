@@ -457,8 +457,7 @@ def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:
 
 
 def _width(program: Program, output: int) -> int:
-    made = _made(program, output)
-    return made.flatten(1).shape[1] if made.dim() > 1 else 1
+    return torch.atleast_1d(_made(program, output))[:1].numel()
 
 
 def cleaned(part: nn.Module) -> nn.Module:
