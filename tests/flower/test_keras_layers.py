@@ -366,6 +366,9 @@ def test_windows_are_pooled_normed_padded_repeated_and_reshaped() -> None:
         made("LayerNormalization", (8, 3), windows, gamma=None, beta=None, **norm),
         nn.functional.layer_norm(windows, (3,), eps=1e-3),
     )
+    told = {"axis": -1, "epsilon": 1e-3, "momentum": 0.9, "gamma": None, "beta": None}
+    one = made("BatchNormalization", (3,), windows[:1, 0], moving_mean=None, moving_variance=None, **told)
+    assert torch.equal(one, torch.zeros(1, 3)), "Keras also takes the mean of one example"
     over_time = layer_of("TimeDistributed")
     over_time.layer = Dense(3, 2)
     over_time.layer.input = None  # as it is called by itself in Keras

@@ -224,7 +224,7 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
             plain = (layer.scale or not layer.center) and not layer.rms_scaling
             made = nn.LayerNorm(shape[-1], layer.epsilon, layer.scale, layer.center) if plain else None
         case "BatchNormalization" if len(shape) in (2, 3, 4) and layer.axis in (-1, len(shape) - 1):
-            norm = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+            norm = nn.BatchNorm2d if len(shape) == 4 else _BatchNorm1d
             made = norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
         case "Reshape" if tuple(layer.target_shape) == {3: (*shape[1:], 1), 2: (1, 1, *shape[1:])}.get(len(shape)):
             made = nn.Unflatten(1, (layer.target_shape[-1], *layer.target_shape[: 4 - len(shape)]))
@@ -248,6 +248,15 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
         case "Softmax" if layer.axis in (-1, len(shape) - 1):
             made = nn.Softmax(1 if len(shape) == 4 else -1)
     return made
+
+
+class _BatchNorm1d(nn.BatchNorm1d):
+    """Also normalizes one example in training mode, as Keras does; PyTorch refuses it."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training and inputs.dim() == 2 and len(inputs) == 1:
+            return (inputs - inputs) * self.weight + self.bias
+        return super().forward(inputs)
 
 
 class _Flatten(nn.Flatten):
