@@ -18,6 +18,7 @@ from fl_privacy.auditing.instrument.matching import matched
 from fl_privacy.auditing.instrument.watch import TrainingWatch
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, read_problem
 from fl_privacy.errors import UserError
+from fl_privacy.models.gradients.convolution import _VictimBatchNorm
 
 
 class Layer(nn.Module):
@@ -369,6 +370,7 @@ def test_windows_are_pooled_normed_padded_repeated_and_reshaped() -> None:
     told = {"axis": -1, "epsilon": 1e-3, "momentum": 0.9, "gamma": None, "beta": None}
     one = made("BatchNormalization", (3,), windows[:1, 0], moving_mean=None, moving_variance=None, **told)
     assert torch.equal(one, torch.zeros(1, 3)), "Keras also takes the mean of one example"
+    assert torch.equal(_VictimBatchNorm(1e-3, SimpleNamespace(count=2))(windows[:2, 0]), torch.zeros(2, 3))  # type: ignore[arg-type]
     over_time = layer_of("TimeDistributed")
     over_time.layer = Dense(3, 2)
     over_time.layer.input = None  # as it is called by itself in Keras
