@@ -407,7 +407,8 @@ def _loss(
         target_dim, program_dim = labels.dim(), [_made(program, output).dim()]
         own = _without_pull(program, seen, modules[-1])
         name = getattr(used[0].function, "__name__", "the app's own loss").replace("_", " ") if used else "the app's"
-        return output, replace(loss_of(replayed, width, seen.before[next(iter(seen.before))]), name=name), labels
+        like = next(each for each in seen.before.values() if each.is_floating_point())
+        return output, replace(loss_of(replayed, width, like), name=name), labels
     except (UserError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
         return None, _OWN_LOSS, None
 
@@ -453,8 +454,7 @@ def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:
 
 
 def _width(program: Program, output: int) -> int:
-    made = _made(program, output)
-    return made.flatten(1).shape[1] if made.dim() > 1 else 1
+    return torch.atleast_1d(_made(program, output))[:1].numel()
 
 
 def cleaned(part: nn.Module) -> nn.Module:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.environment import around, arrays_writable
 from fl_privacy.auditing.app.lent import EARLIER, lent_in_words, older_names_lent, pickles_loaded
 from fl_privacy.auditing.instrument.watch import replaced
@@ -137,11 +138,12 @@ def test_transformers_leaves_tensorflow_alone_in_apps_that_do_not_name_it(
     monkeypatch.delenv("USE_TF", raising=False)
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "client.py").write_text(code)
-    with around(tmp_path / "app", tmp_path / "files", None):
+    app = App(folder=tmp_path / "app", name="app", server="", client="", config={})
+    with around(app, tmp_path / "files", None):
         assert os.environ.get("USE_TF") == inside
     assert "USE_TF" not in os.environ
     monkeypatch.setenv("USE_TF", "1")
-    with around(tmp_path / "app", tmp_path / "files", None):
+    with around(app, tmp_path / "files", None):
         assert os.environ["USE_TF"] == "1", "as its user says"
 
 

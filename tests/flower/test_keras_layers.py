@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.auditing.instrument.keras_layers import FromKeras, as_optimizer, laid_out
+from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.lent import code_of, keras_lent
+from fl_privacy.auditing.instrument.keras_layers import FromKeras, as_optimizer, backend_blamed, laid_out
 from fl_privacy.auditing.instrument.matching import matched
 from fl_privacy.auditing.instrument.watch import TrainingWatch
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, read_problem
 from fl_privacy.errors import UserError
+from fl_privacy.models.gradients.convolution import _VictimBatchNorm
 
 
 class Layer(nn.Module):
@@ -226,6 +230,188 @@ def test_what_is_not_known_is_named() -> None:
     assert as_optimizer(SGD(0.1, momentum=0.5), [Dense(2, 2).kernel]).param_groups[0]["momentum"] == 0.5
 
 
+class Cell:
+    def __init__(self, layer: Layer, width: int, units: int, gates: int, biases: tuple[int, ...] = ()) -> None:
+        self.dropout, self.recurrent_dropout, self.reset_after = 0.0, 0.0, True
+        self.activation, self.recurrent_activation = named("tanh"), named("sigmoid")
+        sizes = {"kernel": width, "recurrent_kernel": units}
+        for name, size in sizes.items():
+            layer.add(name, torch.randn(size, gates * units) / size**0.5)
+        layer.add("bias", torch.randn(*biases, gates * units))
+        for name in (*sizes, "bias"):
+            vars(self)[name] = vars(layer).pop(name)
+
+
+class Recurrent(Layer):
+    """Computed by PyTorch's recurrent layers, whose gates are in another order, and which have two biases."""
+
+    gates, makes, biases = 1, nn.RNN, ()
+
+    def __init__(self, steps: int, width: int, units: int, *, whole: bool = False, backwards: bool = False) -> None:
+        told = {"go_backwards": backwards, "return_sequences": whole, "return_state": False, "stateful": False}
+        super().__init__((None, steps, width), units=units, activation=named("tanh"), **told)
+        vars(self)["cell"] = Cell(self, width, units, self.gates, self.biases)
+
+    def turned(self, value: Tensor) -> Tensor:
+        parts = value.chunk(3, -1)
+        return torch.cat([parts[1], parts[0], parts[2]], -1) if self.makes is nn.GRU else value
+
+    def call(self, inputs: Tensor) -> Tensor:
+        kernel, recurrent, bias = (
+            self.turned(each.value) for each in (self.cell.kernel, self.cell.recurrent_kernel, self.cell.bias)
+        )
+        first, second = bias if bias.dim() == 2 else (bias, torch.zeros_like(bias))
+        held = {"weight_ih_l0": kernel.T, "weight_hh_l0": recurrent.T, "bias_ih_l0": first, "bias_hh_l0": second}
+        layer = self.makes(len(kernel), self.units, batch_first=True)
+        outputs = torch.func.functional_call(layer, held, (inputs.flip(1) if self.go_backwards else inputs,))[0]
+        return outputs if self.return_sequences else outputs[:, -1]
+
+
+class SimpleRNN(Recurrent):
+    pass
+
+
+class LSTM(Recurrent):
+    gates, makes = 4, nn.LSTM
+
+
+class GRU(Recurrent):
+    gates, makes, biases = 3, nn.GRU, (2,)
+
+
+class Bidirectional(Layer):
+    def __init__(self, there: Recurrent, back: Recurrent) -> None:
+        super().__init__(there.input.shape, merge_mode="concat")
+        self.forward_layer, self.backward_layer = there, back
+
+    def call(self, inputs: Tensor) -> Tensor:
+        there, back = self.forward_layer(inputs), self.backward_layer(inputs)
+        return torch.cat([there, back.flip(1) if self.forward_layer.return_sequences else back], -1)
+
+
+PADS = {"valid": (0, 0), "same": (0, 1), "causal": (2, 0)}  # of a kernel of 3 that moves by 2 over 8
+
+
+class Conv1D(Layer):
+    def __init__(self, padding: str) -> None:
+        sizes = {"kernel_size": (3,), "strides": (2,), "dilation_rate": (1,), "groups": 1, "filters": 4}
+        super().__init__((None, 8, 3), **sizes, padding=padding, use_bias=True, activation=named("relu"))
+        self.add("kernel", torch.randn(3, 3, 4))
+        self.add("bias", torch.randn(4))
+
+    def call(self, inputs: Tensor) -> Tensor:
+        padded = nn.functional.pad(inputs.mT, PADS[self.padding])
+        made = nn.functional.conv1d(padded, self.kernel.value.permute(2, 1, 0), self.bias.value, 2)
+        return activated(self, made.mT)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: (LSTM(8, 3, 5, whole=True), LSTM(8, 5, 4, backwards=True)),
+        lambda: (GRU(8, 3, 5, whole=True), GRU(8, 5, 4)),
+        lambda: (SimpleRNN(8, 3, 5),),
+        lambda: (Bidirectional(LSTM(8, 3, 5, whole=True), LSTM(8, 3, 5, whole=True, backwards=True)),),
+        lambda: (Bidirectional(GRU(8, 3, 5), GRU(8, 3, 5, backwards=True)),),
+        *(lambda padding=padding: (Conv1D(padding), Dense(4, 2)) for padding in PADS),
+    ],
+)
+def test_layers_over_windows_have_the_same_outputs_and_gradients(make: Any) -> None:
+    for dense in (layers := make()):
+        vars(dense)["input"].shape = (None, 8, 3) if dense is layers[0] else (None, *dense.input.shape[-2:])
+    net, windows = Sequential(*layers), torch.randn(5, 8, 3)
+    plain, own = FromKeras(net), dict(net.named_parameters())
+    ours, made = dict(plain.named_parameters()), plain(windows)
+    assert torch.allclose(made, net(windows), atol=1e-6) and len(ours) == len(own) == len(plain.named)
+    weights = torch.randn_like(made)
+    expected = torch.autograd.grad((net(windows) * weights).sum(), list(own.values()))
+    found = torch.autograd.grad((made * weights).sum(), [ours[plain.named[name]] for name in own])
+    for name, there, here in zip(own, expected, found, strict=True):
+        turned = laid_out(SimpleNamespace(parts=[plain]), f"parts.0.{plain.named[name]}", there)
+        assert torch.allclose(turned, here, atol=1e-5), name
+
+
+def test_a_gru_that_resets_before_its_kernel() -> None:
+    layer = GRU(2, 3, 4)
+    layer.cell.reset_after, bias = False, layer.cell.bias.value[0].detach()
+    layer.cell.bias.value = nn.Parameter(bias)
+    layer.register_parameter("held_bias", layer.cell.bias.value)
+    windows, state = torch.randn(5, 2, 3), torch.zeros(5, 4)
+    kernel, recurrent = layer.cell.kernel.value, layer.cell.recurrent_kernel.value
+    for step in windows.unbind(1):
+        z, r, h = (step @ kernel + bias).chunk(3, -1)
+        z, r = (z + state @ recurrent[:, :4]).sigmoid(), (r + state @ recurrent[:, 4:8]).sigmoid()
+        state = z * state + (1 - z) * (h + (r * state) @ recurrent[:, 8:]).tanh()
+    assert torch.allclose(FromKeras(Sequential(layer))(windows), state, atol=1e-6)
+
+
+def test_windows_are_pooled_normed_padded_repeated_and_reshaped() -> None:
+    told: dict[str, Any] = {"padding": "valid", "strides": (2,), "pool_size": (2,)}
+    windows, images = torch.randn(5, 8, 3), torch.randn(5, 4, 2, 3)
+
+    def made(kind: str, shape: tuple[int | None, ...], inputs: Tensor, **told: Any) -> Tensor:
+        layer = layer_of(kind, **told)
+        vars(layer)["input"].shape = (None, *shape)
+        return FromKeras(Sequential(layer))(inputs)
+
+    assert torch.equal(made("MaxPooling1D", (8, 3), windows, **told), windows.unflatten(1, (4, 2)).amax(2))
+    mean = made("GlobalAveragePooling1D", (None, 3), windows, keepdims=False)
+    assert torch.allclose(mean, windows.mean(1), atol=1e-6)
+    assert made("ZeroPadding1D", (8, 3), windows, padding=(1, 2)).shape == (5, 11, 3)
+    assert torch.equal(made("RepeatVector", (3,), windows[:, 0], n=2), windows[:, :1].expand(-1, 2, -1))
+    assert torch.equal(made("Reshape", (4, 2, 3), images.movedim(-1, 1), target_shape=(4, 6)), images.flatten(2))
+    square = made("Reshape", (8, 3), windows, target_shape=(4, 2, 3))
+    assert torch.equal(square.movedim(1, -1), windows.unflatten(1, (4, 2)))
+    norm = {"axis": -1, "epsilon": 1e-3, "scale": False, "center": False, "rms_scaling": False}
+    assert torch.equal(
+        made("LayerNormalization", (8, 3), windows, gamma=None, beta=None, **norm),
+        nn.functional.layer_norm(windows, (3,), eps=1e-3),
+    )
+    told = {"axis": -1, "epsilon": 1e-3, "momentum": 0.9, "gamma": None, "beta": None}
+    one = made("BatchNormalization", (3,), windows[:1, 0], moving_mean=None, moving_variance=None, **told)
+    assert torch.equal(one, torch.zeros(1, 3)), "Keras also takes the mean of one example"
+    assert torch.equal(_VictimBatchNorm(1e-3, SimpleNamespace(count=2))(windows[:2, 0]), torch.zeros(2, 3))  # type: ignore[arg-type]
+    over_time = layer_of("TimeDistributed")
+    over_time.layer = Dense(3, 2)
+    over_time.layer.input = None  # as it is called by itself in Keras
+    vars(over_time)["input"].shape = (None, 8, 3)
+    assert torch.allclose(FromKeras(Sequential(over_time))(windows), over_time.layer.call(windows), atol=1e-6)
+
+
+@pytest.mark.parametrize("change", [{"stateful": True}, {"return_state": True}, {"go": 1}])
+def test_a_recurrent_layer_that_keeps_more_is_named(change: dict[str, Any]) -> None:
+    layer = LSTM(8, 3, 5)
+    vars(layer).update(change)
+    layer.cell.recurrent_dropout = float("go" in change)
+    with pytest.raises(UserError, match="Keras layer LSTM is not supported"):
+        FromKeras(Sequential(layer))
+    both = Bidirectional(layer, LSTM(8, 3, 5))
+    with pytest.raises(UserError, match="Keras layer Bidirectional is not supported"):
+        FromKeras(Sequential(both))
+    convolution = Conv1D("same")
+    convolution.input.shape = (None, None, 3)
+    with pytest.raises(UserError, match="windows of any size"):
+        FromKeras(Sequential(convolution))
+
+
+def test_only_code_that_clients_reach_keeps_keras_on_tensorflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = "flwr.simulation.start_simulation(num_clients=2, client_fn=None)\n"
+    (tmp_path / "run.py").write_text(f"import flwr, net\nimport tensorflow as tf\n{start}")
+    (tmp_path / "net.py").write_text("import tensorflow as tf\nNET = tf.keras.Sequential()  # without GradientTape\n")
+    (tmp_path / "explain.py").write_text("import tensorflow as tf\nwith tf.GradientTape() as tape: pass\n")
+    app = read_app(tmp_path)
+    assert keras_lent(code_of(tmp_path), app)
+    (blamed,) = backend_blamed(["ValueError: Layer 'dense' expects a torch.Tensor"])
+    assert "KERAS_BACKEND=tensorflow" in blamed
+    assert not backend_blamed(["FileNotFoundError: a.csv"])
+    (tmp_path / "net.py").write_text("import explain\nimport tensorflow as tf\nNET = tf.keras.Sequential()\n")
+    assert not keras_lent(code_of(tmp_path), app)
+    monkeypatch.delitem(sys.modules, "keras")
+    assert not backend_blamed(["no torch"])
+
+
 def trained(net: Sequential, images: Tensor) -> WatchedReply:
     watch = TrainingWatch(program=True)
     with watch.looking() as seen:
@@ -233,7 +419,12 @@ def trained(net: Sequential, images: Tensor) -> WatchedReply:
         labels = torch.arange(len(images)) % 3
         loss = -(torch.nn.functional.one_hot(labels, 3) * net(images, training=True).log()).sum(-1).mean()
         loss.backward()
-        weights = [each for layer in net.layers for each in vars(layer).values() if hasattr(each, "value")]
+        weights = [
+            each
+            for layer in net.layers
+            for each in vars(layer).values()
+            if hasattr(each, "value") and each.value.requires_grad
+        ]
         SGD(0.1).apply([each.value.grad for each in weights], weights)
     reply = {f"arrays/{k}": each.value.detach().numpy().copy() for k, each in enumerate(weights)}
     found = matched(reply, {}, seen.before, seen.values(), seen.gradients)
@@ -241,8 +432,10 @@ def trained(net: Sequential, images: Tensor) -> WatchedReply:
 
 
 def test_a_step_is_seen_and_replayed_in_pytorchs_layers() -> None:
-    images = torch.rand(1, 8, 8, 3)
-    reply = trained(network(), images)
+    net, images = network(), torch.rand(1, 8, 8, 3)
+    net.layers[0].add("seed", torch.tensor([1, 2]), trained=False)
+    net.layers[0]._parameters = dict(reversed(net.layers[0]._parameters.items()))  # first, as in layers that draw
+    reply = trained(net, images)
     seen = reply.watched
     assert [name for name, _ in seen.optimizers] == ["SGD"] and sum(seen.optimizers.values()) == 1
     assert len(seen.modules) == 1 and len(reply.matched.parameters) == 8 and reply.matched.shares == "weights"

@@ -31,6 +31,7 @@ from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.app_claims import claims_in_words
+from fl_privacy.auditing.instrument.keras_layers import backend_blamed
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.server_step import server_plan_of
 from fl_privacy.auditing.session import AuditSession, Show
@@ -256,7 +257,7 @@ class AppAudit(AuditSession):
         with contextlib.ExitStack() as stack:
             stack.callback(self.leave)
             Score.asked.clear()
-            there = stack.enter_context(around(app.folder, files, asked.mirror, inner, self.absent))
+            there = stack.enter_context(around(app, files, asked.mirror, inner, self.absent))
             if asked.sandboxed:
                 stack.enter_context(pickles_loaded(there.lent))
             if self.absent:
@@ -328,6 +329,8 @@ class AppAudit(AuditSession):
             f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.": there.devices,
         }
         self.notes += [text for text, applies in said.items() if applies]
+        assert self.grid is not None
+        self.problems += backend_blamed((*self.grid.failures, *self.grid.problems, self.ended))
 
     def refresh(self) -> None:
         if self.built is not None and self.grid is not None and self.grid.models:

@@ -198,6 +198,13 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
     return found, list(dict.fromkeys(absent))
 
 
+def reached_by(app: App) -> list[SourceFile]:
+    """Return the files of ``app`` that its server and clients import; all files if these are not found."""
+    files = parsed(app.folder)
+    begun = [] if app.renamed else entries(app, files)[0]  # imports by another name lead nowhere
+    return reached(begun or list(files), files)
+
+
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
     """Return the top-level names of modules imported at the start, and of those in functions, ``if`` or ``try``."""
     needed, optional = set[str](), set[str]()

@@ -23,6 +23,7 @@ from flwr.app import Context, Message
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app import lent
+from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
@@ -72,7 +73,7 @@ class Around:
 
 @contextmanager
 def around(
-    app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
+    app: App, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
     """Let an app work in the folder ``files/inner``, with the hub's data sets copied to ``mirror``.
 
@@ -81,7 +82,7 @@ def around(
     with ExitStack() as stack:
         data = stack.enter_context(data_sets_of(mirror))
         before, path, place = Path.cwd(), list(sys.path), files / (inner or "")
-        missing = copied_files(app, files)
+        missing = copied_files(app.folder, files)
         place.mkdir(parents=True, exist_ok=True)
         os.chdir(place)
         stack.callback(sys.path.__setitem__, slice(None), path)
@@ -96,7 +97,7 @@ def around(
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
         stack.enter_context(lent.nothing_served(silent))
-        keras = lent.keras_lent(code := lent.code_of(app))
+        keras = lent.keras_lent(code := lent.code_of(app.folder), app)
         if "USE_TF" not in os.environ and not re.search("tensorflow|keras", code):
             os.environ["USE_TF"] = "0"  # Transformers imports it otherwise, and fails by Keras 3
             stack.callback(os.environ.pop, "USE_TF", None)

@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_privacy.auditing.app.bundle import App
+from fl_privacy.auditing.app.check import reached_by
 from fl_privacy.auditing.app.scripts import EARLIER
 from fl_privacy.auditing.instrument.keras_layers import keras_on_torch, owner_of
 from fl_privacy.auditing.instrument.watch import replaced
@@ -213,12 +215,14 @@ _OF_TENSORFLOW = re.compile(
 )
 
 
-def keras_lent(code: str) -> bool:
+def keras_lent(code: str, app: App) -> bool:
     """Choose PyTorch as the backend of the app's Keras, so that its steps can be observed; return ``True`` on success.
 
-    An app that uses TensorFlow's own gradients, or names a backend, keeps its backend.
+    ``code``: text of all files. Servers and clients with TensorFlow's own gradients, or a named backend, keep theirs.
     """
-    wanted = bool(_OF_KERAS.search(code)) and not _OF_TENSORFLOW.search(code)
+    wanted = bool(_OF_KERAS.search(code)) and not (
+        _OF_TENSORFLOW.search(code) and any(_OF_TENSORFLOW.search(ast.unparse(each.tree)) for each in reached_by(app))
+    )
     if wanted and "keras" not in sys.modules and importlib.util.find_spec("keras") is not None:
         os.environ.setdefault("KERAS_BACKEND", "torch")
         if not torch.cuda.is_available():

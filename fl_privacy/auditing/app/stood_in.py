@@ -21,11 +21,11 @@ import torch
 
 from fl_privacy.auditing.app import hub_models, odd_files, stand_in
 from fl_privacy.auditing.app.bundle import App
-from fl_privacy.auditing.app.check import TABLES, entries
+from fl_privacy.auditing.app.check import TABLES, reached_by
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
 from fl_privacy.auditing.app.lent import caller, is_installed
 from fl_privacy.auditing.app.odd_files import NoWeights
-from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
+from fl_privacy.auditing.app.scripts import MOST_PLACES
 from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, labels, pictures
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
@@ -49,9 +49,7 @@ def drawn_for(
     app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}
 ) -> Iterator[Drawing]:
     """Make up random data, of the shape ``fitted``, that ``app`` loads and that are neither here nor in ``mirror``."""
-    code = parsed(app.folder)
-    begun = [] if app.renamed else entries(app, code)[0]  # imports by another name lead nowhere
-    drawing = Drawing(reached(begun or list(code), code), files, seed, app.config)
+    drawing = Drawing(reached_by(app), files, seed, app.config)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing

@@ -65,7 +65,7 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(temporary_folder("fl-privacy-trial-"))
         (folder / "files").mkdir()
-        there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
+        there = stack.enter_context(around(app, folder / "files", settings.mirror))
         if there.missing:
             logger.warning("%s", there.missing)
         begun = app.load(stops_of)

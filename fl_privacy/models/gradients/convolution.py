@@ -59,7 +59,9 @@ class _VictimBatchNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         apart = inputs.reshape(self._victims.count, -1, *inputs.shape[1:])
-        normalized = F.batch_norm(apart.transpose(0, 1).flatten(1, 2), None, None, training=True, eps=self._eps)
+        flat = apart.transpose(0, 1).flatten(1, 2)
+        one = flat[:, 0].numel() == 1  # which PyTorch refuses, and Keras normalizes to 0
+        normalized = flat - flat if one else F.batch_norm(flat, None, None, training=True, eps=self._eps)
         return normalized.reshape(apart.transpose(0, 1).shape).transpose(0, 1).flatten(0, 1)
 
 
