@@ -611,8 +611,8 @@ def section() -> list[str]:
         " that has run whole; a draw has so far run as many as it states, and errors mended since are not counted."
         " Projects of draws 6, 7 and 9 ran on several versions: kinds of errors of the earlier ones were mended before"
         " the later ones ran. The file server.py of `SteGala/Flower-demo`, of draw 8, was seen in a search before;"
-        " so were files of `Adityaparab25a/federated-learn-sentiment-flower` and `kampuzzle/Sistemas-Distribuidos`, of draw"
-        " 11. Since draw 11 the network of a project whose clients do not train is audited alone, which counts"
+        " so were files of `Adityaparab25a/federated-learn-sentiment-flower` and `kampuzzle/Sistemas-Distribuidos`,"
+        " of draw 11. Since draw 11 the network of a project whose clients do not train is audited alone, which counts"
         " apart.",
         "",
         *(
