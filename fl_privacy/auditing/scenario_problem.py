@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fl_privacy.attacks.exact.certificate import CHANGED_BEFORE
-from fl_privacy.auditing.instrument.keras_layers import FromKeras, is_keras, laid_out
+from fl_privacy.auditing.instrument.keras_layers import FromKeras, adds_channel, is_keras, laid_out
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.program import (
     Call,
@@ -161,9 +161,10 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     if first is None:
         raise NotAttackedError("a loss of a PyTorch module's outputs is expected, but got another; compute it by one")
     program, variables, batch = _searched(program, _leaves(program, first))
-    if is_keras(program.parts[first.part]):  # whose channels come last
-        kept = {n: t.movedim(-1, 1) if n in variables and t.dim() == 4 else t for n, t in program.constants.items()}
-        program = replace(program, constants=kept)
+    if is_keras(part := program.parts[first.part]):  # whose channels come last, or are left out
+        moved = {n: t.movedim(-1, 1) for n in variables if (t := program.constants[n]).dim() == 4}
+        moved |= {n: t[:, None] for n in variables if (t := program.constants[n]).dim() == 3 and adds_channel(part)}
+        program = replace(program, constants=dict(program.constants) | moved)
     plain = replace(program, parts=tuple(cleaned(part) for part in program.parts))
     shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
     is_image = len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4)

@@ -431,8 +431,25 @@ def trained(net: Sequential, images: Tensor) -> WatchedReply:
     return WatchedReply(reply=reply, watched=seen, matched=found)
 
 
-def test_a_step_is_seen_and_replayed_in_pytorchs_layers() -> None:
+class Gray(Sequential):
+    """A network that adds a channel to images (B, H, W), as Keras does if its input has one."""
+
+    input_shape = (None, 8, 8, 1)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return super().call(inputs[..., None] if inputs.dim() == 3 else inputs)
+
+
+Gray.__name__ = "Sequential"  # by which chains are known
+
+
+@pytest.mark.parametrize("channels", [3, 0])
+def test_a_step_is_seen_and_replayed_in_pytorchs_layers(channels: int) -> None:
     net, images = network(), torch.rand(1, 8, 8, 3)
+    if not channels:
+        flat = Flatten((None, 4, 4, 6))
+        layers = Conv2D(8, 1, 4), Conv2D(8, 4, 6, strides=2), flat, Dense(96, 96, "relu"), Dense(96, 3, "softmax")
+        net, images = Gray(*layers), torch.rand(1, 8, 8)
     net.layers[0].add("seed", torch.tensor([1, 2]), trained=False)
     net.layers[0]._parameters = dict(reversed(net.layers[0]._parameters.items()))  # first, as in layers that draw
     reply = trained(net, images)
@@ -440,7 +457,7 @@ def test_a_step_is_seen_and_replayed_in_pytorchs_layers() -> None:
     assert [name for name, _ in seen.optimizers] == ["SGD"] and sum(seen.optimizers.values()) == 1
     assert len(seen.modules) == 1 and len(reply.matched.parameters) == 8 and reply.matched.shares == "weights"
     problem = read_problem(seen, [images])
-    assert problem.kind == "image" and problem.truth.shape == (1, 3, 8, 8) and problem.labels is not None
+    assert problem.kind == "image" and problem.truth.shape == (1, channels or 1, 8, 8) and problem.labels is not None
     observed = problem.observed_reply(0, reply, uploaded=True)
     problem.model.load_state_dict({**observed.sent.parameters, **observed.sent.buffers}, strict=False)
     problem.loss(problem.model(problem.truth), problem.labels).backward()

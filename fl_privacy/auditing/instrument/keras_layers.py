@@ -48,6 +48,11 @@ def _has_own_code(layer: Any) -> bool:
     return type(layer).call.__module__.partition(".")[0] != keras_on_torch().__name__
 
 
+def adds_channel(network: Any) -> bool:
+    """Return whether a Keras network takes images, and so adds a channel to (B, H, W)."""
+    return len(getattr(network, "input_shape", None) or ()) == 4
+
+
 def owner_of(kind: type, name: str) -> type:
     """Return the class of ``kind`` or its bases that defines the method ``name``."""
     return next(each for each in kind.__mro__ if name in vars(each))
@@ -85,6 +90,7 @@ class FromKeras(nn.Module):
             tuple[int, ...]
         ] = []  # inputs of each layer: 0 is the network's, n the output of layer n - 1
         self._known = {id(value): name for name, value in network.named_parameters()}
+        self._adds_channel = adds_channel(network)
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
@@ -133,7 +139,7 @@ class FromKeras(nn.Module):
         return sources[0]
 
     def forward(self, inputs: Tensor, **kwargs: Any) -> Tensor:
-        outputs = [inputs]
+        outputs = [inputs[:, None] if self._adds_channel and inputs.dim() == 3 else inputs]
         for layer, sources in zip(self.layers, self.sources, strict=True):
             outputs.append(layer(*(outputs[n] for n in sources)))
         return outputs[-1]
