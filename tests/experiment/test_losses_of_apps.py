@@ -267,3 +267,28 @@ def test_a_loss_that_is_differentiated_in_a_network_is_seen() -> None:
             for parameter in net.parameters():
                 parameter.sub_(0.1 * parameter.grad)
     assert seen.backwards == seen.steps == 1 and len(seen.gradients) == len(list(net.parameters()))
+
+
+class Returning(nn.Module):
+    """A network that also returns what entered it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layers(x), x
+
+
+def test_a_network_may_also_return_its_input() -> None:
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(net(x)[0], y).backward()
+        optimizer.step()
+
+    seen, problem = watched(train, Returning())
+    assert problem.truth.shape == (6, 1, 6, 6) and problem.labels is not None
+    made = torch.autograd.grad(
+        problem.loss(problem.model(problem.truth), problem.labels), list(problem.model.parameters())
+    )
+    for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
+        torch.testing.assert_close(gradient, seen.gradients[name])

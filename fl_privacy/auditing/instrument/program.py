@@ -210,7 +210,10 @@ class Recorder:
         if len(roots) > 1:
             root = torch.stack(list(roots)).sum()
             kept.append((sum, None, (tuple(roots),), {}, [root], False))
-        made, parts = {id(t) for call in kept for t in call[4]}, {id(m): m for _, m, *_ in kept if m is not None}
+        made, parts = set[int](), {id(m): m for _, m, *_ in kept if m is not None}
+        for _, _, args, kwargs, outputs, changes in kept:  # a module may also return what entered it
+            entered = set() if changes else {id(t) for t in tensors_in((args, kwargs))}
+            made.update(id(t) for t in outputs if id(t) not in entered)
         places = {own: place for place, own in enumerate(parts)}
         constants, numbers = dict[int, Tensor](), defaultdict[int, int](count().__next__)
 
