@@ -292,3 +292,29 @@ def test_a_network_may_also_return_its_input() -> None:
     )
     for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
         torch.testing.assert_close(gradient, seen.gradients[name])
+
+
+class Gated(nn.Module):
+    """A network with hard sigmoids, which PyTorch differentiates once only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.gate = network(), nn.Hardsigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layers(x)
+        return made * self.gate(made) * F.hardsigmoid(made)
+
+
+def test_hard_sigmoids_have_a_second_derivative_in_a_replay() -> None:
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    seen, problem = watched(train, Gated())
+    inputs, parameters = problem.truth.clone().requires_grad_(), list(problem.model.parameters())
+    first = torch.autograd.grad(problem.loss(problem.model(inputs), problem.labels), parameters, create_graph=True)
+    for (name, _), gradient in zip(problem.model.named_parameters(), first, strict=True):
+        torch.testing.assert_close(gradient, seen.gradients[name])
+    (second,) = torch.autograd.grad(sum(each.square().sum() for each in first), inputs)
+    assert second.isfinite().all() and second.abs().max() > 0
