@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.check import reached_by
 from fl_privacy.auditing.app.lent import code_of, keras_lent
 from fl_privacy.auditing.instrument.keras_layers import FromKeras, as_optimizer, backend_blamed, laid_out
 from fl_privacy.auditing.instrument.matching import matched
@@ -402,12 +404,12 @@ def test_only_code_that_clients_reach_keeps_keras_on_tensorflow(
     (tmp_path / "net.py").write_text("import tensorflow as tf\nNET = tf.keras.Sequential()  # without GradientTape\n")
     (tmp_path / "explain.py").write_text("import tensorflow as tf\nwith tf.GradientTape() as tape: pass\n")
     app = read_app(tmp_path)
-    assert keras_lent(code_of(tmp_path), app)
+    assert keras_lent(code_of(tmp_path), partial(reached_by, app))
     (blamed,) = backend_blamed(["ValueError: Layer 'dense' expects a torch.Tensor"])
     assert "KERAS_BACKEND=tensorflow" in blamed
     assert not backend_blamed(["FileNotFoundError: a.csv"])
     (tmp_path / "net.py").write_text("import explain\nimport tensorflow as tf\nNET = tf.keras.Sequential()\n")
-    assert not keras_lent(code_of(tmp_path), app)
+    assert not keras_lent(code_of(tmp_path), partial(reached_by, app))
     monkeypatch.delitem(sys.modules, "keras")
     assert not backend_blamed(["no torch"])
 

@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app import lent
 from fl_privacy.auditing.app.bundle import App
-from fl_privacy.auditing.app.check import TABLES
+from fl_privacy.auditing.app.check import TABLES, reached_by
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -97,7 +97,7 @@ def around(
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
         stack.enter_context(lent.nothing_served(silent))
-        keras = lent.keras_lent(code := lent.code_of(app.folder), app)
+        keras = lent.keras_lent(code := lent.code_of(app.folder), partial(reached_by, app))
         if "USE_TF" not in os.environ and not re.search("tensorflow|keras", code):
             os.environ["USE_TF"] = "0"  # Transformers imports it otherwise, and fails by Keras 3
             stack.callback(os.environ.pop, "USE_TF", None)

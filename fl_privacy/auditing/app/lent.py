@@ -26,9 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_privacy.auditing.app.bundle import App
-from fl_privacy.auditing.app.check import reached_by
-from fl_privacy.auditing.app.scripts import EARLIER
+from fl_privacy.auditing.app.scripts import EARLIER, SourceFile
 from fl_privacy.auditing.instrument.keras_layers import keras_on_torch, owner_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
@@ -215,13 +213,13 @@ _OF_TENSORFLOW = re.compile(
 )
 
 
-def keras_lent(code: str, app: App) -> bool:
+def keras_lent(code: str, reached: Callable[[], Iterable[SourceFile]]) -> bool:
     """Choose PyTorch as the backend of the app's Keras, so that its steps can be observed; return ``True`` on success.
 
-    ``code``: text of all files. Servers and clients with TensorFlow's own gradients, or a named backend, keep theirs.
+    ``code``: text of all files. Those that clients reach keep TensorFlow for its own gradients.
     """
     wanted = bool(_OF_KERAS.search(code)) and not (
-        _OF_TENSORFLOW.search(code) and any(_OF_TENSORFLOW.search(ast.unparse(each.tree)) for each in reached_by(app))
+        _OF_TENSORFLOW.search(code) and any(_OF_TENSORFLOW.search(ast.unparse(each.tree)) for each in reached())
     )
     if wanted and "keras" not in sys.modules and importlib.util.find_spec("keras") is not None:
         os.environ.setdefault("KERAS_BACKEND", "torch")

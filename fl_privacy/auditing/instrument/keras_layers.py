@@ -49,7 +49,7 @@ def _has_own_code(layer: Any) -> bool:
 
 
 def adds_channel(network: Any) -> bool:
-    """Return whether a Keras network takes images, and so adds a channel to (B, H, W)."""
+    """Return whether a Keras network takes images."""
     return len(getattr(network, "input_shape", None) or ()) == 4
 
 

@@ -284,10 +284,6 @@ def _as_one_batch(ways: Sequence[Program]) -> Program | None:
     return replace(first, constants=joined, sizes=sizes) if len(joined) == len(first.constants) else None
 
 
-def _hard_sigmoid(inputs: Tensor, inplace: bool = False) -> Tensor:
-    return F.relu6(inputs + 3) / 6  # unlike PyTorch's own, it has a second derivative
-
-
 class _InDouble(TorchFunctionMode):  # of code that casts to single precision
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map_only(torch.dtype, lambda k: torch.float64 if k == torch.float32 else k, (args, kwargs))
@@ -357,7 +353,8 @@ class ReplayModel(nn.Module):
 
     def _run(self, given: Mapping[int, Tensor], own: Mapping[str, Tensor]) -> Tensor:
         double = any(value.dtype == torch.float64 for value in given.values())
-        twice = patch.object(F, "hardsigmoid", _hard_sigmoid)
+        # PyTorch's own has no second derivative
+        twice = patch.object(F, "hardsigmoid", lambda inputs, inplace=False: F.relu6(inputs + 3) / 6)
         with torch.random.fork_rng(devices=[], enabled=self.draws), _InDouble() if double else nullcontext(), twice:
             if self.draws:
                 torch.manual_seed(0)

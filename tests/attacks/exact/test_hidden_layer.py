@@ -98,14 +98,14 @@ def test_one_attempt_is_held_to_known_features_and_all_take_their_labels():
     found = read(seen)
     assert found is not None
     race = Race(Group({0: seen}), entries(seen, 3, lambda attack: attack), 0, features={0: found})
-    assert [attempt.held for attempt in race.attempts[0]] == [False, True, False]
+    assert [attempt.with_features for attempt in race.attempts[0]] == [False, True, False]
     assert all(torch.equal(attempt.labels, found.labels) for attempt in race.attempts[0])
     order = torch.cdist(found.values, Front(model, "3")(truth.inputs)).argmin(1)
     losses = []
     for images in (truth.inputs[order], truth.inputs[order.flip(0)]):
         race.add(0, Batch(images, found.labels))
         free = race.attempts[0].pop()
-        jobs = [free, replace(free, held=True)]
+        jobs = [free, replace(free, with_features=True)]
         losses.append(race._problem(jobs).loss(torch.stack([free.variables, free.variables])).detach().tolist())
     assert losses[0][1] == pytest.approx(losses[0][0], abs=1e-5)
     assert losses[1][1] > losses[1][0] + 1e-2
