@@ -303,7 +303,7 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.layers(x)
-        return made * self.gate(made) * F.hardsigmoid(made)
+        return made * self.gate(made) * F.hardsigmoid(input=made)
 
 
 def test_hard_sigmoids_have_a_second_derivative_in_a_replay() -> None:

@@ -354,7 +354,7 @@ class ReplayModel(nn.Module):
     def _run(self, given: Mapping[int, Tensor], own: Mapping[str, Tensor]) -> Tensor:
         double = any(value.dtype == torch.float64 for value in given.values())
         # PyTorch's own has no second derivative
-        twice = patch.object(F, "hardsigmoid", lambda inputs, inplace=False: F.relu6(inputs + 3) / 6)
+        twice = patch.object(F, "hardsigmoid", lambda input, inplace=False: F.relu6(input + 3) / 6)
         with torch.random.fork_rng(devices=[], enabled=self.draws), _InDouble() if double else nullcontext(), twice:
             if self.draws:
                 torch.manual_seed(0)
