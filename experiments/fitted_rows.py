@@ -9,7 +9,7 @@ from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
-from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known, rows_between
+from fl_privacy.attacks.fitted import LogisticOptimum, Moments, last_row, rows_between
 from fl_privacy.errors import UserError
 
 EXACT = 0.01
@@ -85,7 +85,7 @@ def informed(
     rows: np.ndarray, labels: np.ndarray, k: int, options: dict[str, object]
 ) -> tuple[np.ndarray | None, np.ndarray]:
     try:
-        found, _ = row_beside_known(optimum(rows[: k + 1], labels[: k + 1], options), rows[:k], labels[:k])
+        found, _ = last_row(optimum(rows[: k + 1], labels[: k + 1], options), rows[:k], labels[:k])
     except UserError:
         return None, rows[k]
     return found, rows[k]

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from fl_privacy.attacks import trees
-from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known, rows_alone, rows_between
+from fl_privacy.attacks.fitted import LogisticOptimum, Moments, last_row, rows_alone, rows_between
 from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.scenario_problem import reason_of
@@ -312,7 +312,7 @@ def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.nda
 
 
 def _guess(model: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray) -> np.ndarray | None:
-    found = None if model is None else attempt(lambda: row_beside_known(model, rows[rest], labels[rest]))
+    found = None if model is None else attempt(lambda: last_row(model, rows[rest], labels[rest]))
     return None if found is None or isinstance(found, Failure) else found[0]
 
 

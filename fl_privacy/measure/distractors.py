@@ -40,10 +40,10 @@ class Distractors:
     # guesses that never saw the update, such as the same attack's on another client
     controls: Controls = field(default_factory=dict)
     # function from a client's number to its distractors, if they differ between clients
-    beside: Callable[[int], PublicImages | None] | None = None
+    of_client: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Distractors":
-        return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
+        return self if self.of_client is None else replace(self, candidates=self.of_client(victim.client))
 
 
 def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None], truths: Sequence[Tensor]) -> Controls:

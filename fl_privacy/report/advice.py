@@ -343,7 +343,8 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     if best is None:
         least = min(candidates, key=lambda c: c.extent)
         comes = f"{least.name} comes closest ({leakage_in_words(least)})"
-        said = f"None of {len(candidates)} meets the goal ({goal}); {comes}."
+        defenses = sum(not c.undefended for c in candidates)
+        said = f"None of {defenses or len(candidates)} meets the goal ({goal}); {comes}."
         quiet_ones = [c for c in candidates if c.images and not (c.undefended or c.read or c.unknown or c.exposed)]
         open_ones = [c.name for c in quiet_ones if None in c.inferred.values()]
         kind, unknown = kind_in_words(candidates[0]), ", ".join(open_ones)

@@ -185,10 +185,10 @@ def others_of_app(
     shared = others(alike)
 
     @lru_cache(maxsize=1)  # victims come client by client
-    def beside(client: int) -> PublicImages | None:
+    def of_client(client: int) -> PublicImages | None:
         return others(alike[k] for k in left[client]).candidates if client in left else shared.candidates
 
-    return replace(shared, beside=beside)
+    return replace(shared, of_client=of_client)
 
 
 def _left_by_client(

@@ -10,7 +10,7 @@ from experiments.measures import row_between_optima
 from fl_privacy.attacks.fitted import (
     LogisticOptimum,
     Moments,
-    row_beside_known,
+    last_row,
     rows_alone,
     rows_between,
     weighted_sums,
@@ -97,13 +97,13 @@ def test_weights_are_weighted_sums_of_rows() -> None:
     assert np.allclose(weighted_sums(found), found.residuals(rows, labels).T @ rows, atol=1e-3)
 
 
-def test_the_last_row_beside_known_ones() -> None:
+def test_the_last_last_row_ones() -> None:
     rows, labels = iris()
     for k in range(60, 80):
-        row, label = row_beside_known(optimum(rows[: k + 1], labels[: k + 1]), rows[:k], labels[:k])
+        row, label = last_row(optimum(rows[: k + 1], labels[: k + 1]), rows[:k], labels[:k])
         assert label == labels[k]
         assert np.allclose(row, rows[k], atol=0.05)
-        control, _ = row_beside_known(optimum(rows[:k], labels[:k]), rows[:k], labels[:k])
+        control, _ = last_row(optimum(rows[:k], labels[:k]), rows[:k], labels[:k])
         assert not np.allclose(control, rows[k], atol=0.05)
 
 

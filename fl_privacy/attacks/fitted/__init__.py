@@ -8,6 +8,6 @@ from fl_privacy.attacks.fitted._gaussian_nb import (
 )
 from fl_privacy.attacks.fitted._logistic_regression import (
     LogisticOptimum as LogisticOptimum,
-    row_beside_known as row_beside_known,
+    last_row as last_row,
     weighted_sums as weighted_sums,
 )

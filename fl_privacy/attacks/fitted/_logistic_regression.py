@@ -43,7 +43,7 @@ def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
     return np.asarray(optimum.weights / optimum.inverse_penalty)
 
 
-def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
+def last_row(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
     """Return the only one of the client's N rows that is not among the known ``rows`` (N - 1, F), and its label.
 
     The solution has a closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries,
