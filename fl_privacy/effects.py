@@ -18,8 +18,7 @@ _ABOVE_0 = {"check": partial(checks.number, above=0, example=1)}
 _MULTIPLIER = {"check": partial(checks.number, at_least=0, example=1.0)}
 """Field metadata with a check: a function (name, value) that raises ``UserError``."""
 
-KNOWN: dict[str, type["Effect"]] = {}
-"""Class name -> effect class."""
+KNOWN: dict[str, type["Effect"]] = {}  # class name -> effect class
 
 
 @dataclass(frozen=True, kw_only=True)

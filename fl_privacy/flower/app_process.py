@@ -26,8 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
 
 MOST_MESSAGES, MOST_QUEUED = 20, 100  # largest number of a run's messages that wait for the site, or for others
-IDLE_SECONDS = 300.0
-"""Seconds without a message after which a run's waiting process is ended."""
+IDLE_SECONDS = 300.0  # seconds without a message after which a run's waiting process is ended
 
 
 class Cell:

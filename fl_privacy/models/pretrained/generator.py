@@ -156,9 +156,7 @@ def _doubling(inner: int, outer: int) -> nn.ConvTranspose2d:
 
 
 SIDE = 8  # side of a fingerprint in pixels
-
-ALIKE = 3.0
-"""Largest root mean squared distance of fingerprints, in gray levels, of two images that count as the same."""
+ALIKE = 3.0  # largest root mean squared distance of fingerprints, in gray levels, of two images that count as the same
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -21,31 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
-Bytes = Callable[[int], bytes]
-"""Function from a number to that many random bytes."""
-
-LOG2_SCALE = 20
-"""Base-2 logarithm of the standard deviation, in steps of the grid."""
+Bytes = Callable[[int], bytes]  # function from a number to that many random bytes
+LOG2_SCALE = 20  # base-2 logarithm of the standard deviation, in steps of the grid
 
 SCALE = 1 << LOG2_SCALE
 
-_PRECISION = 256
-"""Bits of a probability in comparisons that floating point can't decide."""
-
-_WHOLE_BITS = 16
-"""Random bits of the first comparison for k."""
-
-_MARGIN = 2.0**-47
-"""Bound on the error of a probability in double precision."""
-
-_LARGEST_K = 19
-"""Smallest k with exp(-k^2/2) below 2^-260."""
-
-_BLOCK = 1 << 15
-"""Number of values drawn at once, which fit into a processor's cache."""
-
-_SHARE = 1 << 20
-"""Number of values in one task of a thread."""
+_PRECISION = 256  # bits of a probability in comparisons that floating point can't decide
+_WHOLE_BITS = 16  # random bits of the first comparison for k
+_MARGIN = 2.0**-47  # bound on the error of a probability in double precision
+_LARGEST_K = 19  # smallest k with exp(-k^2/2) below 2^-260
+_BLOCK = 1 << 15  # number of values drawn at once, which fit into a processor's cache
+_SHARE = 1 << 20  # number of values in one task of a thread
 
 
 def discrete_gaussian(number: int, *, random: Bytes = os.urandom) -> Integers:
