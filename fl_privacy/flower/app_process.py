@@ -66,7 +66,7 @@ class Cell:
         )
         variables = {name: os.environ[name] for name in limits.environment if name in os.environ}
         with self._closed_on_error():
-            apart = self._apart = Apart("fl_privacy.cli.gated_app", wishes, variables)
+            apart = self._apart = Apart("fl_privacy.cli.isolated_app", wishes, variables)
             deadline = time.monotonic() + LOAD_SECONDS
             held = self.held = apart.begin({"app": self.app, "packages": more, "bundled": bundled}, deadline)
             if not bundled or not self.app:
