@@ -2,9 +2,8 @@
 
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
-from types import UnionType
 from typing import Any, Literal
 
 from fl_privacy import checks
@@ -18,8 +17,7 @@ _ABOVE_0 = {"check": partial(checks.number, above=0, example=1)}
 _MULTIPLIER = {"check": partial(checks.number, at_least=0, example=1.0)}
 """Field metadata with a check: a function (name, value) that raises ``UserError``."""
 
-KNOWN: dict[str, type["Effect"]] = {}
-"""Class name -> effect class."""
+KNOWN: dict[str, type["Effect"]] = {}  # class name -> effect class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,56 +328,42 @@ def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
 
 def from_plain(plain: object) -> Description:
     """Read a defense's description from the JSON values of ``to_plain``; ``UserError`` if they are malformed."""
-    if not isinstance(plain, list):
-        raise UserError(f"The description of a defense is expected to be a list, but got {plain!r:.200}; use to_plain.")
-    return tuple(_part_from_plain(part) for part in plain)
-
-
-def _part_from_plain(plain: object) -> Part:
-    types = {"name": str, "settings": Mapping[str, Any], "strength": str | None, "effect": Mapping[str, Any]}
-    if not isinstance(plain, dict) or plain.keys() != types.keys():
+    try:
+        return checks.each(_part, plain, "a description")
+    except ValueError as error:
         raise UserError(
-            f"A part of a defense is expected to have {', '.join(types)}, but got {plain!r:.200}; use to_plain."
+            f"The description of a defense is expected to be of to_plain, but {error}; use that."
+        ) from error
+
+
+def _part(plain: object, where: str) -> Part:
+    names = [each.name for each in fields(Part)]
+    if not isinstance(plain, dict) or plain.keys() != set(names):
+        raise UserError(
+            f"A part of a defense is expected to have {', '.join(names)}, but got {plain!r:.200}; use to_plain."
         )
-    for key, annotation in types.items():
-        if not checks.fits(plain[key], annotation):
-            raise UserError(
-                f"The {key} of a part of a defense is expected to be {checks.in_words(annotation)}, but got"
-                f" {plain[key]!r:.200}; use to_plain."
-            )
-    return Part(**(plain | {"effect": _effect_from_plain(plain["effect"])}))
+    return checks.made(Part, plain, where, effect=_effect)
+
+
+def _effect(plain: object, where: str, base: type[Effect] = Effect) -> Effect:
+    given = dict(plain) if isinstance(plain, Mapping) else {}
+    known = {name: effect for name, effect in KNOWN.items() if issubclass(effect, base)}
+    if (name := str(given.pop("effect", None))) not in known:
+        raise UserError(
+            f"The effect of a defense is expected to be one of {', '.join(sorted(known))}, but got {name!r}; import the"
+            " module that declares it."
+        )
+    hints = typing.get_type_hints(known[name])
+    nested = {
+        field: partial(_effect, base=kind)
+        for field, hint in hints.items()
+        for kind in (hint, *typing.get_args(hint))
+        if isinstance(kind, type) and issubclass(kind, Effect) and isinstance(given.get(field), Mapping)
+    }
+    return checks.made(known[name], given, f"{where}.{name}", **nested)
 
 
 def _effect_to_plain(effect: Effect) -> dict[str, Any]:
     values = {each.name: getattr(effect, each.name) for each in fields(effect)}
     plain = {name: _effect_to_plain(value) if isinstance(value, Effect) else value for name, value in values.items()}
     return {"effect": type(effect).__name__, **plain}
-
-
-def _effect_from_plain(plain: Mapping[str, Any], base: type[Effect] = Effect) -> Effect:
-    known = KNOWN.get(name) if isinstance(name := plain.get("effect"), str) else None
-    if known is None or not issubclass(known, base):
-        allowed = ", ".join(sorted(key for key, effect in KNOWN.items() if issubclass(effect, base)))
-        raise UserError(
-            f"The effect of a defense is expected to be one of {allowed}, but got {name!r}; import the module that"
-            " declares it."
-        )
-    types = typing.get_type_hints(known)
-    names = [f.name for f in fields(known)]
-    needed = {f.name for f in fields(known) if f.default is MISSING and f.default_factory is MISSING}
-    given = {key: value for key, value in plain.items() if key != "effect"}
-    if not needed <= given.keys() <= set(names):
-        raise UserError(
-            f"{name} is expected to have {', '.join(names) or 'no fields'}, but got {sorted(given)}; give those."
-        )
-    return known(**{key: _value_from_plain(f"{name}.{key}", value, types[key]) for key, value in given.items()})
-
-
-def _value_from_plain(name: str, value: Any, annotation: Any) -> Any:
-    kinds = typing.get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    effects = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Effect)]
-    if effects and isinstance(value, Mapping):
-        return _effect_from_plain(value, effects[0])
-    if not any(checks.fits(value, kind) for kind in kinds if kind not in effects):
-        raise UserError(f"{name} is expected to be {checks.in_words(annotation)}, but got {value!r:.200}; change it.")
-    return tuple(value) if isinstance(value, list) else value

@@ -108,8 +108,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
 
 
-BETWEEN_LINES, LONGEST_SILENCE = 10, 60
-"""Least and most seconds between two progress lines."""
+BETWEEN_LINES, LONGEST_SILENCE = 10, 60  # least and most seconds between two progress lines
 
 
 class ShareLines:

@@ -12,8 +12,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-SECRET_BYTES = 32
-"""Length of a ``Secret`` in bytes, too long for a brute-force search."""
+SECRET_BYTES = 32  # length of a ``Secret`` in bytes, too long for a brute-force search
 
 _WORDS, _HEADER = 624, 24
 """Number of state words of PyTorch's Mersenne Twister, and their byte offset in ``Generator.get_state()``."""

@@ -20,8 +20,7 @@ app = typer.Typer(help="A site's policy of what may leave: explain it, try it on
 
 Site = Annotated[str, typer.Argument(metavar="SITE.YAML", help=f"The policy, or one of {', '.join(READY)}.")]
 
-COURSE = (1, 10, 50, 100)
-"""Numbers of replies whose epsilon is printed."""
+COURSE = (1, 10, 50, 100)  # numbers of replies whose epsilon is printed
 
 
 @app.command()

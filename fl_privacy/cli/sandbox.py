@@ -17,7 +17,7 @@ from fl_privacy.site.gate.framing import Said
 from fl_privacy.site.gate.isolation import Wishes
 from fl_privacy.site.gate.rules import RefusedError
 
-MODULE = "fl_privacy.cli.sandboxed_app"
+MODULE = "fl_privacy.cli.isolated_app"
 BEGUN_SECONDS = 120.0  # seconds within which a process must be isolated
 LARGEST_PAGE = 64 << 20
 MOST_MESSAGES = 100_000

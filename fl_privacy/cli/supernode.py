@@ -20,11 +20,8 @@ from fl_privacy.site.gate.linux_calls import hide_memory
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-AGAIN_SECONDS = 5.0
-"""Seconds before a dead worker, or a node that is not admitted, is started again."""
-
-PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"
-"""Environment variable with the seconds that a restarted command waits first."""
+AGAIN_SECONDS = 5.0  # seconds before a dead worker, or a node that is not admitted, is started again
+PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"  # environment variable with the seconds that a restarted command waits first
 
 POLL_SECONDS = 0.1
 SECRET_BYTES = 32

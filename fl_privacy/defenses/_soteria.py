@@ -75,9 +75,7 @@ def _forward(model: nn.Module, state: ModelState, inputs: Tensor) -> Tensor:
 
 Features = Callable[[Tensor], Tensor]  # (B, ...) -> (B, D), each example by itself
 _CHUNK_ELEMENTS = 1 << 20  # input elements of the products computed together, which bounds the memory
-
-_KEPT_BYTES = 1 << 25
-"""Most bytes that the batched forward pass of ``exact_row_norms`` writes."""
+_KEPT_BYTES = 1 << 25  # most bytes that the batched forward pass of ``exact_row_norms`` writes
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:

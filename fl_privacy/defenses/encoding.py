@@ -172,8 +172,7 @@ def _index_bits(n: int) -> int:
     return max(1, (n - 1).bit_length())
 
 
-_CHUNK = 1 << 18
-"""Numbers packed at once, a multiple of 8 so that each chunk ends on a whole byte."""
+_CHUNK = 1 << 18  # numbers packed at once, a multiple of 8 so that each chunk ends on a whole byte
 
 
 def packed_bytes(count: int, bits: int) -> int:

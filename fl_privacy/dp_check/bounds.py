@@ -13,8 +13,7 @@ from fl_privacy.measure.intervals import binomial_lower, binomial_upper
 
 Floats = NDArray[np.float64]
 
-LARGEST_EPSILON = 200.0
-"""Largest epsilon that is computed; exp of larger ones overflows."""
+LARGEST_EPSILON = 200.0  # largest epsilon that is computed; exp of larger ones overflows
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -101,8 +100,7 @@ def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Float
     return np.clip(np.maximum(*bounds), 0.0, LARGEST_EPSILON)
 
 
-SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
-"""Sines of the angles to the update below which releases are counted."""
+SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)  # sines of the angles to the update below which releases are counted
 
 
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:

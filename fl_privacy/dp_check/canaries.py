@@ -133,11 +133,8 @@ def canary_test(
     )
 
 
-FEWEST = 10
-"""Least number of scores on either side for an estimate."""
-
-MOST_SPREAD = 1e-12
-"""Standard deviation of scores below which no Gaussian is fitted."""
+FEWEST = 10  # least number of scores on either side for an estimate
+MOST_SPREAD = 1e-12  # standard deviation of scores below which no Gaussian is fitted
 
 NOT_GAUSSIAN = "the scores do not look Gaussian"
 UNEQUAL = "the scores of participants vary differently from the others'"

@@ -15,12 +15,10 @@ from fl_privacy.dp_check.mechanism import check_mechanism
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.types import Tensors
 
-SECONDS = 60.0
-"""Seconds for draws of one mechanism, if their number is not given."""
+SECONDS = 60.0  # seconds for draws of one mechanism, if their number is not given
 
 MOST_DRAWS, FEWEST_DRAWS = 4000, 200
-PILOT_CALLS = 1800
-"""Most calls of a mechanism in the pilot, before the counted draws."""
+PILOT_CALLS = 1800  # most calls of a mechanism in the pilot, before the counted draws
 
 
 @dataclass(frozen=True, kw_only=True)

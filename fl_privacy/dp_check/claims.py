@@ -17,8 +17,7 @@ Unit = Literal["example", "client"]
 Neighbors = Literal["add_remove", "replace"]
 Sampling = Literal["none", "poisson", "shuffle"]
 
-MOST_BY_DISTRIBUTION = 50.0
-"""Largest epsilon for which the privacy loss distribution is computed."""
+MOST_BY_DISTRIBUTION = 50.0  # largest epsilon for which the privacy loss distribution is computed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,15 +19,11 @@ from fl_privacy.dp_check.bounds import (
 from fl_privacy.dp_check.claims import Claim
 from fl_privacy.dp_check.draws import UNCHANGED, Statistics
 
-TESTS_KEPT = 3
-"""Number of tests, each a statistic with a threshold, that are chosen on the first draws."""
-
-THRESHOLDS = 200
-"""Number of thresholds that are tried for each statistic."""
+TESTS_KEPT = 3  # number of tests, each a statistic with a threshold, that are chosen on the first draws
+THRESHOLDS = 200  # number of thresholds that are tried for each statistic
 
 Values = NDArray[np.float64]
-Test = tuple[int, float]
-"""Index of a statistic, and a threshold."""
+Test = tuple[int, float]  # index of a statistic, and a threshold
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

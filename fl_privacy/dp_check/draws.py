@@ -18,8 +18,7 @@ T = TypeVar("T")
 Mechanism = Callable[[Any], Tensors]
 """Function from an update or other input to the release, with fresh randomness at each call."""
 
-MOST_TENSORS = 24
-"""Most arrays that are examined one by one: the first and the last ones."""
+MOST_TENSORS = 24  # most arrays that are examined one by one: the first and the last ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +141,8 @@ class Pilot:
         return math.sqrt(max(0.0, square))
 
 
-ROUNDING = 1e-6
-"""Relative difference of values that counts as rounding."""
-
-CHUNK_ELEMENTS = 1 << 21
-"""Most values of releases that are held at once."""
+ROUNDING = 1e-6  # relative difference of values that counts as rounding
+CHUNK_ELEMENTS = 1 << 21  # most values of releases that are held at once
 
 
 def drawn_rows(mechanism: Mechanism, given: Any, draws: int) -> Iterator[Tensor]:
@@ -193,8 +189,7 @@ def pilot(mechanism: Mechanism, neighbors: Neighbors, draws: int) -> Pilot:
     )
 
 
-UNCHANGED = "the number of values that leave unchanged"
-"""Name of the statistic that counts unchanged values."""
+UNCHANGED = "the number of values that leave unchanged"  # name of the statistic that counts unchanged values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -221,8 +216,7 @@ class Statistics:
         return torch.cat([rows @ self.directions.T, torch.stack(counts, dim=1)], dim=1)
 
 
-FEWEST_ON_A_LINE = 4
-"""Least number of values of an array in which angles are computed."""
+FEWEST_ON_A_LINE = 4  # least number of values of an array in which angles are computed
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:

@@ -35,8 +35,7 @@ from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Tensors
 
-ACCUSATION = 0.999
-"""Confidence with which a claim is called false."""
+ACCUSATION = 0.999  # confidence with which a claim is called false
 
 PILOT = ((24, 5), (64, 2), (192, 1))
 """Stages of the pilot: number of draws per neighbor of each pair, and number of most distinguished pairs to keep."""
@@ -356,8 +355,7 @@ def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
     return known
 
 
-ROUND_LIKE = 10_000_001
-"""Number of a round that no training reaches."""
+ROUND_LIKE = 10_000_001  # number of a round that no training reaches
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
@@ -380,8 +378,7 @@ def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
     return [Uncovered(reason=reason, arrays=("the reply",), moved=float(difference[0][same & noisy].norm()))]
 
 
-SEEDS, FIRST = 1 << 14, 16
-"""Number of seeds that are tried, from 0, and number of first values that are compared."""
+SEEDS, FIRST = 1 << 14, 16  # number of seeds that are tried, from 0, and number of first values that are compared
 
 
 @cache
@@ -412,11 +409,8 @@ def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
     return [Uncovered(reason="each call seeds its noise with a small number, which anybody can try", arrays=(name,))]
 
 
-MOST_UNCHANGED = 0.5
-"""Mean number of unchanged values above which they are given as the reason."""
-
-BEYOND = 1.1
-"""Least ratio of a measured to a claimed norm to be given as the reason."""
+MOST_UNCHANGED = 0.5  # mean number of unchanged values above which they are given as the reason
+BEYOND = 1.1  # least ratio of a measured to a claimed norm to be given as the reason
 
 
 def _reason(claim: Claim, found: Pilot, drawn: Drawn, bare: Sequence[Uncovered], clip_norm: float | None) -> str:

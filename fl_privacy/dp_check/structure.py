@@ -13,17 +13,10 @@ from fl_privacy.dp_check.draws import ROUNDING, Mechanism, Neighbors, drawn_rows
 from fl_privacy.measure.intervals import binomial_lower
 from fl_privacy.rng import derive_generator
 
-MOST_ELEMENTS = 1 << 22
-"""Most values of draws on one neighbor that are kept."""
-
-MOST_COLUMNS = 1 << 17
-"""Most values kept of one release; of a larger release, the first of each array."""
-
-NUDGE = 1e-2
-"""Relative change of an input that tests whether the release follows."""
-
-FOLLOWS = 0.1
-"""Largest change of the release by a nudge, relative to its change by the unit; coarse values change more."""
+MOST_ELEMENTS = 1 << 22  # most values of draws on one neighbor that are kept
+MOST_COLUMNS = 1 << 17  # most values kept of one release; of a larger release, the first of each array
+NUDGE = 1e-2  # relative change of an input that tests whether the release follows
+FOLLOWS = 0.1  # largest change of the release by a nudge, relative to its change by the unit; coarse values change more
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,8 +126,7 @@ def _confirmed(direction: Tensor, held: HeldDraws, fresh: HeldDraws, after: Tens
     return moved if follows else 0.0
 
 
-Found = tuple[str, Tensor]
-"""Reason, and a direction (d,) along which the draws do not vary."""
+Found = tuple[str, Tensor]  # reason, and a direction (d,) along which the draws do not vary
 
 
 def _coarse(held: HeldDraws) -> list[Uncovered]:
@@ -308,8 +300,7 @@ MOST_LOOKED_AT = 64
 """Most values of an array that are searched for atoms (repeated values), those that the unit moves most."""
 
 
-FEWEST_REPEATS = 5
-"""Least number of repetitions of an atom."""
+FEWEST_REPEATS = 5  # least number of repetitions of an atom
 
 
 def _atoms(rows: Tensor, column: int) -> np.ndarray:

@@ -10,8 +10,7 @@ from fl_privacy.dp_check.canaries import CanaryTest
 from fl_privacy.dp_check.claims import Claim, Recomputed, Unit
 from fl_privacy.dp_check.mechanism import ACCUSATION, MechanismCheck, doubt_in_words, shown_epsilon
 
-TOLERANCE = 1.01
-"""Least ratio of a recomputed epsilon to the claimed one that counts as disagreement."""
+TOLERANCE = 1.01  # least ratio of a recomputed epsilon to the claimed one that counts as disagreement
 
 OWNED = {"client": "each client's data", "example": "each single record"}
 """Unit of a claim -> protected data, in words for pages."""

@@ -16,15 +16,13 @@ from fl_privacy.federation.server import Server, ServerPlan, mean_change
 from fl_privacy.federation.server_optimizer import ServerSteps
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 
-DETERMINED = 1e-6
-"""Largest distance from 1 of a client's share in a combination of means that counts as its upload."""
+DETERMINED = 1e-6  # largest distance from 1 of a client's share in a combination of means that counts as its upload
 
 ALIKE, FEWEST_ALIKE, FEWEST_IN_LINE, ABOVE_ROUNDING, ONE_SIZE = 1e-3, 20, 5, 10.0, 0.9
 """Thresholds for estimating a share: relative width of a cluster of estimates, fewest values in it and in its rows or
 columns, least size of a value in roundings, and least share of values that have one size after a step of Adam."""
 
-MOST_SINGULAR = 1024
-"""Largest shorter side of a matrix for which singular values are computed."""
+MOST_SINGULAR = 1024  # largest shorter side of a matrix for which singular values are computed
 
 
 @dataclass(kw_only=True, eq=False)

@@ -73,8 +73,7 @@ class KeyHolder:
         return torch.cat([torch.tensor(v.decrypt(), dtype=torch.float64) for v in vectors])
 
 
-SLOT_BITS = 40
-"""Bits of the largest whole number that is exact at this CKKS precision."""
+SLOT_BITS = 40  # bits of the largest whole number that is exact at this CKKS precision
 
 
 @dataclass(frozen=True, kw_only=True)

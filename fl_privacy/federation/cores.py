@@ -5,8 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-LEFT = "FL_PRIVACY_CORES"
-"""Environment variable: most cores that a command leaves to each worker."""
+LEFT = "FL_PRIVACY_CORES"  # environment variable: most cores that a command leaves to each worker
 
 _GROUPS = Path("/proc/self/cgroup")
 _MOUNTED = Path("/sys/fs/cgroup")

@@ -33,8 +33,7 @@ SWITCHED_OFF = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_USAGE_STATS_ENABLED", 
 """Variables set to 0, so that Ray listens on loopback only, reports no usage, and hides no GPUs from clients."""
 
 
-PATIENCE = 5.0
-"""Seconds to wait for a cluster's answer."""
+PATIENCE = 5.0  # seconds to wait for a cluster's answer
 
 
 def joins_cluster() -> bool:
@@ -121,8 +120,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 0.5
 
-LOSSES = 2
-"""Most restarts of a part whose process or machine is lost."""
+LOSSES = 2  # most restarts of a part whose process or machine is lost
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -223,8 +221,7 @@ def _result(task: Any, observations: Sequence[Observation]) -> list[Reconstructi
 
 _TELL_EVERY = 0.5
 
-Tell = Callable[[float], object]
-"""Callback with the number of finished victims."""
+Tell = Callable[[float], object]  # callback with the number of finished victims
 
 
 def cut(observations: Sequence[Observation], parts: int) -> list[list[int]]:
@@ -258,8 +255,7 @@ def attack_part(
 
 
 _MOST_TOGETHER = 32
-_TOGETHER = 24_000.0
-"""Number of victims in a part, times the square root of a layer's multiplications for one victim."""
+_TOGETHER = 24_000.0  # number of victims in a part, times the square root of a layer's multiplications for one victim
 
 _UNKNOWN = 8
 

@@ -31,29 +31,20 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-Done = Callable[[float], None]
-"""Callback with the finished share of a part, in [0, 1]."""
-
-Part = Callable[[Done], R]
-"""Function that computes a part, picklable with all it needs."""
+Done = Callable[[float], None]  # callback with the finished share of a part, in [0, 1]
+Part = Callable[[Done], R]  # function that computes a part, picklable with all it needs
 
 
-STARTING = 4.0
-"""Least savings in seconds that justify starting processes, each of which imports PyTorch."""
-
-STARTED = 0.3
-"""Least savings in seconds that justify using running processes."""
-
-_WATCHED = 1.0
-"""Seconds of work before the first estimate."""
+STARTING = 4.0  # least savings in seconds that justify starting processes, each of which imports PyTorch
+STARTED = 0.3  # least savings in seconds that justify using running processes
+_WATCHED = 1.0  # seconds of work before the first estimate
 
 _UNSURE = 3.0
 """Factor on ``STARTING`` while no part has ended and estimates are unsure; twice that in the first seconds."""
 
 _LOOK_EVERY = 0.2
 
-_IDLE = 120.0
-"""Seconds after which an idle process ends."""
+_IDLE = 120.0  # seconds after which an idle process ends
 
 _HEARD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGHUP") if hasattr(signal, name))
 """Signals that a terminal sends to all processes; workers block them, since this process ends the workers."""

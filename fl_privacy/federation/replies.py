@@ -23,20 +23,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 FACTOR = 100.0
 """Replies are excluded if their norm is over this many times the largest median so far; honest ones stay below."""
 
-ENOUGH = 3
-"""Least number of replies for a meaningful median."""
-
-MOST_EXAMPLES = 2**53
-"""Largest whole number that is exact in double precision."""
-
-MOST_STEPS = 2**40
-"""Largest change of a counter in a round, so that it overflows only after millions of rounds."""
-
-VARIANCE, COUNT = "running_var", "num_batches_tracked"
-"""Names of batch norm's nonnegative buffers."""
-
-MOST_LETTERS = 1000
-"""Most characters of a reason, possibly from a client, which is logged and recorded in each round."""
+ENOUGH = 3  # least number of replies for a meaningful median
+MOST_EXAMPLES = 2**53  # largest whole number that is exact in double precision
+MOST_STEPS = 2**40  # largest change of a counter in a round, so that it overflows only after millions of rounds
+VARIANCE, COUNT = "running_var", "num_batches_tracked"  # names of batch norm's nonnegative buffers
+MOST_LETTERS = 1000  # most characters of a reason, possibly from a client, which is logged and recorded in each round
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,7 @@ class RoundReport:
 
 Kept = TypeVar("Kept")
 
-Steps = Generator[Observation, None, RoundReport]
-"""Round in progress: yields observations and returns the report."""
+Steps = Generator[Observation, None, RoundReport]  # round in progress: yields observations and returns the report
 
 
 class Round:

@@ -183,8 +183,7 @@ def upload_bytes(upload: Upload) -> int:
     return encoded_bytes(upload.tensors) + sum(b.numel() * b.element_size() for b in upload.buffers.values())
 
 
-_NOT_ASKED = -100
-"""Label of a position without a next token."""
+_NOT_ASKED = -100  # label of a position without a next token
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,7 @@ class LazyGradients(Mapping[str, Tensor]):
         return self._step.gradients()
 
 
-PRIVATE = "private/"
-"""Prefix of a private parameter's name in ``ClientState.tensors``."""
+PRIVATE = "private/"  # prefix of a private parameter's name in ``ClientState.tensors``
 
 
 def private_names(model: nn.Module, defense: Defense) -> frozenset[str]:

@@ -17,8 +17,7 @@ from fl_privacy.errors import UserError
 
 PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
-ORDINARY_FILE = 0o666
-"""File mode before the process's umask."""
+ORDINARY_FILE = 0o666  # file mode before the process's umask
 
 UNENCODABLE = "backslashreplace"
 """Error handler of ``str.encode`` that writes lone surrogates, which UTF-8 cannot hold, as JSON escapes."""
@@ -27,17 +26,13 @@ PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 """Folder of the configuration: in the package of a wheel, next to the package in a checkout or Flower bundle."""
 
-CACHE_VARIABLE = "FL_PRIVACY_CACHE"
-"""Environment variable with the cache folder; if unset, the user's default."""
+CACHE_VARIABLE = "FL_PRIVACY_CACHE"  # environment variable with the cache folder; if unset, the user's default
 
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-LOCKED = "_locked"
-"""End of the name of a temporary folder that is locked as long as it is in use."""
-
-NEW_SECONDS = 60.0
-"""Age of a temporary folder below which it may not be locked yet."""
+LOCKED = "_locked"  # end of the name of a temporary folder that is locked as long as it is in use
+NEW_SECONDS = 60.0  # age of a temporary folder below which it may not be locked yet
 
 _locks = dict[Path, int]()
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from fl_privacy.errors import UserError
 
-LARGEST_FILE = 1 << 32
-"""Most bytes of a file within a run's folder."""
+LARGEST_FILE = 1 << 32  # most bytes of a file within a run's folder
 
 
 LARGEST_TEXT, LARGEST_HASHED = 1 << 26, 1 << 22

@@ -26,8 +26,7 @@ _MAIN, _DATUMS = 100, (101, 102, 103)
 
 _HEADER = struct.Struct(">BBQ")
 _MOST_DEPTH, _MOST_ENTRIES = 32, 1 << 18
-_MOST_SPREAD = 200
-"""Largest ratio of unpacked to packed bytes of a zip file of more than 256 MiB."""
+_MOST_SPREAD = 200  # largest ratio of unpacked to packed bytes of a zip file of more than 256 MiB
 
 _SCALARS = ("numpy.float32", "numpy.float64", "numpy.int32", "numpy.int64")
 _OF_FLARE = {"WEIGHTS": False, "WEIGHT_DIFF": True}

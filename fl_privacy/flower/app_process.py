@@ -26,8 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
 
 MOST_MESSAGES, MOST_QUEUED = 20, 100  # largest number of a run's messages that wait for the site, or for others
-IDLE_SECONDS = 300.0
-"""Seconds without a message after which a run's waiting process is ended."""
+IDLE_SECONDS = 300.0  # seconds without a message after which a run's waiting process is ended
 
 
 class Cell:
@@ -67,7 +66,7 @@ class Cell:
         )
         variables = {name: os.environ[name] for name in limits.environment if name in os.environ}
         with self._closed_on_error():
-            apart = self._apart = Apart("fl_privacy.cli.gated_app", wishes, variables)
+            apart = self._apart = Apart("fl_privacy.cli.isolated_app", wishes, variables)
             deadline = time.monotonic() + LOAD_SECONDS
             held = self.held = apart.begin({"app": self.app, "packages": more, "bundled": bundled}, deadline)
             if not bundled or not self.app:

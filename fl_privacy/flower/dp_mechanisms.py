@@ -199,8 +199,7 @@ class _Records:
         return sent, own, nothing
 
 
-NOTHING = 1e-12
-"""Size of a negligible update, since Flower's clipping divides by the norm and fails on zero."""
+NOTHING = 1e-12  # size of a negligible update, since Flower's clipping divides by the norm and fails on zero
 
 
 def _not_nothing(update: Tensors) -> Tensors:

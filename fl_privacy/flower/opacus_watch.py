@@ -185,8 +185,7 @@ class OpacusWatch:
         self.others += not owned
 
 
-Sampled = tuple[bool, float]
-"""(``True`` for a Poisson sample, probability that a batch holds an example)."""
+Sampled = tuple[bool, float]  # (``True`` for a Poisson sample, probability that a batch holds an example)
 
 
 def _sampled_by(sampler: Any) -> Sampled:

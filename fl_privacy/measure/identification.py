@@ -109,9 +109,7 @@ def _as_bytes(images: Tensor) -> Tensor:
 
 
 RIVALS = 10  # number of nearest candidates for the foreign share of a guess
-LUCK = 0.3
-"""Lead that luck adds with e = 2.7 times as many guesses, or with e times fewer candidates."""
-
+LUCK = 0.3  # lead that luck adds with e = 2.7 times as many guesses, or with e times fewer candidates
 LUCK_OF_MORE = LUCK * math.log(10)  # lead that luck adds for the further comparisons of turned guesses
 ENOUGH = 1000  # number of candidates from which on a lead is not reduced
 _CEILING = 0.9995  # correlation above which differences are rounding of pixels

@@ -204,8 +204,7 @@ BAND = 0.95  # least share of guesses without the update that a reconstruction m
 LARGE = 16  # number of examples of an upload above which fewer draws are made
 DRAWS = {False: 4999, True: 1999}  # ``True`` for more than ``LARGE`` examples in an upload -> number of draws
 OVERLAP = 0.01  # share of the error probability for the count of own examples among the best; draws get the rest
-_ENOUGH = 10
-"""Number of draws that fit as well as the guess, after which sampling stops (Besag and Clifford 1991)."""
+_ENOUGH = 10  # number of draws that fit as well as the guess, after which sampling stops (Besag and Clifford 1991)
 
 
 @dataclass(frozen=True, kw_only=True)

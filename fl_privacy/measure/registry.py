@@ -140,8 +140,7 @@ METRICS: dict[str, Metric] = {
 """Metrics by name, from ``metrics.json``. A file ``_NAME.py`` of this folder with a ``Metric`` called ``NAME`` is
 registered, too; it should import PyTorch inside its function only."""
 
-NOT_METRICS = frozenset(_TABLE["not_metrics"])
-"""Names of other fields of an image's record, which no metric may have."""
+NOT_METRICS = frozenset(_TABLE["not_metrics"])  # names of other fields of an image's record, which no metric may have
 
 
 def register_metric(name: str, metric: Metric) -> None:

@@ -70,9 +70,7 @@ LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
 """Name in ``NAMED_LOSSES``, loss of PyTorch, or function (outputs (B, K), labels) -> scalar."""
 
 _PLAIN: tuple[object, ...] = (F.cross_entropy, F.nll_loss)  # ``nll_loss`` of log probabilities is their cross entropy
-
-_TINY_TRIAL = 2
-"""Number of examples in the trial of an unknown function."""
+_TINY_TRIAL = 2  # number of examples in the trial of an unknown function
 
 
 def is_plain(loss: Loss) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from fl_privacy.checks import fits
+from fl_privacy.checks import beginning, each, fits, made
 from fl_privacy.effects import from_plain, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_private
@@ -22,7 +22,6 @@ from fl_privacy.measure.counts import Counts, Words
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.audit_page import AuditRecord, levels_of, render_audit
 from fl_privacy.report.audit_parts import Captured, CountedLeak, Line, Volume
-from fl_privacy.runs.folder.records import beginning, each, made
 from fl_privacy.types.plan import Normalization
 
 PAGE, RECORD, WHOLE = "report.html", "audit.json", "record.json"

@@ -15,9 +15,7 @@ from fl_privacy.types import ModelState, Observation, Upload, VictimId
 logger: logging.Logger = logging.getLogger(__name__)
 
 SUMMED = 0  # client id of an update that is the sum of the other sites'
-
-MOST_BY_SITES = 4
-"""Maximum number of an audit's uploads that another site also attacks."""
+MOST_BY_SITES = 4  # maximum number of an audit's uploads that another site also attacks
 
 SITE_NOTE = (
     "Another site is given each global model and the weights of the mean, and subtracts its own update. Secure"

@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-FRAMES = 12
-"""Most frames in a film."""
-
-LARGEST = 64
-"""Most pixels of a frame's longer side."""
+FRAMES = 12  # most frames in a film
+LARGEST = 64  # most pixels of a frame's longer side
 
 
 @dataclass(frozen=True, eq=False)

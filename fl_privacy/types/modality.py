@@ -57,8 +57,7 @@ ROWS = Modality(
     remedy="take model=table_mlp or another of tables",
 )
 
-MODALITIES = (TEXTS, ROWS, IMAGES)
-"""All modalities, with the default, images, last."""
+MODALITIES = (TEXTS, ROWS, IMAGES)  # all modalities, with the default, images, last
 
 
 def modality_of(model: object) -> Modality:

@@ -18,8 +18,7 @@ TOLERANCE = 0.319
 MOST_COLUMNS, MOST_CATEGORIES, MOST_VALUES = 2_000, 10_000, 100_000
 """Most columns of a table, categories of a column, and values of an encoded row."""
 
-MOST_DECIMALS = 20
-"""Most decimals of a number as text."""
+MOST_DECIMALS = 20  # most decimals of a number as text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,26 +28,13 @@ from fl_privacy.types.plan import LocalPlan
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-6}
 """Singular values below this share of the largest are rounding, by the type of the gradient."""
 
-_APART = 10.0
-"""Least ratio of a singular value to rounding that shows a second example."""
-
-_GAP = 100.0
-"""Least ratio of the last counted singular value to the first uncounted one."""
-
-_MOST, _SPARE = 256, 8
-"""Most examples that are counted, and further random combinations of columns for a reliable rank."""
-
-_LARGE = 1 << 22
-"""Number of elements above which a gradient's rank is computed only if no smaller layer gives one."""
-
-COUNTED_BY_RANK = "The gradient is taken for that of"
-"""Beginning of the note on an inferred batch size."""
-
-_LOOKED_AT = 1 << 16
-"""Number of values that are inspected for their floating-point type."""
-
-_SAME = 1e-4
-"""Largest relative distance at which an output layer's gradient counts as that of one example."""
+_APART = 10.0  # least ratio of a singular value to rounding that shows a second example
+_GAP = 100.0  # least ratio of the last counted singular value to the first uncounted one
+_MOST, _SPARE = 256, 8  # most examples that are counted, and further random combinations of columns for a reliable rank
+_LARGE = 1 << 22  # number of elements above which a gradient's rank is computed only if no smaller layer gives one
+COUNTED_BY_RANK = "The gradient is taken for that of"  # beginning of the note on an inferred batch size
+_LOOKED_AT = 1 << 16  # number of values that are inspected for their floating-point type
+_SAME = 1e-4  # largest relative distance at which an output layer's gradient counts as that of one example
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 from flwr.supernode import start_client_internal as flower_node
 
-from fl_privacy.cli import gated_app
+from fl_privacy.cli import isolated_app
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.flower import app_process
@@ -242,7 +242,7 @@ def test_a_module_s_compiled_form_is_not_run_in_place_of_its_source(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "brought_app", raising=False)
     try:
-        assert gated_app._loaded("brought_app:client", [made.getvalue()], []) == "reviewed"
+        assert isolated_app._loaded("brought_app:client", [made.getvalue()], []) == "reviewed"
     finally:
         sys.modules.pop("brought_app", None)
 

@@ -97,8 +97,7 @@ def _of_state(state: ModelState, before: str = "") -> dict[str, Tensor]:
     return parameters | layout.with_prefix(before + layout.BUFFERS, state.buffers)
 
 
-MOST_HELD = 256 << 20
-"""Most bytes of tensors held in memory."""
+MOST_HELD = 256 << 20  # most bytes of tensors held in memory
 
 
 class ObservationBuffer(layout.LazyObservations):

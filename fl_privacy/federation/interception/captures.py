@@ -28,11 +28,8 @@ from fl_privacy.files.foreign import expect_regular_files
 from fl_privacy.models.unwrap_model import once_each
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
-FORMAT = 1
-"""Version of the layout."""
-
-PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"
-"""Prefixes of names in the tensor files."""
+FORMAT = 1  # version of the layout
+PARAMETERS, BUFFERS, UPDATE = "parameters/", "buffers/", "update/"  # prefixes of names in the tensor files
 
 KNOWN = ("labels", "public_images", "public_labels", "previous", "features")
 KNOWN_STATES = ("private", "front")
@@ -179,8 +176,7 @@ def ids_of(observations: Sequence[Observation]) -> Sequence[VictimId]:
 K = TypeVar("K")
 V = TypeVar("V")
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Types of parameters and images."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # types of parameters and images
 
 
 def load_observations(folder: Path | str, model: nn.Module, *, inside: nn.Module | None = None) -> list[Observation]:
@@ -214,8 +210,7 @@ def stored_observations(
     return StoredObservations(folder, sorted(_named(folder, path) for path in paths), model, inside)
 
 
-_CAPTURES = "captures"
-"""Folder of captured updates within that of a run or of an audit."""
+_CAPTURES = "captures"  # folder of captured updates within that of a run or of an audit
 
 
 def _named(folder: Path, path: Path) -> VictimId:
@@ -237,8 +232,7 @@ class StoredObservations(LazyObservations):
         return read_observation(self._folder, self.ids[place], *self._models, self._shared)
 
 
-MOST_SHARED = 4
-"""Largest number of values of a kind in a cache."""
+MOST_SHARED = 4  # largest number of values of a kind in a cache
 
 
 @dataclass(frozen=True)

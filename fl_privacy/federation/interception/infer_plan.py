@@ -16,11 +16,8 @@ from fl_privacy.models import has_batch_norm
 from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors
 
-_OFF = 3.0
-"""Largest accepted ratio between given and estimated learning rate."""
-
-MOST_COUNTED = 1_000_000
-"""Most local steps accepted from a batch-norm counter, which a client can set freely."""
+_OFF = 3.0  # largest accepted ratio between given and estimated learning rate
+MOST_COUNTED = 1_000_000  # most local steps accepted from a batch-norm counter, which a client can set freely
 
 _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
@@ -204,8 +201,7 @@ def _outputs(observation: Observation) -> torch.Tensor:
     return functional_call(model, {**sent.parameters, **sent.buffers}, (images,)).softmax(1).mean(0)
 
 
-_FAR = 3.0
-"""A batch norm counts as kept if its median change is over this many times the largest of other parameters."""
+_FAR = 3.0  # a batch norm counts as kept if its median change is over this many times the largest of other parameters
 
 
 def norm_names(model: nn.Module) -> set[str]:

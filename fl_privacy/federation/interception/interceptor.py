@@ -21,14 +21,9 @@ from fl_privacy.models.gradients import set_mode
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
-States = Callable[[int], ClientState]
-"""Client id -> its private state; available in simulations only."""
-
-ACTIVATION = "activation"
-"""Value of ``features_at`` for the module behind the private layers' activation."""
-
-MOST_TRAINED = 4
-"""Most locally trained models held at once."""
+States = Callable[[int], ClientState]  # client id -> its private state; available in simulations only
+ACTIVATION = "activation"  # value of ``features_at`` for the module behind the private layers' activation
+MOST_TRAINED = 4  # most locally trained models held at once
 
 
 def no_states(client: int) -> ClientState:

@@ -33,8 +33,7 @@ from fl_privacy.flower.inside.identity import TURN
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-APP_RAISED = 2
-"""Flower's error code for an exception in a ClientApp."""
+APP_RAISED = 2  # Flower's error code for an exception in a ClientApp
 
 MOST_SIGNATURES = 100
 POLL_SECONDS = 0.1

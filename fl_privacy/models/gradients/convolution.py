@@ -158,9 +158,7 @@ class _Separated(nn.Sequential):
     bias = property(lambda self: self[1].bias)
 
 
-_NARROW, _MANY = 12, 16
-"""Most input channels, and fewest images, for which ``transposed`` is faster."""
-
+_NARROW, _MANY = 12, 16  # most input channels, and fewest images, for which ``transposed`` is faster
 _FEW = 4  # most input channels of a victim for which matrix products are faster than a grouped convolution
 _Pair = Sequence[int]
 _compiles = ContextVar("compiles", default=False)
@@ -386,8 +384,7 @@ def _convolution_backward(
     return found
 
 
-_POSITIONS = 0.7
-"""Least ratio of a channel's outputs to its weights at which folding saves time."""
+_POSITIONS = 0.7  # least ratio of a channel's outputs to its weights at which folding saves time
 
 
 class FoldedConvolution(FrozenConv2d):

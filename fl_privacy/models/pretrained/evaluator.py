@@ -142,8 +142,7 @@ def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPl
     return replace(plan, widths=tuple(max(1, round(_STUDENT * width)) for width in teacher.widths))
 
 
-_STUDENT = 0.3
-"""Ratio of a student's filters to its teacher's."""
+_STUDENT = 0.3  # ratio of a student's filters to its teacher's
 
 
 def uniform_noise(like: Tensor, rng: torch.Generator) -> Tensor:

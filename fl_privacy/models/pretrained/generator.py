@@ -3,12 +3,12 @@
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, cast
+from typing import cast
 from zipfile import BadZipFile
 
 import torch
@@ -17,7 +17,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fl_privacy import checks
-from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder, write_whole
 from fl_privacy.files.foreign import expanded
@@ -156,9 +155,7 @@ def _doubling(inner: int, outer: int) -> nn.ConvTranspose2d:
 
 
 SIDE = 8  # side of a fingerprint in pixels
-
-ALIKE = 3.0
-"""Largest root mean squared distance of fingerprints, in gray levels, of two images that count as the same."""
+ALIKE = 3.0  # largest root mean squared distance of fingerprints, in gray levels, of two images that count as the same
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -197,7 +194,7 @@ def image_fingerprints(images: Tensor) -> Tensor:
 
 REMEDY = "make one by `fl-privacy train-generator data=NAME out=FILE`"
 _SEEN = "fingerprints"
-_ORIGIN: Mapping[str, type] = {"data": str, "split": str, "images": int, "seed": int, "steps": int}
+_ORIGIN = ("data", "split", "images", "seed", "steps")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -235,31 +232,20 @@ def load_generator(
 def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
     header, values = read_network(file, tensors=True)
     wrong = UserError(f"A generator is expected in {file}, but it holds something else or is damaged; {REMEDY}.")
-    architecture = _plain(header, "architecture", dict.fromkeys((each.name for each in fields(GeneratorShape)), int))
-    trained_on, seen = _plain(header, "trained_on", _ORIGIN), values.pop(_SEEN, None)
-    if architecture is None or trained_on is None or seen is None:
-        raise wrong
-    if seen.dtype != torch.uint8 or seen.dim() != 2 or seen.shape[1] != SIDE * SIDE:
+    seen = values.pop(_SEEN, None)
+    if seen is None or seen.dtype != torch.uint8 or seen.dim() != 2 or seen.shape[1] != SIDE * SIDE:
         raise wrong
     try:
-        shape = GeneratorShape(**architecture)
-    except UserError as error:
+        shape = checks.made(GeneratorShape, json.loads(header.get("architecture", "")), "architecture")
+        known = checks.made(Provenance, json.loads(header.get("trained_on", "")), "trained_on")
+    except (UserError, ValueError, RecursionError) as error:
         raise wrong from error
     with torch.device("meta"):
         network = ImageGenerator(shape)
     if take_values(network, values) is not None:
         raise wrong
-    provenance = Provenance(**trained_on, fingerprints=seen)
+    provenance = replace(known, fingerprints=seen)
     return TrainedGenerator(network=network.to(device=device, dtype=dtype), provenance=provenance, about=header)
-
-
-def _plain(header: Mapping[str, str], key: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
-    try:
-        given = json.loads(header.get(key, ""))
-    except (ValueError, RecursionError):
-        return None
-    right = isinstance(given, dict) and given.keys() == kinds.keys()
-    return given if right and all(fits(given[name], kind) for name, kind in kinds.items()) else None
 
 
 def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:

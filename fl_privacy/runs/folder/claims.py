@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fl_privacy.checks import each, made
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.runs.folder.records import dump_json, each, made, parse_json
+from fl_privacy.runs.folder.records import dump_json, parse_json
 
 if TYPE_CHECKING:
     from fl_privacy.dp_check.verdict import ClaimVerdict

@@ -58,8 +58,7 @@ def move_aside(path: Path, why: str) -> None:
     path.rename(next(aside for name in names if not (aside := path.with_name(name)).exists()))
 
 
-LOCKS = ".locks"
-"""Folder of locks next to the runs' folders, since a run's folder may be moved or deleted."""
+LOCKS = ".locks"  # folder of locks next to the runs' folders, since a run's folder may be moved or deleted
 
 
 def hold(folder: Path) -> FileLock:

@@ -6,12 +6,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import cache, partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
@@ -279,47 +276,6 @@ def _restored(value: Any) -> Any:
         case list():
             return [_restored(entry) for entry in value]
     return value
-
-
-T = TypeVar("T")
-_hints_of = cache(get_type_hints)
-Part = Callable[[object, str], object]  # builds a field from its value and place; raises ``ValueError``
-
-
-def made(kind: type[T], plain: object, where: str, **parts: Part) -> T:
-    """Build the dataclass ``kind`` from JSON; ``ValueError`` if it does not fit. ``parts``: field -> its builder."""
-    if not isinstance(plain, dict):
-        raise ValueError(f"{where} is {beginning(plain)}")
-    known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    needed = {name for name, field in known.items() if field.default is field.default_factory is MISSING}
-    if wrong := sorted(needed - plain.keys()) or sorted(plain.keys() - known):
-        raise ValueError(f"{where} should {'have' if wrong[0] in needed else 'not have'} {wrong[0]}")
-    hints = _hints_of(kind)  # type: ignore[arg-type]
-    values = {
-        name: parts.get(name, partial(_of_type, hints[name]))(value, f"{where}.{name}") for name, value in plain.items()
-    }
-    return kind(**values)
-
-
-def _of_type(hint: Any, plain: object, where: str) -> object:
-    if isinstance(kind := next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None), type):
-        return None if plain is None and NoneType in get_args(hint) else made(kind, plain, where)
-    if not fits(plain, hint):
-        raise ValueError(f"{where} is {beginning(plain)}, not {in_words(hint)}")
-    return tuple(plain) if isinstance(plain, list) else plain
-
-
-def each(make: Callable[[Any, str], T], plain: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
-    """Return ``make(entry, place)`` for each entry of the list ``plain``; ``ValueError`` for no list or a short one."""
-    if not isinstance(plain, list) or len(plain) < at_least:
-        raise ValueError(f"{where} is {beginning(plain)}, not a list of at least {at_least}")
-    return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(plain))
-
-
-def beginning(value: object) -> str:
-    """Return a value's JSON, cut after 40 characters."""
-    text = json.dumps(value)
-    return text if len(text) <= 40 else f"{text[:40]} ..."
 
 
 PAPER = "paper.json"

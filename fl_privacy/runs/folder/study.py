@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from fl_privacy.attacks.inference.kinds import About
-from fl_privacy.checks import fits, in_words
+from fl_privacy.checks import beginning, each, fits, in_words, made
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.files.foreign import read_text
@@ -19,7 +19,6 @@ from fl_privacy.runs.config.settings import UNDEFENDED, AttackCell, GridPoint
 from fl_privacy.runs.folder.defense_choice import Candidate, candidate_of, least_over_control
 from fl_privacy.runs.folder.ongoing import is_finished
 from fl_privacy.runs.folder.read import Run, read_run, read_summary
-from fl_privacy.runs.folder.records import beginning, each, made
 from fl_privacy.runs.folder.summary import LeakageResult, Summary
 from fl_privacy.types.victim_ids import Attacker
 

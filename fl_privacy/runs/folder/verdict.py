@@ -27,9 +27,7 @@ Tone = Literal["leak", "bounded", "open"]  # red, green, gray
 LEAK: Tone = "leak"
 BOUNDED: Tone = "bounded"
 OPEN: Tone = "open"
-BOUNDED_AT_MOST = 0.1
-"""Largest probability of identification that counts as bounded: nine of ten attempts fail."""
-
+BOUNDED_AT_MOST = 0.1  # largest probability of identification that counts as bounded: nine of ten attempts fail
 CANDIDATES = 1000  # number of distractors for the bound if guesses were compared with none, or with more
 
 

@@ -20,8 +20,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 """Additional host names in the SuperLink's certificate, for trials on its own machine."""
 
 _RENEW = "remove certificate and key, and run `fl-privacy deploy` again"
-_EARLIER = datetime.timedelta(hours=1)
-"""Tolerated difference of clocks."""
+_EARLIER = datetime.timedelta(hours=1)  # tolerated difference of clocks
 
 
 def make_authority(certificate: Path, key: Path) -> None:

@@ -117,8 +117,7 @@ def _own_bytes(pid: int) -> int:
     return 1024 * (status.get("RssAnon") or status.get("VmRSS", 0))  # resident memory without an anonymous part
 
 
-ENOUGH_SECONDS = 20.0
-"""CPU seconds of a round above which it is not repeated."""
+ENOUGH_SECONDS = 20.0  # CPU seconds of a round above which it is not repeated
 
 
 def measure_nodes(

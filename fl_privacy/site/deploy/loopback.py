@@ -27,8 +27,7 @@ JOIN_SECONDS = 300.0
 STOP_SECONDS = 10.0
 _POLL = 0.2
 
-JOINED = "SuperNode ID:"
-"""Text in a node's output after the SuperLink has admitted it."""
+JOINED = "SuperNode ID:"  # text in a node's output after the SuperLink has admitted it
 
 
 def free_port() -> int:
@@ -202,8 +201,7 @@ def _last(text: str) -> str:
     return lines[-1][:300] if lines else "nothing"
 
 
-MOST_NODES = 4
-"""Most nodes in a trial."""
+MOST_NODES = 4  # most nodes in a trial
 
 ROUNDS = 2
 RUN_SECONDS = 300.0

@@ -1,4 +1,3 @@
 """Gate of a site: its policy on incoming and outgoing messages, noise, privacy ledger, and isolation of apps."""
 
-READY = ("strict", "research", "dp")
-"""Names of the policies that come with the package."""
+READY = ("strict", "research", "dp")  # names of the policies that come with the package

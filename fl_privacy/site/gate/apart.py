@@ -28,20 +28,14 @@ from fl_privacy.site.gate.warden import ENDED
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-PIECE = 1 << 20
-"""Most bytes that are written or received at once."""
-
-MOST_PARTS = 100_000
-"""Most parts of a message."""
-
-LONGEST_LINE = 1000
-"""Most bytes of a line printed by an app; longer lines are split."""
+PIECE = 1 << 20  # most bytes that are written or received at once
+MOST_PARTS = 100_000  # most parts of a message
+LONGEST_LINE = 1000  # most bytes of a line printed by an app; longer lines are split
 
 LINES_AT_ONCE, LINES_EACH_SECOND = 1000, 1.0
 """Most lines that an app prints at once, and lines that it may print in addition each second."""
 
-LARGEST_WORD = 1 << 16
-"""Most bytes of a process's report on its isolation."""
+LARGEST_WORD = 1 << 16  # most bytes of a process's report on its isolation
 
 GIVEN = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 """Environment variables that are passed to the process."""

@@ -39,11 +39,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 LARGEST_BUNDLE, LARGEST_PROJECT, LARGEST_DECISION = 64 << 20, 1 << 20, 1 << 16
 """Most bytes of a bundle, of its ``pyproject.toml``, and of a decision's file."""
 
-MOST_WAITING = 20
-"""Most runs that wait for approval; further runs are refused."""
-
-REVOKED = "revoked"
-"""Decision that withdraws an earlier approval."""
+MOST_WAITING = 20  # most runs that wait for approval; further runs are refused
+REVOKED = "revoked"  # decision that withdraws an earlier approval
 
 MOST_PACKAGES, MOST_LETTERS = 500, 10_000
 INSTALL_SECONDS = 1800.0

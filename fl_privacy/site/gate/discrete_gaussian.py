@@ -14,6 +14,7 @@ accepted values, so that the sampling time reveals nothing of the noise (Jin et 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal, localcontext
 from functools import lru_cache
 from itertools import accumulate
 
@@ -21,31 +22,18 @@ import numpy as np
 import numpy.typing as npt
 
 Integers = npt.NDArray[np.int64]
-Bytes = Callable[[int], bytes]
-"""Function from a number to that many random bytes."""
-
-LOG2_SCALE = 20
-"""Base-2 logarithm of the standard deviation, in steps of the grid."""
+Bytes = Callable[[int], bytes]  # function from a number to that many random bytes
+LOG2_SCALE = 20  # base-2 logarithm of the standard deviation, in steps of the grid
 
 SCALE = 1 << LOG2_SCALE
 
-_PRECISION = 256
-"""Bits of a probability in comparisons that floating point can't decide."""
-
-_WHOLE_BITS = 16
-"""Random bits of the first comparison for k."""
-
-_MARGIN = 2.0**-47
-"""Bound on the error of a probability in double precision."""
-
-_LARGEST_K = 19
-"""Smallest k with exp(-k^2/2) below 2^-260."""
-
-_BLOCK = 1 << 15
-"""Number of values drawn at once, which fit into a processor's cache."""
-
-_SHARE = 1 << 20
-"""Number of values in one task of a thread."""
+_DIGITS = 100  # decimal digits of an exponential, more than the bits of ``_PRECISION``
+_PRECISION = 256  # bits of a probability in comparisons that floating point can't decide
+_WHOLE_BITS = 16  # random bits of the first comparison for k
+_MARGIN = 2.0**-47  # bound on the error of a probability in double precision
+_LARGEST_K = 19  # smallest k with exp(-k^2/2) below 2^-260
+_BLOCK = 1 << 15  # number of values drawn at once, which fit into a processor's cache
+_SHARE = 1 << 20  # number of values in one task of a thread
 
 
 def discrete_gaussian(number: int, *, random: Bytes = os.urandom) -> Integers:
@@ -125,15 +113,5 @@ def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, ra
 
 def exp_of_minus(numerator: int, denominator: int) -> int:
     """Return 2^256 exp(-numerator / denominator), rounded; numerator >= 0, denominator > 0."""
-    halvings = max(0, (numerator // denominator).bit_length() + 8)
-    bits = _PRECISION + 64 + 2 * halvings
-    x = (numerator << bits) // (denominator << halvings)  # below 2^-7
-    term = total = 1 << bits
-    index = 0
-    while term:
-        index += 1
-        term = -(term * x >> bits) // index if term > 0 else (-term * x >> bits) // index
-        total += term
-    for _ in range(halvings):
-        total = total * total >> bits
-    return (total + (1 << (bits - _PRECISION - 1))) >> (bits - _PRECISION)
+    with localcontext(prec=_DIGITS):
+        return int(((Decimal(-numerator) / denominator).exp() * (1 << _PRECISION)).to_integral_value())

@@ -14,16 +14,11 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 
 DAY = 86_400.0
-BELIEVED = 31 * DAY
-"""Longest step in seconds of the clock that counts as passed time after a reboot."""
-YEARS = (-62_135_596_800.0, 253_402_300_799.0)
-"""Least and largest seconds since 1970 in the years 1 to 9999."""
-BEGINNING = "0" * 64
-"""Digest in place of a line before the first one."""
-ASKED = "asked"
-"""Outcome of an entry before the app's reply; it counts like a reply that left."""
-REFUSED_RUN = "run"
-"""Kind of the entry of a refused run, which counts toward no limit."""
+BELIEVED = 31 * DAY  # longest step in seconds of the clock that counts as passed time after a reboot
+YEARS = (-62_135_596_800.0, 253_402_300_799.0)  # least and largest seconds since 1970 in the years 1 to 9999
+BEGINNING = "0" * 64  # digest in place of a line before the first one
+ASKED = "asked"  # outcome of an entry before the app's reply; it counts like a reply that left
+REFUSED_RUN = "run"  # kind of the entry of a refused run, which counts toward no limit
 
 _OF_BUNDLES, _OF_A_LINE = ("fab", "approved_by", "left"), ("before", "clock", "boot", "up")
 

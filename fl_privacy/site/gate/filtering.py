@@ -14,11 +14,8 @@ from fl_privacy.site.gate.policy import COUNTERS, DTYPES, Arrays, SitePolicy, Va
 from fl_privacy.site.gate.protecting import noised
 from fl_privacy.site.gate.rules import RefusedError
 
-NUMPY = "numpy.ndarray"
-"""Flower's name for NumPy's file format."""
-
-VARIANCE = "running_var"
-"""Last part of the names of arrays that must not become negative by noise."""
+NUMPY = "numpy.ndarray"  # Flower's name for NumPy's file format
+VARIANCE = "running_var"  # last part of the names of arrays that must not become negative by noise
 
 
 @dataclass(frozen=True)

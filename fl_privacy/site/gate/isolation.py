@@ -31,11 +31,8 @@ PROCESS = tuple(
 
 SHARED_MEMORY, OTHER_TEMPORARY = "/dev/shm", "/tmp"
 
-MOST_FILES = 200_000
-"""Most files and folders in memory."""
-
-SLACK = 1 << 30
-"""Bytes of address space in addition to the memory, for threads' stacks, which are mostly unused."""
+MOST_FILES = 200_000  # most files and folders in memory
+SLACK = 1 << 30  # bytes of address space in addition to the memory, for threads' stacks, which are mostly unused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,7 @@ PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 FILE_RIGHTS = 1 | 2 | 4 | 1 << 14 | 1 << 15
 """Landlock's rights on a file: execute, write, read, truncate and device control."""
 
-READ = 1 | 4 | 8
-"""Landlock's rights to execute, to read a file and to read a folder."""
+READ = 1 | 4 | 8  # landlock's rights to execute, to read a file and to read a folder
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
@@ -40,8 +39,7 @@ DENIED, _LIMITED = _CALLS["denied"], _CALLS["limited"]
 inspect other processes, change the isolation, or hold uncounted memory."""
 
 _CLONE3 = 435  # its flags are in memory: libraries without it fall back to clone
-_SHARED_NOWHERE = 0x21
-"""Flags of ``mmap`` for shared memory without a file."""
+_SHARED_NOWHERE = 0x21  # flags of ``mmap`` for shared memory without a file
 
 _AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM = 1, 2, 10, 1
 

@@ -23,15 +23,12 @@ VERSION = 1
 LARGEST_POLICY = 1 << 20
 KINDS = ("train", "evaluate", "query")
 DTYPES = ("float16", "float32", "float64")
-COUNTERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
-"""Types of a model's whole numbers."""
+COUNTERS = ("int8", "int16", "int32", "int64", "uint8", "bool")  # types of a model's whole numbers
 
 MIB = 1 << 20
 LOAD_SECONDS = 600.0  # seconds for an app to start, in addition to those for a message
 MOST_CELLS = 4  # most runs that have a process at a time
-
-LEAST_MEMORY = 512
-"""Least ``app.memory_mib``, with which PyTorch can be loaded."""
+LEAST_MEMORY = 512  # least ``app.memory_mib``, with which PyTorch can be loaded
 
 
 @dataclass(frozen=True, kw_only=True)

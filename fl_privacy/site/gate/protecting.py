@@ -11,16 +11,12 @@ import numpy.typing as npt
 from fl_privacy import checks
 from fl_privacy.site.gate.discrete_gaussian import SCALE, Integers, discrete_gaussian
 
-Piece = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]
-"""Values before and after the change, (n,) each."""
+Piece = tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]  # values before and after the change, (n,) each
 
 LARGEST = float(np.finfo(np.float64).max)
 
-_SHRINK = 1e-7
-"""Least relative step by which a change that is too long after rounding is shortened."""
-
-_BLOCK = 1 << 15
-"""Number of values processed at once, which fit into a processor's cache."""
+_SHRINK = 1e-7  # least relative step by which a change that is too long after rounding is shortened
+_BLOCK = 1 << 15  # number of values processed at once, which fit into a processor's cache
 
 
 @dataclass(frozen=True, kw_only=True)

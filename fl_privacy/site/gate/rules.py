@@ -13,16 +13,12 @@ from fl_privacy.site.gate.plain_yaml import table
 REASONS: Mapping[str, str] = shipped(__file__, "reasons.json")
 """Reason of a refusal -> sentence for the coordinator, without values and names, which stay in the site's log."""
 
-SMALLEST = 1e-6
-"""Magnitude below which rounded numbers leave as zero."""
-
-LARGEST = 1e6
-"""Magnitude above which rounded numbers are refused, unless a rule has bounds."""
+SMALLEST = 1e-6  # magnitude below which rounded numbers leave as zero
+LARGEST = 1e6  # magnitude above which rounded numbers are refused, unless a rule has bounds
 
 LARGEST_BYTES = 1 << 30
 
-LONGEST = 10_000
-"""Most values of a list."""
+LONGEST = 10_000  # most values of a list
 
 DIGITS = 3
 MOST_DIGITS = 15

@@ -9,20 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-MEMORY, PROCESSES = 81, 82
-"""Exit statuses of an app that was ended for exceeding a limit."""
-
-ENDED = {MEMORY: "memory_mib", PROCESSES: "processes"}
-"""Exit status -> name of the exceeded limit."""
-
-OTHER_STATUS = 1
-"""Exit status that replaces an app's own status in ``ENDED``."""
-
-PAUSE = 0.05
-"""Seconds between two counts."""
-
-MOST_FAILED = 3
-"""Most consecutive failed counts, after which the app is ended."""
+MEMORY, PROCESSES = 81, 82  # exit statuses of an app that was ended for exceeding a limit
+ENDED = {MEMORY: "memory_mib", PROCESSES: "processes"}  # exit status -> name of the exceeded limit
+OTHER_STATUS = 1  # exit status that replaces an app's own status in ``ENDED``
+PAUSE = 0.05  # seconds between two counts
+MOST_FAILED = 3  # most consecutive failed counts, after which the app is ended
 
 THREADS, CORE_THREADS, MORE_THREADS = 4, 8, 256
 """Allowed threads for each allowed process, for each processor of the machine, and in addition."""

@@ -1,4 +1,4 @@
-"""Run an app behind a gate, in a process that gives up network and files before it imports third-party code."""
+"""Run third-party code in a process that gives up network and files before it imports other packages."""
 
 import io
 import json
@@ -14,14 +14,25 @@ from fl_privacy.site.gate.framing import own_pipes, read_parts, write_parts
 from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
-def serve_gate(inlet: int, outlet: int) -> None:
-    """Answer a gate's messages from the pipe ``inlet`` on the pipe ``outlet`` until the gate closes them."""
+def serve(inlet: int, outlet: int) -> None:
+    """Report the effective isolation on the pipe ``outlet``, then do what the first message on ``inlet`` asks for.
+
+    It asks to answer a gate's messages until the gate closes the pipes, or to audit an app, for which all mechanisms
+    must be in force.
+    """
     (request,) = read_parts(inlet)
     asked = json.loads(request)
-    held = keep_apart(Wishes(**asked["wishes"]))
+    wishes = Wishes(**asked["wishes"])
+    held = keep_apart(wishes)
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
-    bundle = read_parts(inlet) if asked["bundled"] else []
-    _answer(inlet, outlet, partial(_loaded, asked["app"], bundle, asked["packages"]))
+    if "bundled" in asked:
+        bundle = read_parts(inlet) if asked["bundled"] else []
+        _answer(inlet, outlet, partial(_loaded, asked["app"], bundle, asked["packages"]))
+    elif held.is_all:
+        from fl_privacy.auditing.app.audit import audit_within  # noqa: PLC0415  (not before)
+
+        settings = {**asked["asked"], "out": f"{wishes.temporary}/audit"}
+        audit_within(asked["app"], settings, partial(write_parts, outlet))
 
 
 def _loaded(reference: str, bundle: list[bytes], packages: list[str]) -> Any:
@@ -58,4 +69,4 @@ def _answer(inlet: int, outlet: int, load: Callable[[], Any]) -> None:
 
 
 if __name__ == "__main__":
-    serve_gate(*own_pipes())
+    serve(*own_pipes())
