@@ -910,3 +910,27 @@ def test_a_part_that_an_app_leaves_empty_stays_so(tmp_path: Path) -> None:
         drawing.note("somebody's set", "drawn examples")
         assert [len(part) for part in torch.utils.data.random_split(range(600), [600, 0])] == [600, 0]
         assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000, 0])] == [600, 0]
+
+
+def test_columns_hold_what_a_mapping_names_and_what_a_function_adds_texts_to(tmp_path: Path) -> None:
+    code = """
+kinds = {"nv": 0, "mel": 1, "df": 2}
+rows["label"] = rows["dx"].map(kinds)
+def place(x):
+    return os.path.join("scans", x + ".jpg")
+rows["path"] = rows["scan_code"].apply(place)
+rows["head"] = rows["lesion"].apply(lambda text: text.split("_")[0])
+rows["photo"] = rows["image_id"].apply(place)
+rows["twice"] = rows["size"].apply(lambda x: x + 1)
+"""
+    drawn = drawing_of(code, tmp_path).table("scans.csv")
+    assert {*drawn["dx"]} == {"nv", "mel", "df"} and drawn["size"].dtype.kind == "f"
+    assert all(isinstance(each, str) for name in ("scan_code", "lesion") for each in drawn[name])
+    assert drawn["image_id"].nunique() == len(drawn), "each picture has a file of its own"
+
+
+def test_a_table_has_no_more_columns_than_the_network_takes(tmp_path: Path) -> None:
+    drawing = drawing_of("x = rows[['a', 'b', 'c', 'd', 'e', 'f']]\nWIDTH = 4\nnet = Linear(WIDTH, 2)\n", tmp_path)
+    assert drawing.features == 4 and drawing.table("rows.csv").shape[1] == 7
+    drawing.fitted = {"columns": -2}
+    assert [*drawing.table("rows.csv").columns] == ["a", "b", "c", "d", "label"]

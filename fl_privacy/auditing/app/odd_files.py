@@ -182,12 +182,12 @@ def archive(drawing: Drawing, path: object) -> Any:
 
     Return one array for ``.npy``, a tuple for a pickle that the app's code unpacks, and a mapping otherwise.
     """
-    size = " x ".join(map(str, drawing.array("x", path).shape[1:]))
+    size = " x ".join(map(str, array(drawing, "x", path).shape[1:]))
     drawing.note(str(path), f"drawn arrays, {size} numbers an example, and their labels")
 
     class Archive(dict[str, np.ndarray]):
         def __missing__(self, key: str) -> np.ndarray:
-            return self.setdefault(key, drawing.array(key, path))
+            return self.setdefault(key, array(drawing, key, path))
 
         def __enter__(self) -> "Archive":
             return self
@@ -196,11 +196,31 @@ def archive(drawing: Drawing, path: object) -> Any:
             return None
 
     if str(path).endswith(".npy"):
-        return drawing.array(Path(str(path)).stem, path)
+        return array(drawing, Path(str(path)).stem, path)
     named = (name for name in drawing.names if LABEL.search(name) or IMAGE.search(name))
     if drawing.unpacked and Path(str(path)).suffix.lower() in PICKLES:  # of NumPy, too
-        return tuple(drawing.array(name, path) for name in drawing.unpacked[0])
-    return Archive({key: drawing.array(key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
+        return tuple(array(drawing, name, path) for name in drawing.unpacked[0])
+    return Archive({key: array(drawing, key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
+
+
+def array(drawing: Drawing, name: str, path: object) -> np.ndarray:
+    """Make up labels or inputs, such as pictures or rows, by an array's ``name``; ``path`` seeds the draws."""
+    number, classes = TEST if re.search("test|val", name) else TRAIN, drawing.classes or 10
+    rng = drawing.rng(f"{path} {name}")
+    if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
+        return labels(number, classes)
+    entry, pictured = drawing.entry, drawing.entry or drawing.colors or drawing.features in (0, 784, 1024, 3072)
+    if len(entry) in (1, 2) or not pictured:
+        size = entry or (drawing.features + drawing.fitted.get("columns", 0),)
+        return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
+    known = re.search("path|derma|blood|retina", str(path))
+    usual = (
+        28 if known or drawing.colors != 3 else 32,
+        3 if known else drawing.fitted.get("channels", drawing.colors or 1),
+    )
+    side, *_, colors = entry if len(entry) == 3 and entry[-1] in (1, 3) else usual
+    drawn = pictures(number, Shape(side=drawing.fitted.get("side", side), channels=colors, classes=classes), rng)
+    return drawn[..., 0] if colors == 1 and not entry else drawn
 
 
 def lines(drawing: Drawing, path: object) -> np.ndarray:
@@ -249,7 +269,7 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
         drawing.note(str(path), UNTRAINED, pretrained=True)
         return NoWeights()
     torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
-    rows = torch.tensor(drawing.array(part, path)).float()
+    rows = torch.tensor(array(drawing, part, path)).float()
     given = torch.tensor(labels(len(rows), max(drawing.classes, 2))).long()
     if drawing.colors and rows.dim() > 2:
         rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255

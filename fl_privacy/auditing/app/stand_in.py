@@ -30,6 +30,9 @@ TEXT = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"date|time", re.IGNORECASE)
+FILE = re.compile(
+    r"(^|[-_ ])(file|path|(file|image|img|picture|photo|slide|scan)[-_ ]?(name|path|file|id))s?$", re.IGNORECASE
+)
 RATED, OF_SOME = re.compile(r"(^|[-_ ])([Rr]ating|stars?)s?$"), re.compile(r"(.[-_ ]|[a-z](?=I))(id|Id|ID)s?$")
 """Names of columns of ratings, and of numbers of users or items, which stand in several rows."""
 
@@ -89,6 +92,7 @@ _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key
 _EXAMPLE = re.compile(r"(row|example|sample|item|record|entry)$")
 _INPUTS = re.compile(r"(x|features?|inputs?)(_|$)", re.IGNORECASE)
 _COUNTS = {"unique", "nunique", "value_counts"}
+_OF_TEXTS = "lower|upper|strip|split|replace|startswith|endswith"
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -130,9 +134,11 @@ def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
 
 
 def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Sequence[object] | np.ndarray:
-    """Draw a column (N,) of the kind that ``name`` suggests: labels, texts, ratings, days, or positive numbers."""
+    """Draw a column (N,) of the kind that ``name`` suggests: labels, files, texts, ratings, days, or numbers."""
     if LABEL.search(name):
         return labels(number, classes)
+    if FILE.search(name):
+        return [f"{n}.png" for n in range(number)]
     if TEXT.search(name):
         return texts(number, classes, rng)
     if (rated := RATED.search(name)) or OF_SOME.search(name):
@@ -158,9 +164,8 @@ class Drawing:
         self.fitted, self.unfit, self.outputs = dict[str, int](), tuple[Any, ...](), 0
         self.files, self._seed = folder, seed
         columns = {key: value for key, value in config.items() if _COLUMN.search(key)}
-        self.asked: dict[str, str] = {}
+        self.asked, self.class_names = dict[str, str](), list[str]()
         self.shares, self._pretrained = 0, set[str]()
-        self.class_names = list[str]()
         self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
         self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
         self._removed, self._made = set[str](), set[str]()
@@ -177,7 +182,8 @@ class Drawing:
         assigned = [(dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
         times = Counter(name for name, _ in assigned)
         once = {name for name, node in assigned if times[name] == 1 and isinstance(constant(node.value), str)}
-        self._constants = {name: node.value for name, node in assigned if name.isupper() or name in once}
+        once |= {name for name, node in assigned if name.isupper() or isinstance(node.value, ast.Dict)}
+        self._constants = {name: node.value for name, node in assigned if name in once}
         listed = defaultdict[str, list[ast.expr]](list)
         for name, value in ((name, node.value) for name, node in assigned):
             if isinstance(value, ast.List) and all(isinstance(each, ast.Constant) for each in value.elts):
@@ -186,6 +192,7 @@ class Drawing:
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         self._imported = {name.partition(".")[0] for name in modules}
+        self._functions = {each.name: each for each in nodes if isinstance(each, ast.FunctionDef)}
         for node in nodes:
             self._look(node, named, features, layers)
             self._look_for_columns(node)
@@ -260,11 +267,11 @@ class Drawing:
             self._ids |= {*_names(value)} if key == "partition_by" else set()
             self._removed |= {*_names(value)} if key == "remove_columns" else set()
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
-        first = constant(node.args[0]) if node.args else None
+        first = self._value(node.args[0]) if node.args else None
         if called(node) in {"Input", "InputLayer"}:
             pairs += [("input_shape", value) for value in (*map(self._value, node.args[:1]), *(v for _, v in pairs))]
         elif called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
-            layers.append([first, constant(node.args[1])])
+            layers.append([first, self._value(node.args[1])])
         elif called(node) == "Dense" and ("activation", "softmax") in pairs:
             pairs.append(("num_classes", first or dict(pairs).get("units")))
         elif called(node) == "Conv2d" and first in (1, 3):
@@ -285,11 +292,25 @@ class Drawing:
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
         attribute = node.attr if isinstance(node, ast.Attribute) else ""
         of = node.value if isinstance(node, ast.Attribute) and attribute in {"str", *_COUNTS} else None
+        if (
+            isinstance(node, ast.Call)
+            and called(node) in {"apply", "map"}
+            and node.args
+            and self._takes_text(node.args[0])
+        ):
+            of = getattr(node.func, "value", None)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(constant(node.right), str):
             of = node.left
         name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
-        found = self._counted if attribute in _COUNTS else self._worded
-        found |= {name} if isinstance(name, str) and not (TEXT.search(name) or TIME.search(name)) else set()
+        found, known = self._counted if attribute in _COUNTS else self._worded, (TEXT, TIME, FILE)
+        found |= {name} if isinstance(name, str) and not any(each.search(name) for each in known) else set()
+
+    def _takes_text(self, node: ast.expr) -> bool:
+        """Return whether the function at ``node`` treats its first argument as a string."""
+        run = node if isinstance(node, ast.Lambda) else self._functions.get(dotted(node))
+        first = run.args.args[0].arg if run is not None and run.args.args else ""
+        uses = rf"\b{first}( \+ ['\"]|\.({_OF_TEXTS})\()|['\"] \+ {first}\b"
+        return bool(first and run is not None and re.search(uses, ast.unparse(run)))
 
     def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
         if strings := self.values.get(name, ["north", "south", "east"] if name in self._worded else []):
@@ -385,9 +406,8 @@ class Drawing:
         return self._with_flags(hf, drawn, kinds, rng) if pictured else (drawn, hf.Features(kinds))
 
     def _with_flags(self, hf: Any, drawn: dict[str, Any], kinds: dict[str, Any], rng: np.random.Generator) -> Any:
-        known = (IMAGE, LABEL, TEXT)
         for name in sorted(self._of_example - self._made - drawn.keys()):
-            if not any(each.search(name) for each in known):
+            if not any(each.search(name) for each in (IMAGE, LABEL, TEXT)):
                 kinds[name], drawn[name] = hf.Value("int64"), rng.integers(2, size=len(drawn[next(iter(drawn))]))
         return drawn, hf.Features(kinds)
 
@@ -405,8 +425,10 @@ class Drawing:
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
-        usual = self.features + self._around if self.features else max(len(kept), 10)
-        rest += [f"feature_{n}" for n in range(len(kept), usual + self.fitted.get("columns", 0))]
+        usual = max(self.features + self._around if self.features else 10, len(kept))
+        usual += self.fitted.get("columns", 0)
+        rest = [name for name in rest if name not in kept[usual:]]  # some may be of other tables
+        rest += [f"feature_{n}" for n in range(len(kept), usual)]
         drawn_column, indexing = self.column_of, importlib.import_module("pandas.core.indexing")
 
         class Places(indexing._LocIndexer):  # type: ignore[name-defined]
@@ -455,30 +477,9 @@ class Drawing:
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
         return Table(drawn).iloc[rng.permutation(number)].reset_index(drop=True)
 
-    def array(self, name: str, path: object) -> np.ndarray:
-        """Make up labels or inputs, such as pictures or rows, by an array's ``name``; ``path`` seeds the draws."""
-        number, classes = TEST if re.search("test|val", name) else TRAIN, self.classes or 10
-        rng = self.rng(f"{path} {name}")
-        if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
-            return labels(number, classes)
-        entry, pictured = self.entry, self.entry or self.colors or self.features in (0, 784, 1024, 3072)
-        if len(entry) in (1, 2) or not pictured:
-            size = entry or (self.features + self.fitted.get("columns", 0),)
-            return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
-        known = re.search("path|derma|blood|retina", str(path))
-        usual = (28 if known or self.colors != 3 else 32, 3 if known else self.fitted.get("channels", self.colors or 1))
-        side, *_, colors = entry if len(entry) == 3 and entry[-1] in (1, 3) else usual
-        drawn = pictures(number, Shape(side=self.fitted.get("side", side), channels=colors, classes=classes), rng)
-        return drawn[..., 0] if colors == 1 and not entry else drawn
-
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
-
-    def folder(self, root: object) -> Path:
-        made = self.files / "stand-in" / re.sub(r"\W+", "_", str(root))
-        self.fill(made, str(root), by_class=True)
-        return made
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
         """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set."""
