@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -20,7 +21,18 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App, is_importable
 from fl_privacy.auditing.app.review import NETWORK
-from fl_privacy.auditing.app.scripts import EARLIER, SourceFile, called, constant, dotted, guards_main, parsed, reached
+from fl_privacy.auditing.app.scripts import (
+    EARLIER,
+    Scripts,
+    SourceFile,
+    called,
+    constant,
+    dotted,
+    find_scripts,
+    guards_main,
+    parsed,
+    reached,
+)
 from fl_privacy.errors import visible
 
 _NOT_PUBLISHED = re.compile(
@@ -39,6 +51,9 @@ _FILES = {"load", "loadtxt", "genfromtxt", "loadmat", "open", "ImageFolder", "lo
 _DATA = re.compile(
     r"\.(csv|tsv|txt|npy|npz|pkl|pickle|json|jsonl|parquet|pt|pth|mat|xlsx?|h5|hdf5|arff|zip|data)$", re.I
 )
+_MADE = re.compile(r"\.(csv|tsv|npy|npz|pkl|pickle|joblib|json|parquet|pt|pth|txt|h5)$", re.I)
+_WRITES = re.compile(r"to_(csv|parquet|pickle|json|disk)$|save|dump|write_text$|copy")
+_PREPARES = re.compile(r"prep|split|part|generat|creat|make|build|download|data", re.I)
 _HUB = {"load_dataset", "FederatedDataset"}
 _FETCHED = re.compile(r"^fetch_\w+$|^load_data$")
 _VISION = re.compile(r"(^|\.)(datasets)\.([A-Z]\w+)$")
@@ -198,11 +213,43 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
     return found, list(dict.fromkeys(absent))
 
 
-def reached_by(app: App) -> list[SourceFile]:
-    """Return the files of ``app`` that its server and clients import; all files if these are not found."""
+def reached_by(app: App, *also: Path) -> list[SourceFile]:
+    """Return the files that server, clients and ``also`` import; all files if server and clients are not found."""
     files = parsed(app.folder)
     begun = [] if app.renamed else entries(app, files)[0]  # imports by another name lead nowhere
-    return reached(begun or list(files), files)
+    return reached([*begun, *also] if begun else list(files), files)
+
+
+def preparing(app: App, why: str, drawn: Iterable[str]) -> Scripts | None:
+    """Find the project's own script that makes data that it lacks, with its arguments.
+
+    ``why``: error of the project, which may name the script. ``drawn``: missing files, one of which the script may
+    write. ``None`` if there is no such script.
+    """
+    files, names = parsed(app.folder), {Path(each).name for each in drawn if _MADE.search(each)}
+    near = {each.path for each in reached_by(app)}
+    asked = [*re.findall(r"[\w-]+\.py\b", why)]
+
+    def makes(path: Path) -> bool:
+        own = [node for each in reached([path], files) if each.path not in near for node in ast.walk(each.tree)]
+        texts = (_pattern(node) for node in own)
+        patterns = {text.rpartition("/")[2] for text in texts if _MADE.search(text)}
+        written = any(isinstance(node, ast.Call) and _WRITES.match(called(node)) for node in own)
+        return written and any(fnmatch(name, each) for each in patterns for name in names if each.strip("*.") > "")
+
+    def rank(path: Path) -> tuple[bool, bool, str]:
+        return path.name not in asked, not _PREPARES.search(path.stem), str(path)
+
+    alone = (path for path, each in files.items() if path not in near and each.is_script and not each.starts)
+    found = sorted((path for path in alone if path.name in asked or makes(path)), key=rank)
+    here = [path.relative_to(app.folder) for path in found[:1]]
+    return find_scripts(app.folder, server=here[0], clients=here) if here else None
+
+
+def _pattern(node: ast.AST) -> str:
+    """Return the text of a string, with ``*`` for each value that an f-string inserts; empty for other code."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(str(each.value) if isinstance(each, ast.Constant) else "*" * (parts != [node]) for each in parts)
 
 
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:

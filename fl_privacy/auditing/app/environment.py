@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.checks.packages import loaded_when_used
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import shipped
 from fl_privacy.flower.inside.legacy import LegacyServer
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"}
@@ -369,3 +370,42 @@ def _classes(partition: Any) -> np.ndarray | None:
     names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
     names = names or [name for name in ("label", "target", "species") if name in partition.features]
     return np.asarray(partition.with_format("numpy", columns=names)[:][names[0]]) if len(names) == 1 else None
+
+
+def with_causes(why: str, drawn: Sequence[str], versions: Sequence[str]) -> str:
+    """Return the error ``why``, followed by data ``drawn`` or package ``versions`` that may be its cause."""
+    of_versions = re.search(r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", why)
+    kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
+    of_data = re.search(rf"\b({kinds})Error\b", why)
+    drawn = drawn if of_data else []
+    asked = {each: re.match(r"it asks for ([\w-]+)", each) for each in versions if of_versions}
+    blamed = [each for each, name in asked.items() if name and re.search(rf"\b{name[1].replace('-', '_')}\b", why)]
+    others = (blamed or [*asked])[:3]
+    own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
+    others = others if own is None or "site-packages" in own[1] else []
+    may: dict[str, Sequence[str]] = {
+        f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
+        f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,
+    }
+    said = [text for text, applies in may.items() if applies]
+    return ". ".join([why.rstrip("."), *said, ""]).rstrip() if said else why
+
+
+def remedies(problems: Iterable[str]) -> list[str]:
+    """Return a sentence for each kind of ``problems`` that the sandbox may cause, with the remedy."""
+    text = "\n".join(problems)
+    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){'|'.join(words)}", text)]
+
+
+def with_remedies(problems: Iterable[str]) -> list[str]:
+    """Return ``problems``, each followed by the remedies that apply to it and were not given before."""
+    found, said = list[str](), set[str]()
+    for problem in problems:
+        new = [sentence for sentence in remedies([problem]) if sentence not in said]
+        found.append(" ".join([f"{problem.rstrip('.')}.", *new]) if new else problem)
+        said.update(new)
+    return found
+
+
+_OF_THE_SANDBOX: Mapping[str, Sequence[str]] = shipped(__file__, "remedies.yaml")
+"""Remedy in a sandbox -> patterns of the words of errors that need it."""

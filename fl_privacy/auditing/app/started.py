@@ -124,6 +124,13 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     )
 
 
+def prepare(scripts: Scripts, folder: Path, nodes: int) -> None:
+    """Run a script that makes data, for each client if its arguments name one; ``UserError`` if it fails."""
+    runner = _Runner(folder)
+    for partition in range(nodes if "{partition" in " ".join(scripts.client_arguments) else 1):
+        runner.run(scripts.server, scripts.client_arguments, partition=partition, nodes=nodes)
+
+
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
     """Return a function from a round's number to usual values of the settings that clients read from their config."""
     names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
@@ -268,7 +275,9 @@ class _Runner:
             try:
                 return self._run(path, words, order, (partition, nodes))
             except FileNotFoundError as error:
-                here, name = Path.cwd(), Path(str(error.filename))
+                here, named_in = Path.cwd(), re.search(r"[\w./-]+\.\w+", str(error))  # if the app raises it itself
+                name = Path(str(error.filename or (named_in and named_in[0])))
+                name = name.relative_to(here) if name.is_relative_to(here) else name
                 above = here.parents[: len(path.relative_to(self.folder).parts) - 1]
                 place = next((each for each in above if not name.is_absolute() and (each / name).exists()), None)
                 if place is None:

@@ -46,10 +46,10 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 
 @contextmanager
 def drawn_for(
-    app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}
+    app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}, *, also: Iterable[Path] = ()
 ) -> Iterator[Drawing]:
-    """Make up random data, of the shape ``fitted``, that ``app`` loads and that are neither here nor in ``mirror``."""
-    drawing = Drawing(reached_by(app), files, seed, app.config)
+    """Make up random data, of the shape ``fitted``, that ``app`` or scripts ``also`` load and no ``mirror`` has."""
+    drawing = Drawing(reached_by(app, *also), files, seed, app.config)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
