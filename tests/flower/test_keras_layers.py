@@ -372,6 +372,8 @@ def test_windows_are_pooled_normed_padded_repeated_and_reshaped() -> None:
     told = {"axis": -1, "epsilon": 1e-3, "momentum": 0.9, "gamma": None, "beta": None}
     one = made("BatchNormalization", (3,), windows[:1, 0], moving_mean=None, moving_variance=None, **told)
     assert torch.equal(one, torch.zeros(1, 3)), "Keras also takes the mean of one example"
+    pixel = made("BatchNormalization", (1, 1, 3), torch.rand(1, 1, 1, 3), moving_mean=None, moving_variance=None, **told)
+    assert torch.equal(pixel, torch.zeros(1, 1, 1, 3)), "and of one pixel"
     assert torch.equal(_VictimBatchNorm(1e-3, SimpleNamespace(count=2))(windows[:2, 0]), torch.zeros(2, 3))  # type: ignore[arg-type]
     over_time = layer_of("TimeDistributed")
     over_time.layer = Dense(3, 2)
