@@ -26,9 +26,8 @@ from fl_privacy.auditing.app import lent
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, reached_by
 from fl_privacy.auditing.clear_text.findings import Loaded
-from fl_privacy.auditing.instrument.fitted import Fitted
+from fl_privacy.auditing.instrument.fitted import Fitted, sklearn_lent
 from fl_privacy.auditing.instrument.program import tensors_in
-from fl_privacy.auditing.instrument.sklearn_network import sklearn_lent
 from fl_privacy.auditing.instrument.watch import Watched, replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.checks.packages import loaded_when_used

@@ -161,10 +161,13 @@ def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
     """Return the shape of examples that the app's network takes, for ``drawing.fitted``; empty if none is found.
 
     It has ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
-    recordings, in values a second; or the number of ``classes``, if the error ``why`` is of labels.
+    recordings, in values a second. After an error ``why`` of labels, it has the number of ``classes``; after one of a
+    missing column, that of ``tables`` with other columns than the code names.
     """
     if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
         return {"classes": drawing.outputs}
+    if "KeyError" in why and drawing.others and any(f"'{name}'" in why for name in drawing.names):
+        return {"tables": len({*drawing.others})}
     network, shape = drawing.unfit or (None, ())
     tried: Sequence[tuple[int, ...]]
     first, until = tuple(shape[1:]), time.monotonic() + _LONGEST_FIT
