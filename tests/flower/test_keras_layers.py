@@ -36,8 +36,13 @@ class Layer(nn.Module):
         self.register_parameter(f"held_{name}", held)
         vars(self)[name] = SimpleNamespace(name=name, value=held)
 
-    def __call__(self, inputs: Tensor, training: bool = True) -> Tensor:
+    def __call__(self, inputs: Any, training: bool = True) -> Any:
+        if not isinstance(inputs, Tensor):  # of Keras, whose shape is all that is known
+            return nn.Module.__call__(self, inputs)
         return inputs if inputs.is_meta else self.call(inputs)
+
+    def forward(self, inputs: Any) -> Any:
+        return inputs
 
     def call(self, inputs: Tensor) -> Tensor:
         raise NotImplementedError
@@ -126,6 +131,9 @@ class Model:
         return [len(rows) for (rows,) in loader]
 
     predict = evaluate
+
+    def _symbolic_build(self, loader: Any) -> None:
+        next(iter(loader))
 
 
 @pytest.fixture(autouse=True)
@@ -457,8 +465,11 @@ def test_losses_are_of_examples_of_bytes() -> None:
 
 def test_an_evaluation_while_a_network_trains_has_examples() -> None:
     loader, net = DataLoader(TensorDataset(torch.rand(8, 2)), batch_size=4), Model()
-    with TrainingWatch(only=OnlyExamples(number=1)).looking():
-        assert [len(rows) for (rows,) in loader] == [1]
+    with TrainingWatch(only=OnlyExamples(number=1)).looking() as seen:
+        Dense(2, 1)(SimpleNamespace(shape=(None, 2)))
+        net._symbolic_build(loader)
+        assert [len(rows) for (rows,) in loader] == [1] and not seen.modules
+        nn.Linear(2, 1)(torch.rand(1, 2))
         assert not [*loader], "training is over"
         assert len(net.evaluate(loader)) == len(net.predict(loader)) == 1
     assert net.evaluate(loader) == [4, 4]
