@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -231,11 +232,8 @@ def preparing(app: App, why: str, drawn: Iterable[str]) -> Scripts | None:
     asked = [*re.findall(r"[\w-]+\.py\b", why)]
 
     def makes(path: Path) -> bool:
-        own = [node for each in reached([path], files) if each.path not in near for node in ast.walk(each.tree)]
-        texts = (_pattern(node) for node in own)
-        patterns = {text.rpartition("/")[2] for text in texts if _MADE.search(text)}
-        written = any(isinstance(node, ast.Call) and _WRITES.match(called(node)) for node in own)
-        return written and any(fnmatch(name, each) for each in patterns for name in names if each.strip("*.") > "")
+        written = {text for each in reached([path], files) if each.path not in near for text in _written(each.tree)}
+        return any(fnmatch(name, each) for each in written for name in names if each.strip("*.") > "")
 
     def rank(path: Path) -> tuple[bool, bool, str]:
         return path.name not in asked, not _PREPARES.search(path.stem), str(path)
@@ -246,10 +244,25 @@ def preparing(app: App, why: str, drawn: Iterable[str]) -> Scripts | None:
     return find_scripts(app.folder, server=here[0], clients=here) if here else None
 
 
-def _pattern(node: ast.AST) -> str:
-    """Return the text of a string, with ``*`` for each value that an f-string inserts; empty for other code."""
-    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-    return "".join(str(each.value) if isinstance(each, ast.Constant) else "*" * (parts != [node]) for each in parts)
+def _written(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of files that code writes, with ``*`` for each value that an f-string inserts."""
+    assigned, nodes = defaultdict[str, list[ast.AST]](list), [*ast.walk(tree)]
+    for node in nodes:
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            assigned[dotted(target)].append(node.value)  # type: ignore[attr-defined]
+    for node in (node for node in nodes if isinstance(node, ast.Call)):
+        given: list[ast.AST] = [node.func, *node.args, *(each.value for each in node.keywords)]
+        modes = {
+            text for each in given if isinstance(text := constant(each), str) and re.fullmatch("[wax][bt+]*", text)
+        }
+        if _WRITES.match(called(node)) or (called(node) == "open" and modes):
+            inner = [each for one in given for each in ast.walk(one)]
+            held = [value for each in inner for value in assigned[dotted(each)] if dotted(each)]
+            for each in chain(inner, *map(ast.walk, held)):
+                parts = each.values if isinstance(each, ast.JoinedStr) else [each]
+                texts = (str(one.value) if isinstance(one, ast.Constant) else "*" * (len(parts) > 1) for one in parts)
+                if _MADE.search(text := "".join(texts)):
+                    yield text.rpartition("/")[2]
 
 
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
