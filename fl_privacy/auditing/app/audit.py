@@ -50,6 +50,7 @@ from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
 _UNSEEN = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
+_NONE_ASKED = "the app's server asked no client to train"
 USUAL_NODES, MOST_TRIED, _REFRESHED = 10, 3, 15.0
 """Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds between two pages
 while the app trains."""
@@ -139,15 +140,16 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
         fitted = {**session.fitted, **({} if few or session.drawing is None else fit(session.drawing, why))}
         again = number + 1 < MOST_TRIED and (few or fitted != session.fitted)
-        if (other := app if again else app.another()) is None:
+        if (other := app if again else app.another("the app's server" in why)) is None:
             break
         if few and again:
             said.append(f"Of {asked.nodes} clients the server chose none, so that {more} joined.")
             asked = replace(asked, nodes=more)
         elif not again:
-            said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
+            done = "In place of the server, FedAvg asked its clients" if other.by_fedavg else "Other scripts were run"
+            said.append(f"No client trained by {vain[-1]}. {done}: --script chooses.")
         _forget(app.folder)
-        app, config = other, config if again else {}
+        app, config = other, config if again or other.by_fedavg else {}
         session = AppAudit(app, asked, first.folder, first.tell, first.show, fitted=fitted if again else {})
         if again:  # the same code, whose first end does not count
             vain.pop()
@@ -372,23 +374,27 @@ class AppAudit(AuditSession):
 
     def _silence(self) -> str:
         assert self.grid is not None
-        if self.grid.failures and not self.grid.replies:
-            return f"no client answered: {next(iter(self.grid.failures))}"
-        grid, asked = self.grid, self.grid.inventory.messages
+        grid, asked, first = self.grid, self.grid.inventory.messages, next(iter(self.grid.failures), "")
+        if first and not grid.replies and first not in grid.unsent:
+            return f"no client answered: {first}"
         if grid.models or any(kind.startswith("train") for kind in grid.replies):
             return ""
         if self.chose_none:
             return f"the app's server chose none of {self.asked.nodes} clients: --nodes names more"
         if self.ended:
             return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
-        if grid.failures:
-            return f"no client {'trained' if grid.rounds else 'was asked to train'}: {next(iter(grid.failures))}"
+        if first:
+            said = f"no client {'trained' if grid.rounds else 'was asked to train'}"
+            return f"{_NONE_ASKED if first in grid.unsent else said}: {first}"
         none = bool(asked and self.trained and not grid.rounds)
-        return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
+        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
         """Return the error ``why``, followed by made-up data or package versions that may be its cause."""
-        of_versions = re.search(r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", why)
+        plain = r"'(str|int|float|dict|list|tuple|NoneType)' object has no attribute"  # whatever the version
+        of_versions = re.search(
+            r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", re.sub(plain, "", why)
+        )
         kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
         of_data = re.search(rf"\b({kinds})Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()

@@ -89,9 +89,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     A client's script runs when that client is first asked, with its own copies of modules. ``UserError`` if a script
     raises an error, or ends without a start.
     """
-    runner, settings = _Runner(folder), usual_settings(code_of(folder))
-    plain = LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
-    calls = _Calls(list, servers=[{"strategy": plain}])
+    runner, calls = _Runner(folder), _Calls(list, servers=[{"strategy": _usual_strategy(folder)}])
     if scripts.server not in scripts.clients:
         calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
     if not calls["simulations"]:
@@ -122,6 +120,16 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     return Started(
         _server_of(given, runner.failed), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed
     )
+
+
+def usual_server(folder: Path) -> ServerApp:
+    """Return a server that asks the clients of the project in ``folder`` by FedAvg for one round."""
+    return _server_of({"strategy": _usual_strategy(folder)}, [])
+
+
+def _usual_strategy(folder: Path) -> LegacyFedAvg:
+    settings = usual_settings(code_of(folder))
+    return LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
 
 
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
