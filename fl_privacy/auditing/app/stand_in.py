@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from scipy.ndimage import zoom
 
-from fl_privacy.auditing.app.drawn_tables import table_of
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 from fl_privacy.files import shipped
 
@@ -430,7 +429,8 @@ class Drawing:
         drawn: dict[str, Any] = {name: [str(n // 40) for n in range(number)] for name in ids}
         drawn |= {name: self.column_of(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
-        made = table_of(drawn, lambda name, rows: self.column_of(name, rows, classes, rng))
+        kind = importlib.import_module("fl_privacy.auditing.app.drawn_tables")
+        made = kind.table_of(drawn, lambda name, rows: self.column_of(name, rows, classes, rng))
         return made.iloc[rng.permutation(number)].reset_index(drop=True)
 
     def is_other(self, path: str, columns: Iterable[object]) -> bool:
@@ -473,7 +473,7 @@ class Drawing:
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
         """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set.
 
-        ``suffix``: kind of tables that are named there instead; each is drawn when it is read.
+        ``suffix``: kind of tables that are named there instead; each is drawn once an app loads it.
         """
         if suffix:
             made.mkdir(parents=True, exist_ok=True)

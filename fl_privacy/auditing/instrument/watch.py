@@ -198,8 +198,9 @@ class TrainingWatch:
             if (keras := keras_on_torch()) is not None:
                 stack.enter_context(replaced(owner_of(keras.Layer, "__call__"), "__call__", self.on_layer))
                 stack.enter_context(replaced(owner_of(keras.Optimizer, "apply"), "apply", self.on_step))
+                apart = torch.no_grad()(lambda call, *args, **kwargs: call(*args, **kwargs))
                 for name in ("evaluate", "predict"):  # whose examples are no further ones of the training
-                    stack.enter_context(replaced(owner_of(keras.Model, name), name, torch.no_grad()(_called)))
+                    stack.enter_context(replaced(owner_of(keras.Model, name), name, apart))
             fetch = importlib.import_module("torch.utils.data._utils.fetch")
             for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
                 stack.enter_context(replaced(fetcher, "fetch", self.on_fetch))
@@ -438,10 +439,6 @@ def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
 
 def _kept(tensor: Tensor) -> Tensor:
     return tensor.detach().as_subclass(Tensor).clone()
-
-
-def _called(call: Any, *args: Any, **kwargs: Any) -> Any:
-    return call(*args, **kwargs)
 
 
 def _plain(value: Any) -> Any:
