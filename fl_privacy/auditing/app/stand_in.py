@@ -266,7 +266,9 @@ class Drawing:
     def _look_at_call(self, node: ast.Call, layers: list[list[Any]]) -> list[tuple[str, object]]:
         pairs = [(each.arg or "", self._value(each.value)) for each in node.keywords]
         for key, value in [*pairs, *(("", self._value(each)) for each in node.args if called(node) == "drop")]:
-            if key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
+            if called(node) == "DataFrame" and key == "columns" and len(_names(value)) == 1:  # such as predictions
+                self._made |= {*_names(value)}
+            elif key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
                 self.names += _names(value)
             if isinstance(value, dict) and key == "columns":  # renamed
                 self.names += _names([*value])
