@@ -23,7 +23,7 @@ from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
 from fl_privacy.auditing.app.hub_models import fit
 from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
-from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, NetworkAlone
+from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, ClientsAlone, NetworkAlone
 from fl_privacy.auditing.app.network_found import BuiltNetworks
 from fl_privacy.auditing.app.odd_files import Score
 from fl_privacy.auditing.app.scripts import named
@@ -92,14 +92,13 @@ def audit_app(
     defense = defense_called(asked.defense) if asked.defense else None
     folder, tell = expanded(asked.out).absolute() / folder_name(app.name), tell or (lambda text: None)
     session = AppAudit(app, asked, folder, tell, show)
-    if asked.network or asked.not_run:
-        given = {"chosen": asked.network, "seconds": asked.seconds, "seed": asked.seed or 0}
-        app = NetworkAlone.of(app, reason=asked.not_run, **given)
-        try:
-            session = _of_network(session, app)
-        except UserError as error:
-            raise UserError(asked.not_run or str(error)) from error
+    given: dict[str, Any] = {"reason": asked.not_run, "seconds": asked.seconds, "seed": asked.seed or 0}
+    if asked.network:
+        app = NetworkAlone.of(app, chosen=asked.network, **given)
+        session = _of_network(session, app)
     else:
+        given |= {"server": "", "client": "", "by_fedavg": True, "tried": None}
+        app = ClientsAlone.of(app, **given) if asked.not_run else app
         session, app = _trained(session, app, config, node_config)
     if defense is None or not session.understood:
         return session
@@ -279,7 +278,7 @@ class AppAudit(AuditSession):
                 self.notes.append(f"It imports {name}, which is not here: {given} was imported.")
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
-                self.failed = started.failed
+            self.failed = started.failed
             if asked.seed is not None:
                 seeded(asked.seed)
             defense = None if self.defense is None else ReplyDefense(self.defense, asked.seed or 0)

@@ -12,13 +12,13 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fl_privacy.auditing.app.scripts import (
     EARLIER,
@@ -88,6 +88,11 @@ class App:
                 if (place := next(those, None)) is not None:
                     found[package] = place
         return found
+
+    @classmethod
+    def of(cls, app: "App", **given: Any) -> Self:
+        """Return ``app`` as an app of this class, whose other fields are ``given``."""
+        return cls(**{each.name: getattr(app, each.name) for each in fields(App)} | given)
 
     def another(self, server_failed: bool = False) -> "App | None":
         """Return a copy of the app that runs otherwise: clients of other scripts, or asked by FedAvg; else ``None``.

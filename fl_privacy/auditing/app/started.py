@@ -181,10 +181,11 @@ def _name_rounds(strategy: Any) -> None:
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
     parameters = inspect.signature(made).parameters.values()
     takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
-    return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
+    return lambda context: as_client(made(context if takes else str(context.node_config["partition-id"])))
 
 
-def _as_client(found: Any) -> LegacyClient:
+def as_client(found: Any) -> LegacyClient:
+    """Return a client of Flower's older API, whose parameters can be asked for with or without a config."""
     asks: Any = getattr(found, "get_parameters", len)
     if isinstance(found, NumPyClient | LegacyClient) and not inspect.signature(asks).parameters:
         vars(found)["get_parameters"] = lambda config=None: asks()  # as before Flower 1.0
@@ -203,7 +204,7 @@ class _Clients:
         if partition not in self._made:
             self._made[partition] = self._new(partition, context.node_config.get("num-partitions", self._nodes))
         made = self._made[partition]
-        return _as_client(made["client"] if made.get("client") is not None else _client_fn(made["client_fn"])(context))
+        return as_client(made["client"] if made.get("client") is not None else _client_fn(made["client_fn"])(context))
 
     def _new(self, partition: int, nodes: Any) -> dict[str, Any]:
         if not self._scripts.clients:

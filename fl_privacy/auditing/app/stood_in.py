@@ -49,6 +49,7 @@ def drawn_for(
 ) -> Iterator[Drawing]:
     """Make up random data, of the shape ``fitted``, that ``app`` loads and that are neither here nor in ``mirror``."""
     drawing = Drawing(reached_by(app), files, seed, app.config)
+    getattr(app, "drawings", []).append(drawing)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
