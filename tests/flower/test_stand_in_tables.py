@@ -120,12 +120,14 @@ def test_as_many_columns_are_inputs_as_the_code_has_numbers_for(tmp_path: Path) 
 n_features = 20
 rows["INCOME"] = np.where(fetched["target"] > 50, 1, 0)
 first = config["server_round"]
+guesses = pd.concat([x, pd.DataFrame(guessed, columns=["INCOME_guessed"])], axis=1)["INCOME_guessed"]
 train = rows.drop("ST", axis=1)
 x, y = train.drop("INCOME", axis=1), train["INCOME"]
 """,
         tmp_path,
     ).table("train.csv")
     assert drawn.drop("ST", axis=1).drop("INCOME", axis=1).shape[1] == 20
+    assert "INCOME_guessed" not in drawn.columns
 
 
 def test_a_style_of_plots_that_is_not_here_is_left_out(tmp_path: Path) -> None:

@@ -32,12 +32,12 @@ from fl_privacy.auditing.app.environment import (
 )
 from fl_privacy.auditing.app.hub_models import fit
 from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
-from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, NetworkAlone
+from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, ClientsAlone, NetworkAlone
 from fl_privacy.auditing.app.network_found import BuiltNetworks, within_seconds
 from fl_privacy.auditing.app.odd_files import Score
 from fl_privacy.auditing.app.scripts import Scripts, named
 from fl_privacy.auditing.app.stand_in import Drawing
-from fl_privacy.auditing.app.started import USUAL_CLIENTS, prepare
+from fl_privacy.auditing.app.started import USUAL_CLIENTS, ScriptRunner
 from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.app_claims import claims_in_words
@@ -60,6 +60,7 @@ from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
 _UNSEEN = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
+_NONE_ASKED = "the app's server asked no client to train"
 USUAL_NODES, MOST_TRIED, LONGEST_PREPARED, _REFRESHED = 10, 3, 60.0, 15.0
 """Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds for a script that
 makes data and between two pages while the app trains."""
@@ -101,23 +102,22 @@ def audit_app(
     defense = defense_called(asked.defense) if asked.defense else None
     folder, tell = expanded(asked.out).absolute() / folder_name(app.name), tell or (lambda text: None)
     session = AppAudit(app, asked, folder, tell, show)
-    if asked.network or asked.not_run:
-        given = {"chosen": asked.network, "seconds": asked.seconds, "seed": asked.seed or 0}
-        app = NetworkAlone.of(app, reason=asked.not_run, **given)
-        try:
-            session = _of_network(session, app)
-        except UserError as error:
-            raise UserError(asked.not_run or str(error)) from error
+    given: dict[str, Any] = {"reason": asked.not_run, "seconds": asked.seconds, "seed": asked.seed or 0}
+    if asked.network:
+        app = NetworkAlone.of(app, chosen=asked.network, **given)
+        session = _of_network(session, app)
     else:
+        given |= {"server": "", "client": "", "by_fedavg": True, "tried": None}
+        app = ClientsAlone.of(app, **given) if asked.not_run else app
         session, app = _trained(session, app, config, node_config)
     if defense is None or not session.understood:
         return session
     _forget(app.folder)
     tell(f"Running the app again, with {defense.name}")
-    after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=session.last)
+    data, last = session.data_made, session.last
+    after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=last, data_made=data)
     make_out_folder(folder / "files-defended", folder, asked.out)
     after.absent = session.absent
-    after.refine(*session.data_made)
     own = app.scripts is None and session.alone is None
     after.run(app, config if own else {}, node_config, folder / "files-defended")
     return after
@@ -150,17 +150,17 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
         data = session.data_made if few else session.refined(app, why)
         again = number + 1 < MOST_TRIED and (few or data != session.data_made)
-        if (other := app if again else app.another()) is None:
+        if (other := app if again else app.another("the app's server" in why)) is None:
             break
         if few and again:
             said.append(f"Of {asked.nodes} clients the server chose none, so that {more} joined.")
             asked = replace(asked, nodes=more)
         elif not again:
-            said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
+            done = "In place of the server, FedAvg asked its clients" if other.by_fedavg else "Other scripts were run"
+            said.append(f"No client trained by {vain[-1]}. {done}: --script chooses.")
         _forget(app.folder)
-        app, config = other, config if again else {}
-        session = AppAudit(app, asked, first.folder, first.tell, first.show)
-        session.refine(*(data if again else ({}, None)))
+        app, config = other, config if again or other.by_fedavg else {}
+        session = AppAudit(app, asked, first.folder, first.tell, first.show, data_made=data if again else ({}, None))
         if again:  # the same code, whose first end does not count
             vain.pop()
             failed.pop(len(vain), None)
@@ -237,10 +237,13 @@ class AppAudit(AuditSession):
         *,
         defense: Defense | None = None,
         before: AuditRecord | None = None,
+        data_made: tuple[Mapping[str, int], Scripts | None] = ({}, None),
     ) -> None:
         super().__init__(folder, show)
         self.own_nodes = USUAL_NODES
-        self.refine({}, None)
+        self.data_made = data_made  # shape of drawn data, and the project's script that makes its data
+        shape = ", ".join(f"{name} {number}" for name, number in data_made[0].items())
+        self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if shape else []
         self.defense, self.before, self.figures = defense, before, dict[str, float]()
         self.name, self.asked, self.tell = app.name, asked, tell
         self.grid: TappedGrid | None = None
@@ -262,14 +265,8 @@ class AppAudit(AuditSession):
         self.understood = self.chose_none = False
         self.built: BuiltNetworks | None = None
 
-    def refine(self, fitted: Mapping[str, int], made_by: Scripts | None) -> None:
-        """Let the run draw data of the shape ``fitted``, and begin with the project's script that makes its data."""
-        self.data_made = fitted, made_by
-        shape = ", ".join(f"{name} {number}" for name, number in fitted.items())
-        self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if fitted else []
-
     def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
-        """Return arguments of ``refine`` for a further run of ``app``, which the error ``why`` ended."""
+        """Return ``data_made`` for a further run of ``app``, which the error ``why`` ended."""
         (shape, script), drawing = self.data_made, self.drawing
         if drawing is None:
             return shape, script
@@ -283,11 +280,13 @@ class AppAudit(AuditSession):
         self.drawing = stack.enter_context(drawn_for(app, files, mirror, seed, shape, also=also))
         if script is None:
             return
-        name = named(script.server, app.folder)
+        name, nodes = named(script.server, app.folder), self.asked.nodes or USUAL_CLIENTS
         self.tell(f"Running {name}, which makes data of the project")
         seeded(self.asked.seed or 0)
         with contextlib.chdir(files), within_seconds(LONGEST_PREPARED):
-            made = attempt(lambda: prepare(script, app.folder, self.asked.nodes or USUAL_CLIENTS))
+            runner, given = ScriptRunner(app.folder), script.client_arguments
+            each = range(nodes if "{partition" in " ".join(given) else 1)
+            made = attempt(lambda: [runner.run(script.server, given, partition=n, nodes=nodes) for n in each])
         failed = f", and it ended with {made.reason}" if isinstance(made, Failure) else ""
         self.notes.append(f"The project's own {name} was run first, since it makes data that are not here{failed}.")
 
@@ -316,7 +315,7 @@ class AppAudit(AuditSession):
                 self.notes.append(f"It imports {name}, which is not here: {given} was imported.")
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
-                self.failed = started.failed
+            self.failed = started.failed
             if asked.seed is not None:
                 seeded(asked.seed)
             defense = None if self.defense is None else ReplyDefense(self.defense, asked.seed or 0)
@@ -411,19 +410,20 @@ class AppAudit(AuditSession):
 
     def _silence(self) -> str:
         assert self.grid is not None
-        if self.grid.failures and not self.grid.replies:
-            return f"no client answered: {next(iter(self.grid.failures))}"
-        grid, asked = self.grid, self.grid.inventory.messages
+        grid, asked, first = self.grid, self.grid.inventory.messages, next(iter(self.grid.failures), "")
+        if first and not grid.replies and first not in grid.unsent:
+            return f"no client answered: {first}"
         if grid.models or any(kind.startswith("train") for kind in grid.replies):
             return ""
         if self.chose_none:
             return f"the app's server chose none of {self.asked.nodes} clients: --nodes names more"
         if self.ended:
             return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
-        if grid.failures:
-            return f"no client {'trained' if grid.rounds else 'was asked to train'}: {next(iter(grid.failures))}"
+        if first:
+            said = f"no client {'trained' if grid.rounds else 'was asked to train'}"
+            return f"{_NONE_ASKED if first in grid.unsent else said}: {first}"
         none = bool(asked and self.trained and not grid.rounds)
-        return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
+        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
         return with_causes(why, [] if self.drawing is None else self.drawing.of_clients(), self.versions)

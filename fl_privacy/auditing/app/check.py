@@ -202,7 +202,7 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
     if app.scripts is not None:
         return [app.scripts.server, *app.scripts.clients], []
     found, absent = [], []
-    for reference in (app.server, app.client):
+    for reference in filter(None, (app.server, app.client)):
         inner = Path(*reference.partition(":")[0].split("."))
         roots = (app.folder, app.folder / "src")
         places = [root / path for root in roots for path in (inner.with_suffix(".py"), inner / "__init__.py")]

@@ -1,12 +1,12 @@
 """Tables of drawn rows; columns and values that they lack are drawn when an app asks for them."""
 
-import importlib
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pandas as pd
+from pandas.core.indexing import _LocIndexer
 
 SHARE = 0.25
 """Share of the rows that are of a value that an app looks for, and that no drawn row has."""
@@ -14,87 +14,86 @@ SHARE = 0.25
 
 def table_of(drawn: Mapping[str, Any], draw: Callable[[str, int], Any]) -> Any:
     """Return a pandas table with the columns ``drawn``; others come from ``draw(name, rows)``."""
-    return type("Table", (_kind(),), {"draw": staticmethod(draw)})(drawn)
+    return type("Table", (_Table,), {"draw": staticmethod(draw)})(drawn)
 
 
-@cache
-def _kind() -> Any:
-    pandas, indexing = importlib.import_module("pandas"), importlib.import_module("pandas.core.indexing")
+class _Column(pd.Series):  # noqa: PLW1641
+    """Column whose comparisons remember the value that they sought."""
 
-    class Column(pandas.Series):  # type: ignore[name-defined]  # noqa: PLW1641
-        """Column whose comparisons remember the value that they sought."""
+    _metadata = [*pd.Series._metadata, "sought"]  # noqa: RUF012
+    sought = ""
 
-        _metadata = [*pandas.Series._metadata, "sought"]  # noqa: RUF012
-        sought = ""
+    @property
+    def _constructor(self) -> Any:
+        return _Column
 
-        @property
-        def _constructor(self) -> Any:
-            return Column
+    def __eq__(self, other: object) -> Any:
+        return self._seeking(super().__eq__(other), other)
 
-        def __eq__(self, other: object) -> Any:
-            return self._seeking(super().__eq__(other), other)
+    def isin(self, values: Any) -> Any:
+        return self._seeking(super().isin(values), values)
 
-        def isin(self, values: Any) -> Any:
-            return self._seeking(super().isin(values), values)
+    def _seeking(self, found: Any, value: object) -> Any:
+        found.sought = f"{self.name} {value}"
+        return found
 
-        def _seeking(self, found: Any, value: object) -> Any:
-            found.sought = f"{self.name} {value}"
-            return found
 
-    class Places(indexing._LocIndexer):  # type: ignore[name-defined]
-        def __getitem__(self, key: Any) -> Any:
-            rows, *rest = key if isinstance(key, tuple) and len(key) == 2 else (key,)
-            for named in rest:
-                listed = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else ()
-                self.obj[[each for each in listed if isinstance(each, str)]]
-            return super().__getitem__((sought(rows), *rest) if rest else sought(rows))
+class _Places(_LocIndexer):
+    def __getitem__(self, key: Any) -> Any:
+        rows, *rest = key if isinstance(key, tuple) and len(key) == 2 else (key,)
+        for named in rest:
+            listed = [named] if isinstance(named, str) else named if isinstance(named, list | tuple) else ()
+            self.obj[[each for each in listed if isinstance(each, str)]]
+        return super().__getitem__((_sought(rows), *rest) if rest else _sought(rows))
 
-    class Table(pandas.DataFrame):  # type: ignore[name-defined]
-        @property
-        def _constructor(self) -> Any:
-            return type(self)
 
-        @property
-        def _constructor_sliced(self) -> Any:
-            return Column
+class _Table(pd.DataFrame):
+    draw: Callable[[str, int], Any]
 
-        def __getitem__(self, key: Any) -> Any:
-            for each in key if isinstance(key, list) else [key]:
-                if isinstance(each, str) and each not in self.columns:
-                    self[each] = self.draw(each, len(self))
-            return super().__getitem__(sought(key))
+    @property
+    def _constructor(self) -> Any:
+        return type(self)
 
-        def query(self, expr: str, *args: Any, **kwargs: Any) -> Any:
-            found = super().query(expr, *args, **kwargs)
-            return found if len(found) or "==" not in expr else self[_some(expr, len(self))]
+    @property
+    def _constructor_sliced(self) -> Any:
+        return _Column
 
-        @property
-        def loc(self) -> Any:
-            return Places("loc", self)
+    def __getitem__(self, key: Any) -> Any:
+        for each in key if isinstance(key, list) else [key]:
+            if isinstance(each, str) and each not in self.columns:
+                self[each] = self.draw(each, len(self))
+        return super().__getitem__(_sought(key))
 
-        def to_numpy(self, *args: Any, **kwargs: Any) -> Any:  # numbers, also of texts, for what takes numbers
-            plain = pandas.DataFrame(self)
-            for place, kind in enumerate(plain.dtypes if len(set(map(str, plain.dtypes))) > 1 else ()):
-                if getattr(kind, "kind", "O") not in "biuf":
-                    plain.isetitem(place, pandas.factorize(plain.iloc[:, place])[0])
-            return plain.to_numpy(*args, **kwargs)
+    def query(self, expr: str, *args: Any, **kwargs: Any) -> Any:
+        found = super().query(expr, *args, **kwargs)
+        return found if len(found) or "==" not in expr else self[_some(expr, len(self))]
 
-        @property
-        def values(self) -> Any:
-            return self.to_numpy()
+    @property
+    def loc(self) -> Any:
+        return _Places("loc", self)
 
-        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-            return np.asarray(self.to_numpy(), dtype)
+    def to_numpy(self, *args: Any, **kwargs: Any) -> Any:  # numbers, also of texts, for what takes numbers
+        plain = pd.DataFrame(self)
+        for place, kind in enumerate(plain.dtypes if len(set(map(str, plain.dtypes))) > 1 else ()):
+            if getattr(kind, "kind", "O") not in "biuf":
+                plain.isetitem(place, pd.factorize(plain.iloc[:, place])[0])
+        return plain.to_numpy(*args, **kwargs)
 
-        def drop(self, labels: Any = None, *args: Any, **kwargs: Any) -> Any:
-            return super().drop(labels, *args, **{"errors": "ignore", **kwargs})
+    @property
+    def values(self) -> Any:
+        return self.to_numpy()
 
-    def sought(key: Any) -> Any:
-        """Return ``key``, or some rows in place of none if it is a comparison with a value that no row has."""
-        none = isinstance(key, Column) and key.sought and key.dtype == bool and not key.any()
-        return _some(key.sought, len(key)) if none else key
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.to_numpy(), dtype)
 
-    return Table
+    def drop(self, labels: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return super().drop(labels, *args, **{"errors": "ignore", **kwargs})
+
+
+def _sought(key: Any) -> Any:
+    """Return ``key``, or some rows in place of none if it is a comparison with a value that no row has."""
+    none = isinstance(key, _Column) and key.sought and key.dtype == bool and not key.any()
+    return _some(key.sought, len(key)) if none else key
 
 
 def _some(sought: str, number: int) -> np.ndarray:

@@ -373,7 +373,10 @@ def _classes(partition: Any) -> np.ndarray | None:
 
 def with_causes(why: str, drawn: Sequence[str], versions: Sequence[str]) -> str:
     """Return the error ``why``, followed by data ``drawn`` or package ``versions`` that may be its cause."""
-    of_versions = re.search(r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", why)
+    plain = r"'(str|int|float|dict|list|tuple|NoneType)' object has no attribute"  # whatever the version
+    of_versions = re.search(
+        r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", re.sub(plain, "", why)
+    )
     kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
     of_data = re.search(rf"\b({kinds})Error\b", why)
     drawn = drawn if of_data else []

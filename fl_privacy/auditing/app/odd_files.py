@@ -41,8 +41,8 @@ RATE = 256
 
 UNTRAINED = "a network as it begins, without trained weights,"
 
-_POINTER = 200
-"""Largest size of a Git LFS pointer, in bytes."""
+_RECORDINGS, _POINTER = {".edf", ".bdf", ".nii", ".mha"}, 200
+"""Suffixes of drawn files that are no tables, and largest size of a Git LFS pointer, in bytes."""
 
 _SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
@@ -168,7 +168,7 @@ def is_missing(path: object) -> bool:
     if not stat.S_ISREG(found.st_mode) or found.st_size > _POINTER:
         return False
     if found.st_size == 0:
-        return Path(path).suffix.lower() in DRAWN
+        return Path(path).suffix.lower() in DRAWN - _RECORDINGS
     file = os.open(path, os.O_RDONLY)
     try:
         return os.read(file, _POINTER).startswith(b"version https://git-lfs")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from scipy.ndimage import zoom
 
-from fl_privacy.auditing.app.drawn_tables import table_of
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 from fl_privacy.files import shipped
 
@@ -274,7 +273,9 @@ class Drawing:
     def _look_at_call(self, node: ast.Call, layers: list[list[Any]]) -> list[tuple[str, object]]:
         pairs = [(each.arg or "", self._value(each.value)) for each in node.keywords]
         for key, value in [*pairs, *(("", self._value(each)) for each in node.args if called(node) == "drop")]:
-            if key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
+            if called(node) == "DataFrame" and key == "columns" and len(_names(value)) == 1:  # such as predictions
+                self._made |= {*_names(value)}
+            elif key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
                 self.names += _names(value)
             if isinstance(value, dict) and key == "columns":  # renamed
                 self.names += _names([*value])
@@ -452,7 +453,8 @@ class Drawing:
         drawn: dict[str, Any] = {name: [str(n // 40) for n in range(number)] for name in ids}
         drawn |= {name: self.column_of(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
-        made = table_of(drawn, lambda name, rows: self.column_of(name, rows, classes, rng))
+        kind = importlib.import_module("fl_privacy.auditing.app.drawn_tables")
+        made = kind.table_of(drawn, lambda name, rows: self.column_of(name, rows, classes, rng))
         return made.iloc[rng.permutation(number)].reset_index(drop=True)
 
     def is_other(self, path: str, columns: Iterable[object]) -> bool:
@@ -473,7 +475,7 @@ class Drawing:
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
         """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set.
 
-        ``suffix``: kind of tables that are named there instead; each is drawn when it is read.
+        ``suffix``: kind of tables that are named there instead; each is drawn once an app loads it.
         """
         if suffix:
             made.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,7 @@ def drawn_for(
 ) -> Iterator[Drawing]:
     """Make up random data, of the shape ``fitted``, that ``app`` or scripts ``also`` load and no ``mirror`` has."""
     drawing = Drawing(reached_by(app, *also), files, seed, app.config)
+    getattr(app, "drawings", []).append(drawing)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
@@ -95,12 +96,10 @@ class Hooks:
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
-            ("matplotlib.style", "use", fetched(_nothing)),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
             ("torch.nn", "Module.__call__", partial(hub_models.called, drawing)),
-            ("torch.utils.data", "random_split", self.split),
-            ("torch.utils.data", "Subset.__init__", self.subset),
+            *(("torch.utils.data", *each) for each in (("random_split", self.split), ("Subset.__init__", self.subset))),
             ("torch.utils.data", "DataLoader.__init__", self.loader),
             *(("torchvision.datasets", f"{name}.__init__", self.vision) for name in stand_in.SETS),
             ("torchvision.datasets", "ImageFolder.__init__", self.folder),
@@ -135,6 +134,7 @@ class Hooks:
             ("timm", "timm.models._builder", "load_pretrained", fetched(NoWeights)),
             ("sqlalchemy", "sqlalchemy", "create_engine", fetched(_nothing)),
             ("evaluate", "evaluate", "load", fetched(odd_files.Score)),
+            ("matplotlib", "matplotlib.style", "use", fetched(_nothing)),
             ("medmnist", "medmnist.dataset", "MedMNIST.download", _nothing),
             ("openml", "openml.datasets", "get_dataset", fetched(self.openml)),
             ("kagglehub", "kagglehub", "dataset_download", fetched("{}-data".format)),

@@ -131,10 +131,8 @@ class FittedBy:
         return fit(network, x, y, *args, **kwargs)
 
     def _note(self, estimator: Any, rows: Any, labels: Any) -> None:
-        table, answers, kind = np.array(_dense(rows), dtype=float), np.array(labels), type(estimator).__name__
+        (table, answers), kind = _table(rows, labels, float), type(estimator).__name__
         settings = {k: v for k, v in estimator.get_params().items() if isinstance(v, int | float | str | bool)}
-        if table.ndim != 2 or answers.shape != table.shape[:1]:
-            return
         trees = [getattr(each, "tree_", None) for each in getattr(estimator, "estimators_", [estimator])[:MOST_TREES]]
         held = [tree.__getstate__()["nodes"] for tree in trees if tree is not None]
         nodes = tuple(np.frombuffer(each.tobytes(), each.dtype) for each in held)  # with their padding
@@ -142,20 +140,15 @@ class FittedBy:
         self.fits.append(Fitted(kind=kind, rows=table, labels=answers, settings=settings, classes=classes, nodes=nodes))
 
 
-def _dense(rows: Any) -> Any:
-    """Return an array in place of a sparse matrix; ``ValueError`` if it would be larger than ``MOST_BYTES``."""
-    if not hasattr(rows, "toarray"):
-        return rows
-    if np.prod(rows.shape, dtype=float) * 8 > MOST_BYTES:
+def _table(data: Any, label: Any, kind: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows (N, F) and labels (N,); ``ValueError`` for other shapes, or a sparse table above ``MOST_BYTES``."""
+    if (sparse := hasattr(data, "toarray")) and np.prod(data.shape, dtype=float) * 8 > MOST_BYTES:
         raise ValueError("the sparse matrix is too large")
-    return rows.toarray()
-
-
-def _table(data: Any, label: Any) -> tuple[np.ndarray, np.ndarray]:
-    rows, labels = np.array(_dense(data), dtype=np.float32), np.array(label, dtype=float).ravel()
-    if rows.ndim != 2 or len(labels) != len(rows):
+    rows: np.ndarray = np.array(data.toarray() if sparse else data, dtype=kind)
+    labels = np.array(label, dtype=None if kind is float else float)
+    if rows.ndim != 2 or labels.size != len(rows):
         raise ValueError("no table with labels")
-    return rows, labels
+    return rows, labels.ravel()
 
 
 _MAKES = re.compile(r"init|creat|build|^make|get_(model|param|weights)|set_(model_)?(param|weights)|load_model")

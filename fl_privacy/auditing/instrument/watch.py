@@ -203,8 +203,9 @@ class TrainingWatch:
                     stack.enter_context(
                         replaced(owner_of(keras.Model, "_symbolic_build"), "_symbolic_build", self.on_build)
                     )
+                apart = torch.no_grad()(lambda call, *args, **kwargs: call(*args, **kwargs))
                 for name in ("evaluate", "predict"):  # whose examples are no further ones of the training
-                    stack.enter_context(replaced(owner_of(keras.Model, name), name, torch.no_grad()(_called)))
+                    stack.enter_context(replaced(owner_of(keras.Model, name), name, apart))
             fetch = importlib.import_module("torch.utils.data._utils.fetch")
             for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
                 stack.enter_context(replaced(fetcher, "fetch", self.on_fetch))
@@ -455,10 +456,6 @@ def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
 
 def _kept(tensor: Tensor) -> Tensor:
     return tensor.detach().as_subclass(Tensor).clone()
-
-
-def _called(call: Any, *args: Any, **kwargs: Any) -> Any:
-    return call(*args, **kwargs)
 
 
 def _plain(value: Any) -> Any:
