@@ -50,9 +50,8 @@ MOST_UP = 3
 
 _FILES = {"load", "loadtxt", "genfromtxt", "loadmat", "open", "ImageFolder", "load_from_disk", "imread"}
 _DATA = re.compile(
-    r"\.(csv|tsv|txt|npy|npz|pkl|pickle|json|jsonl|parquet|pt|pth|mat|xlsx?|h5|hdf5|arff|zip|data)$", re.I
+    r"\.(csv|tsv|txt|npy|npz|pkl|pickle|joblib|json|jsonl|parquet|pt|pth|mat|xlsx?|h5|hdf5|arff|zip|data)$", re.I
 )
-_MADE = re.compile(r"\.(csv|tsv|npy|npz|pkl|pickle|joblib|json|parquet|pt|pth|txt|h5)$", re.I)
 _WRITES = re.compile(r"to_(csv|parquet|pickle|json|disk)$|save|dump|write_text$|copy")
 _PREPARES = re.compile(r"prep|split|part|generat|creat|make|build|download|data", re.I)
 _HUB = {"load_dataset", "FederatedDataset"}
@@ -227,7 +226,7 @@ def preparing(app: App, why: str, drawn: Iterable[str]) -> Scripts | None:
     ``why``: error of the project, which may name the script. ``drawn``: missing files, one of which the script may
     write. ``None`` if there is no such script.
     """
-    files, names = parsed(app.folder), {Path(each).name for each in drawn if _MADE.search(each)}
+    files, names = parsed(app.folder), {Path(each).name for each in drawn if _DATA.search(each)}
     near = {each.path for each in reached_by(app)}
     asked = [*re.findall(r"[\w-]+\.py\b", why)]
 
@@ -261,7 +260,7 @@ def _written(tree: ast.Module) -> Iterator[str]:
             for each in chain(inner, *map(ast.walk, held)):
                 parts = each.values if isinstance(each, ast.JoinedStr) else [each]
                 texts = (str(one.value) if isinstance(one, ast.Constant) else "*" * (len(parts) > 1) for one in parts)
-                if _MADE.search(text := "".join(texts)):
+                if _DATA.search(text := "".join(texts)):
                     yield text.rpartition("/")[2]
 
 
