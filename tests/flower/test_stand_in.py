@@ -369,7 +369,8 @@ def test_what_an_app_writes_where_it_may_not_goes_to_its_own_folder(
     monkeypatch.chdir(tmp_path)
     with stood_in(drawing_of("", tmp_path)):
         code = "import os\nos.makedirs('/sys/app/logs', exist_ok=True)\nopen('/sys/app/logs/a', 'w').write('b')\n"
-        exec(f"{code}assert os.listdir('/sys/app/logs') == ['a']", {})
+        code += "import sqlite3\nsqlite3.connect('/sys/app/logs/kept.db').execute('create table t (x)')\n"
+        exec(f"{code}assert sorted(os.listdir('/sys/app/logs')) == ['a', 'kept.db']", {})
     assert (tmp_path / "elsewhere/sys/app/logs/a").read_text() == "b"
 
 
