@@ -1,6 +1,8 @@
 """`audit --stand-in`: a project's own script makes the data that its clients lack, from drawn data."""
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import preparing
+from fl_privacy.auditing.app.environment import around
 from tests.flower.test_stand_in import HEAD, NET, TAIL
 from tests.flower.untouched_apps import attacked_only, written_once
 
@@ -83,6 +86,28 @@ def test_the_projects_own_script_makes_the_data_that_it_lacks(tmp_path: Path, fi
     assert not record["problems"] and record["models"], record["headline"]
     name = next(each for each in files if "c" in each and each not in {"main.py", "shared.py"})
     assert f"The project's own {name} was run first, since it makes data that are not here." in record["notes"]
+
+
+def test_a_preparing_script_that_fails_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "cut.py").write_text("import no_such_package\n" + OF_PLACES["prepare/cut.py"])
+    (folder / "main.py").write_text(HEAD + NET.format(inputs=4, classes=2) + OF_PLACES["main.py"] + LOADING + TAIL)
+    request = AppAuditRequest(out=tmp_path / "out", victims=1, clients=1, seconds=0.0, stand_in=True)
+    with written_once(), attacked_only(()):
+        session = audit_app(read_app(folder), request)
+    (problem,) = json.loads((session.page.parent / "audit.json").read_text())["problems"]
+    assert re.search(r"Parts not found.*cut\.py, which makes its data, failed: .*no_such_package", problem)
+
+
+def test_an_app_that_waits_for_other_processes_waits_a_short_time(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text("import flwr as fl\nfl.simulation.start_simulation()\n")
+    waits = compile("import time\nfor _ in range(3):\n    time.sleep(60)\n", str(tmp_path / "app" / "run.py"), "exec")
+    begun = time.monotonic()
+    with around(read_app(tmp_path / "app"), tmp_path / "files", None):
+        exec(waits, {})
+    assert time.monotonic() - begun < 20
 
 
 def test_no_script_is_run_that_makes_nothing_that_is_missing(tmp_path: Path) -> None:

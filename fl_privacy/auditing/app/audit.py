@@ -260,7 +260,7 @@ class AppAudit(AuditSession):
                 f"The app's file {error.filename or app.folder} can't be read: {error.strerror}. Let your user read it,"
                 " or take it out of the folder."
             ) from error
-        self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
+        self.trained, self.broken, self.ended, self.unmade, self._refreshed = 0.0, "", "", "", 0.0
         self.last, self.silence = AuditRecord(app=app.name), ""
         self.understood = self.chose_none = False
         self.built: BuiltNetworks | None = None
@@ -287,8 +287,9 @@ class AppAudit(AuditSession):
             runner, given = ScriptRunner(app.folder), script.client_arguments
             each = range(nodes if "{partition" in " ".join(given) else 1)
             made = attempt(lambda: [runner.run(script.server, given, partition=n, nodes=nodes) for n in each])
-        failed = f", and it ended with {made.reason}" if isinstance(made, Failure) else ""
-        self.notes.append(f"The project's own {name} was run first, since it makes data that are not here{failed}.")
+        if isinstance(made, Failure):
+            self.unmade = f" {name}, which makes its data, failed: {made.reason.removeprefix('UserError: ')}"
+        self.notes.append(f"The project's own {name} was run first, since it makes data that are not here.")
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
         asked, inner = self.asked, None if app.scripts is None else app.scripts.works_in(app.folder)
@@ -426,7 +427,8 @@ class AppAudit(AuditSession):
         return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
-        return with_causes(why, [] if self.drawing is None else self.drawing.of_clients(), self.versions)
+        drawn = [] if self.drawing is None else self.drawing.of_clients()
+        return with_causes(why, drawn, self.versions) + self.unmade * bool(why)
 
     def leave(self) -> None:
         if self.content.get("going_on"):
