@@ -94,9 +94,11 @@ class Hooks:
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
-            ("torch", "save", partial(_in_made_folder, 1)),
             ("sqlite3", "connect", lambda original, path, *args, **kw: original(self._twin(path), *args, **kw)),
-            ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
+            *(
+                (*to, partial(_in_made_folder, 1))
+                for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))
+            ),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
             ("torch.nn", "Module.__call__", partial(hub_models.called, drawing)),
