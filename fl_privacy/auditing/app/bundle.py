@@ -91,16 +91,15 @@ class App:
 
     @classmethod
     def of(cls, app: "App", **given: Any) -> Self:
-        """Return ``app`` as an app of this class, whose other fields are ``given``."""
+        """Return ``app`` in this class, with the fields ``given``."""
         return cls(**{each.name: getattr(app, each.name) for each in fields(App)} | given)
 
     def another(self, server_failed: bool = False) -> "App | None":
-        """Return a copy of the app that runs otherwise: clients of other scripts, or asked by FedAvg; else ``None``.
-
-        ``server_failed``: ``True`` asks the same clients by FedAvg first, unless they are scripts of their own.
-        """
-        if server_failed and not self.by_fedavg and not (self.scripts and self.scripts.clients):
-            return replace(self, by_fedavg=True)
+        """Return a copy that runs other scripts, or has FedAvg for a server that failed; ``None`` if there is none."""
+        of_clients = self.scripts is not None and self.scripts.clients
+        if server_failed and not (self.by_fedavg or of_clients):
+            if any("client_fn" in ast.unparse(file.tree) for file in parsed(self.folder).values()):  # of any Flower
+                return replace(self, by_fedavg=True)
         if self.tried is None:
             return None
         tried = (*self.tried, *([] if self.scripts is None else [self.scripts]))
