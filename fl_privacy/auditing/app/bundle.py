@@ -96,10 +96,8 @@ class App:
 
     def another(self, server_failed: bool = False) -> "App | None":
         """Return a copy that runs other scripts, or has FedAvg for a server that failed; ``None`` if there is none."""
-        of_clients = self.scripts is not None and self.scripts.clients
-        if server_failed and not (self.by_fedavg or of_clients):
-            if any("client_fn" in ast.unparse(file.tree) for file in parsed(self.folder).values()):  # of any Flower
-                return replace(self, by_fedavg=True)
+        if server_failed and not (self.by_fedavg or (self.scripts and self.scripts.clients)) and self._is_legacy():
+            return replace(self, by_fedavg=True)
         if self.tried is None:
             return None
         tried = (*self.tried, *([] if self.scripts is None else [self.scripts]))
@@ -110,6 +108,9 @@ class App:
             if found is not None and (found.server, found.clients) not in places:
                 return replace(self, scripts=found, tried=tried, config={}, by_fedavg=False)
         return None
+
+    def _is_legacy(self) -> bool:  # by its clients, which any Flower's FedAvg can ask
+        return any("client_fn" in ast.unparse(file.tree) for file in parsed(self.folder).values())
 
     def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start.
