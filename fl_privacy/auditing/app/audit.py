@@ -145,7 +145,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         if not why:
             return session, app
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
-        vain.append(f"{run}: {why.rstrip('.')}")
+        vain.append(f"{run}{', asked by FedAvg' * app.by_fedavg}: {why.rstrip('.')}")
         more = session.own_nodes if (session.asked.nodes or 0) < session.own_nodes < USUAL_NODES else USUAL_NODES
         few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
         data = session.data_made if few else session.refined(app, why)

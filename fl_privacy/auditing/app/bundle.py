@@ -91,15 +91,12 @@ class App:
 
     @classmethod
     def of(cls, app: "App", **given: Any) -> Self:
-        """Return ``app`` as an app of this class, whose other fields are ``given``."""
+        """Return ``app`` in this class, with the fields ``given``."""
         return cls(**{each.name: getattr(app, each.name) for each in fields(App)} | given)
 
     def another(self, server_failed: bool = False) -> "App | None":
-        """Return a copy of the app that runs otherwise: clients of other scripts, or asked by FedAvg; else ``None``.
-
-        ``server_failed``: ``True`` asks the same clients by FedAvg first, unless they are scripts of their own.
-        """
-        if server_failed and not self.by_fedavg and not (self.scripts and self.scripts.clients):
+        """Return a copy that runs other scripts, or has FedAvg for a server that failed; ``None`` if there is none."""
+        if server_failed and not (self.by_fedavg or (self.scripts and self.scripts.clients)) and self._is_legacy():
             return replace(self, by_fedavg=True)
         if self.tried is None:
             return None
@@ -111,6 +108,9 @@ class App:
             if found is not None and (found.server, found.clients) not in places:
                 return replace(self, scripts=found, tried=tried, config={}, by_fedavg=False)
         return None
+
+    def _is_legacy(self) -> bool:  # by its clients, which any Flower's FedAvg can ask
+        return any("client_fn" in ast.unparse(file.tree) for file in parsed(self.folder).values())
 
     def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start.

@@ -1,4 +1,4 @@
-"""Tables of drawn rows; columns and values that they lack are drawn when an app asks for them."""
+"""Tables of drawn rows; columns and values that they lack are drawn on access."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,8 +18,6 @@ def table_of(drawn: Mapping[str, Any], draw: Callable[[str, int], Any]) -> Any:
 
 
 class _Column(pd.Series):  # noqa: PLW1641
-    """Column whose comparisons remember the value that they sought."""
-
     _metadata = [*pd.Series._metadata, "sought"]  # noqa: RUF012
     sought = ""
 
@@ -91,7 +89,6 @@ class _Table(pd.DataFrame):
 
 
 def _sought(key: Any) -> Any:
-    """Return ``key``, or some rows in place of none if it is a comparison with a value that no row has."""
     none = isinstance(key, _Column) and key.sought and key.dtype == bool and not key.any()
     return _some(key.sought, len(key)) if none else key
 

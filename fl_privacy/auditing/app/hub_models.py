@@ -139,8 +139,8 @@ def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
     """Return the shape of examples that the app's network takes, for ``drawing.fitted``; empty if none is found.
 
     It has ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
-    recordings, in values a second. After an error ``why`` of labels, it has the number of ``classes``; after one of a
-    missing column, that of ``tables`` with other columns than the code names.
+    recordings, in values a second; after an error ``why`` of labels, the number of ``classes``, and after one of a
+    column, of ``tables`` to draw.
     """
     if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
         return {"classes": drawing.outputs}

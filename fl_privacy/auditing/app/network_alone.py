@@ -123,9 +123,9 @@ class NetworkAlone(App):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientsAlone(App):
-    """A project that defines clients, but has no script that starts one; FedAvg asks clients made of drawn arguments.
+    """A project whose clients no script starts; FedAvg asks clients made of drawn arguments.
 
-    ``reason``: why no script was run. ``drawings``: what draws the arguments, once the app runs.
+    ``reason``: why no script was run. ``drawings``: the run's source of drawn data.
     """
 
     reason: str
@@ -134,7 +134,6 @@ class ClientsAlone(App):
     drawings: list[Drawing] = field(default_factory=list)
 
     def load(self, stops: Callable[[App], str]) -> Started:
-        """Return clients of the first class that can be made; ``UserError`` if none can."""
         defined, why = DefinedClients(self, self.seed), self.reason
         for path, name in defined.classes():
             defined.kind = (path, name)
@@ -150,7 +149,7 @@ class ClientsAlone(App):
 
 @dataclass
 class DefinedClients(DefinedNetworks):
-    """Clients that the files of a project define, made with drawn data and the project's network."""
+    """Makes clients of a project with drawn data and its network."""
 
     app: ClientsAlone
     kind: tuple[Path, str] = (Path(), "")  # file and name of their class

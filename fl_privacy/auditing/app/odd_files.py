@@ -363,7 +363,7 @@ def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> An
 
 
 def suffix_sought() -> str:
-    """Return the suffix of the tables that the app's code looks for in the folder that it lists; empty if of none."""
+    """Return the suffix of tables for which the app's code lists a folder, or ""."""
     frame = caller(r"\bpathlib\b")
     lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
     found = _SUFFIX.search("".join(lines[:_NEAR]))

@@ -458,10 +458,7 @@ class Drawing:
         return made.iloc[rng.permutation(number)].reset_index(drop=True)
 
     def is_other(self, path: str, columns: Iterable[object]) -> bool:
-        """Return whether a table in the place of ``path``, with other ``columns`` than the code names, is drawn.
-
-        That is so once the app failed by a missing column; see ``hub_models.fit``.
-        """
+        """Return whether to draw the table at ``path``, since no name of its ``columns`` is in the code."""
         held = {str(each).strip().lower() for each in columns}
         if not held or not self.names or not held.isdisjoint(map(str.lower, self.names)):
             return False
@@ -475,7 +472,7 @@ class Drawing:
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
         """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set.
 
-        ``suffix``: kind of tables that are named there instead; each is drawn once an app loads it.
+        ``suffix``: kind of tables to name there instead, which are drawn on access.
         """
         if suffix:
             made.mkdir(parents=True, exist_ok=True)

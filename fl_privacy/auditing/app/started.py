@@ -123,7 +123,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
 
 
 def usual_server(folder: Path) -> ServerApp:
-    """Return a server that asks the clients of the project in ``folder`` by FedAvg for one round."""
+    """Return a FedAvg server with usual settings for the project in ``folder``."""
     return _server_of({"strategy": _usual_strategy(folder)}, [])
 
 
@@ -185,7 +185,7 @@ def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
 
 
 def as_client(found: Any) -> LegacyClient:
-    """Return a client of Flower's older API, whose parameters can be asked for with or without a config."""
+    """Return a client of any earlier Flower as one of Flower 1."""
     asks: Any = getattr(found, "get_parameters", len)
     if isinstance(found, NumPyClient | LegacyClient) and not inspect.signature(asks).parameters:
         vars(found)["get_parameters"] = lambda config=None: asks()  # as before Flower 1.0
