@@ -824,7 +824,9 @@ def test_a_missing_list_that_the_code_can_do_without_is_not_drawn(tmp_path: Path
 @pytest.mark.parametrize(("place", "of_versions"), [("/app/src/task.py", False), ("/x/site-packages/lib/a.py", True)])
 def test_a_name_that_the_apps_own_module_lacks_is_of_no_version(place: str, of_versions: bool) -> None:
     why = f"The app raised ImportError: cannot import name 'Net' from 'src.task' ({place}) (app.py, line 1)"
-    asked: Any = SimpleNamespace(drawing=None, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
+    asked: Any = SimpleNamespace(
+        drawing=None, unmade="", versions=["it asks for torch==2.1.1, and 2.15.0 is installed."]
+    )
     assert ("Other versions may be why" in AppAudit.on_drawn(asked, why)) is of_versions
 
 
@@ -834,7 +836,7 @@ def test_a_version_is_blamed_whose_package_the_error_names() -> None:
         "it asks for trl==0.8.1, and 1.16.0 is installed.",
     ]
     why = "ImportError: cannot import name 'Collator' from 'trl' (/x/site-packages/trl/__init__.py)"
-    said = AppAudit.on_drawn(SimpleNamespace(drawing=None, versions=versions), why)  # type: ignore[arg-type]
+    said = AppAudit.on_drawn(SimpleNamespace(drawing=None, unmade="", versions=versions), why)  # type: ignore[arg-type]
     assert said.endswith("Other versions may be why: it asks for trl==0.8.1, and 1.16.0 is installed.")
 
 
@@ -851,7 +853,9 @@ def test_a_version_is_blamed_whose_package_the_error_names() -> None:
 def test_an_error_names_drawn_data_or_versions_as_its_kind_allows(tmp_path: Path, why: str, said: str) -> None:
     drawing = drawing_of("", tmp_path)
     drawing.note("a.csv", "8 drawn rows")
-    asked: Any = SimpleNamespace(drawing=drawing, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
+    asked: Any = SimpleNamespace(
+        drawing=drawing, unmade="", versions=["it asks for torch==2.1.1, and 2.15.0 is installed."]
+    )
     found = AppAudit.on_drawn(asked, why)
     assert [each for each in ("Drawn data", "Other versions") if each in found] == ([said] if said else [])
 

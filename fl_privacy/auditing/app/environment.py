@@ -97,6 +97,10 @@ def around(
             audits.append(True)
             return audited.strategy.start(*args, **kwargs)
 
+        def slept(original: Any, seconds: float) -> None:  # what the app waits for, such as a server, is not run here
+            own = Path(sys._getframe(2).f_code.co_filename).is_relative_to(app.folder)
+            original(min(seconds, LONGEST_WAIT) if own else seconds)
+
         stack.enter_context(replaced(AuditedStrategy, "start", start))
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
@@ -108,14 +112,8 @@ def around(
         stack.enter_context(sklearn_lent(code))
         stack.enter_context(lent.older_names_lent(code, moved))
         stack.enter_context(arrays_writable(code))
-        stack.enter_context(replaced(time, "sleep", partial(_slept, app.folder)))
+        stack.enter_context(replaced(time, "sleep", slept))
         yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
-
-
-def _slept(folder: Path, original: Callable[[float], None], seconds: float) -> None:
-    """Let an app's own code wait a short time only: what it waits for, such as a server, does not run here."""
-    own = Path(sys._getframe(2).f_code.co_filename).is_relative_to(folder)  # the frame between is the hook's
-    original(min(seconds, LONGEST_WAIT) if own else seconds)
 
 
 @contextmanager

@@ -311,25 +311,17 @@ class Drawing:
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
         attribute = node.attr if isinstance(node, ast.Attribute) else ""
         of = node.value if isinstance(node, ast.Attribute) and attribute in {"str", *_COUNTS} else None
-        if (
-            isinstance(node, ast.Call)
-            and called(node) in {"apply", "map"}
-            and node.args
-            and self._takes_text(node.args[0])
-        ):
-            of = getattr(node.func, "value", None)
+        if isinstance(node, ast.Call) and called(node) in {"apply", "map"} and node.args:
+            run = each if isinstance(each := node.args[0], ast.Lambda) else self._functions.get(dotted(each))
+            first = run.args.args[0].arg if run is not None and run.args.args else ""
+            of_text = rf"\b{first}( \+ ['\"]|\.({_OF_TEXTS})\()|['\"] \+ {first}\b"
+            if first and run is not None and re.search(of_text, ast.unparse(run)):
+                of = getattr(node.func, "value", None)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(constant(node.right), str):
             of = node.left
         name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
         found, known = self._counted if attribute in _COUNTS else self._worded, (TEXT, TIME, FILE)
         found |= {name} if isinstance(name, str) and not any(each.search(name) for each in known) else set()
-
-    def _takes_text(self, node: ast.expr) -> bool:
-        """Return whether the function at ``node`` treats its first argument as a string."""
-        run = node if isinstance(node, ast.Lambda) else self._functions.get(dotted(node))
-        first = run.args.args[0].arg if run is not None and run.args.args else ""
-        uses = rf"\b{first}( \+ ['\"]|\.({_OF_TEXTS})\()|['\"] \+ {first}\b"
-        return bool(first and run is not None and re.search(uses, ast.unparse(run)))
 
     def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
         if strings := self.values.get(name, ["north", "south", "east"] if name in self._worded else []):

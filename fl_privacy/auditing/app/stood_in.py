@@ -85,7 +85,7 @@ class Hooks:
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
         drawing, drawn, fetched = self.drawing, partial(partial, self.read), partial(partial, self.fetched)
-        learn = attempt(lambda: importlib.import_module("sklearn.datasets"))
+        kept, learn = partial(_in_made_folder, 1), attempt(lambda: importlib.import_module("sklearn.datasets"))
         yield from (
             ("datasets", "load_dataset", self.hub),
             ("datasets", "load_from_disk", self.saved),
@@ -95,10 +95,7 @@ class Hooks:
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("sqlite3", "connect", lambda original, path, *args, **kw: original(self._twin(path), *args, **kw)),
-            *(
-                (*to, partial(_in_made_folder, 1))
-                for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))
-            ),
+            *((*to, kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
             ("torch.nn", "Module.__call__", partial(hub_models.called, drawing)),
@@ -130,7 +127,7 @@ class Hooks:
                 yield f"keras.{place}", "image_dataset_from_directory", self.folder
             yield "keras.src.legacy.preprocessing.image", "DirectoryIterator.__init__", self.folder
             yield "keras", "Model.load_weights", odd_files.unless_missing
-            yield "keras", "Model.save", partial(_in_made_folder, 1)
+            yield "keras", "Model.save", kept
             yield "keras", "Layer.__call__", partial(hub_models.called, drawing)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
