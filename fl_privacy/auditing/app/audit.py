@@ -288,7 +288,7 @@ class AppAudit(AuditSession):
             each = range(nodes if "{partition" in " ".join(given) else 1)
             made = attempt(lambda: [runner.run(script.server, given, partition=n, nodes=nodes) for n in each])
         if isinstance(made, Failure):
-            self.unmade = f" {name}, which makes its data, failed: {made.reason.removeprefix('UserError: ')}"
+            self.unmade = f" {name}, which makes its data, failed: {made.reason.removeprefix('UserError: ')[:200]}"
         self.notes.append(f"The project's own {name} was run first, since it makes data that are not here.")
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
