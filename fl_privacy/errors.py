@@ -90,7 +90,8 @@ _INSTALLED = re.compile(rf"<|({_NOT_OWN}|.*[/\\](site|dist)-packages)[/\\]")
 def in_one_line(error: BaseException) -> str:
     """Format an error as ``KeyError: 'fc' (model.py, line 12)``: class, message, place in the code, and cause."""
     first, *rest = (re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or "without a word").splitlines()  # of colors
-    text = " ".join([first, *(each.strip()[:200] for each in rest[:1] if first.endswith(":"))])  # as PyTorch lists keys
+    more = rest if first.endswith(":") else [each for each in rest if re.search(r"\w\.py\b", each)]  # to be run first
+    text = " ".join([first, *(each.strip()[:200] for each in more[:1])])  # as PyTorch lists keys
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]
     own = [each for each in frames if not _INSTALLED.match(each.filename)]
     places = dict.fromkeys(f"{Path(each.filename).name}, line {each.lineno}" for each in (*frames[-1:], *own[-1:]))

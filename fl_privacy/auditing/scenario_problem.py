@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fl_privacy.attacks.exact.certificate import CHANGED_BEFORE
+from fl_privacy.auditing.instrument.fitted import FromSklearn, InLayers
 from fl_privacy.auditing.instrument.keras_layers import FromKeras, adds_channel, is_keras, laid_out
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.program import (
@@ -24,7 +25,6 @@ from fl_privacy.auditing.instrument.program import (
     kinds_in,
     tensors_in,
 )
-from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError

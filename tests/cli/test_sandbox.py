@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_privacy.auditing.app.audit import remedies, with_remedies
+from fl_privacy.auditing.app.environment import remedies, with_remedies
 from fl_privacy.cli import sandbox
 from fl_privacy.cli.sandbox import Allowed, Bounds, Sandbox, bounds_of, caches, openings
 from fl_privacy.errors import UserError

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
@@ -73,6 +74,16 @@ def fitted(kind: type, rows: np.ndarray, labels: np.ndarray, **options: object) 
     (fit,) = looking.fits
     assert np.array_equal(fit.rows, rows)
     return model, fit
+
+
+def test_a_fit_on_a_sparse_matrix_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, labels = load_iris(return_X_y=True)
+    for most, known in ((1 << 20, 1), (100, 0)):
+        monkeypatch.setattr("fl_privacy.auditing.instrument.fitted.MOST_BYTES", most)
+        looking = FittedBy()
+        with looking.looking():
+            LogisticRegression(max_iter=5).fit(csr_matrix(rows), labels)
+        assert [np.array_equal(each.rows, rows) for each in looking.fits] == [True] * known
 
 
 def test_an_optimum_gives_a_row_to_who_knows_the_others_and_a_stopped_fit_does_not() -> None:

@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import reached_by
 from fl_privacy.auditing.app.lent import code_of, keras_lent
 from fl_privacy.auditing.instrument.keras_layers import FromKeras, as_optimizer, backend_blamed, laid_out
 from fl_privacy.auditing.instrument.matching import matched
-from fl_privacy.auditing.instrument.watch import TrainingWatch
+from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
+from fl_privacy.auditing.scenario_members import losses_from
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, read_problem
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients.convolution import _VictimBatchNorm
@@ -34,8 +36,13 @@ class Layer(nn.Module):
         self.register_parameter(f"held_{name}", held)
         vars(self)[name] = SimpleNamespace(name=name, value=held)
 
-    def __call__(self, inputs: Tensor, training: bool = True) -> Tensor:
+    def __call__(self, inputs: Any, training: bool = True) -> Any:
+        if not isinstance(inputs, Tensor):  # of Keras, whose shape is all that is known
+            return nn.Module.__call__(self, inputs)
         return inputs if inputs.is_meta else self.call(inputs)
+
+    def forward(self, inputs: Any) -> Any:
+        return inputs
 
     def call(self, inputs: Tensor) -> Tensor:
         raise NotImplementedError
@@ -119,11 +126,21 @@ class SGD(Optimizer):
     pass
 
 
+class Model:
+    def evaluate(self, loader: Any) -> list[int]:
+        return [len(rows) for (rows,) in loader]
+
+    predict = evaluate
+
+    def _symbolic_build(self, loader: Any) -> None:
+        next(iter(loader))
+
+
 @pytest.fixture(autouse=True)
 def keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
     config = SimpleNamespace(backend=lambda: "torch")
-    package = SimpleNamespace(__name__="tests", Layer=Layer, Optimizer=Optimizer, config=config)
+    package = SimpleNamespace(__name__="tests", Layer=Layer, Optimizer=Optimizer, Model=Model, config=config)
     monkeypatch.setitem(sys.modules, "keras", package)
     yield
 
@@ -372,6 +389,10 @@ def test_windows_are_pooled_normed_padded_repeated_and_reshaped() -> None:
     told = {"axis": -1, "epsilon": 1e-3, "momentum": 0.9, "gamma": None, "beta": None}
     one = made("BatchNormalization", (3,), windows[:1, 0], moving_mean=None, moving_variance=None, **told)
     assert torch.equal(one, torch.zeros(1, 3)), "Keras also takes the mean of one example"
+    pixel = made(
+        "BatchNormalization", (1, 1, 3), torch.rand(1, 3, 1, 1), moving_mean=None, moving_variance=None, **told
+    )
+    assert torch.equal(pixel, torch.zeros(1, 3, 1, 1)), "and of one pixel"
     assert torch.equal(_VictimBatchNorm(1e-3, SimpleNamespace(count=2))(windows[:2, 0]), torch.zeros(2, 3))  # type: ignore[arg-type]
     over_time = layer_of("TimeDistributed")
     over_time.layer = Dense(3, 2)
@@ -431,6 +452,27 @@ def trained(net: Sequential, images: Tensor) -> WatchedReply:
     reply = {f"arrays/{k}": each.value.detach().numpy().copy() for k, each in enumerate(weights)}
     found = matched(reply, {}, seen.before, seen.values(), seen.gradients)
     return WatchedReply(reply=reply, watched=seen, matched=found)
+
+
+def test_losses_are_of_examples_of_bytes() -> None:
+    net, images = network(), torch.randint(3, (1, 8, 8, 3)).byte()
+    seen = trained(net, images.float()).watched
+    wanted = nn.functional.one_hot(torch.arange(1), 3)
+    seen.batches = [[images, wanted]]
+    losses = losses_from(seen).of([[images, wanted], [2 - images, wanted]], {})
+    assert np.isfinite(losses).all() and losses[0] != losses[1]
+
+
+def test_an_evaluation_while_a_network_trains_has_examples() -> None:
+    loader, net = DataLoader(TensorDataset(torch.rand(8, 2)), batch_size=4), Model()
+    with TrainingWatch(only=OnlyExamples(number=1)).looking() as seen:
+        Dense(2, 1)(SimpleNamespace(shape=(None, 2)))
+        net._symbolic_build(loader)
+        assert [len(rows) for (rows,) in loader] == [1] and not seen.modules
+        nn.Linear(2, 1)(torch.rand(1, 2))
+        assert not [*loader], "training is over"
+        assert len(net.evaluate(loader)) == len(net.predict(loader)) == 1
+    assert net.evaluate(loader) == [4, 4]
 
 
 class Gray(Sequential):

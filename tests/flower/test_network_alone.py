@@ -23,6 +23,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer
 from fl_privacy.report.audit_file import record_of_json, record_to_json
 from fl_privacy.report.audit_page import AuditRecord, render_audit
+from tests.flower import project_parts as parts
 from tests.selection import few
 
 from .untouched_apps import attacked_only, written_once
@@ -479,3 +480,46 @@ def test_a_network_without_inputs_that_fit_says_so() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(4, 3))
     with pytest.raises(UserError, match="no usual input fits it"):
         task_for(network, CodeSizes(), Counter())
+
+
+FOREST = """
+import flwr as fl, pickle
+import numpy as np
+from sklearn.ensemble import RandomForestClassifier
+class Bank(fl.client.NumPyClient):
+    def __init__(self, X_train, y_train, client_id, depth=3):
+        self.rows, self.labels, self.number = X_train, y_train, client_id
+        self.forest = RandomForestClassifier(n_estimators=3, max_depth=depth, random_state=0)
+    def get_parameters(self, config):
+        return [np.frombuffer(pickle.dumps(self.forest), dtype=np.uint8)]
+    def fit(self, parameters, config):
+        self.forest.fit(self.rows, self.labels)
+        return self.get_parameters(config), len(self.rows), {"site": self.number}
+    def evaluate(self, parameters, config):
+        return 1.0, len(self.rows), {}
+"""
+OF_LOADERS = parts.NETWORK.replace("def __init__(self, number):", "def __init__(self, cid, net, trainloader):")
+
+
+@pytest.mark.parametrize("kind", ["rows", "loaders", "unknown"])
+def test_clients_that_no_script_starts_are_made_with_drawn_data(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "bank"
+    folder.mkdir()
+    head, tail = OF_LOADERS.split("        generator =")[0], OF_LOADERS.split("batch_size=8, shuffle=True)\n")[1]
+    code = FOREST if kind == "rows" else f"{head}        self.net, self.loader = net, trainloader\n{tail}"
+    code = code.replace("trainloader", "mystery") if kind == "unknown" else code
+    (folder / "client.py").write_text(code)
+    (folder / "server.py").write_text("import flwr as fl\ndef main():\n    fl.server.start_server(config=None)\n")
+    not_run = "No script starts a client."
+    asked = AppAuditRequest(out=tmp_path / "out", victims=1, clients=1, seconds=0.0, stand_in=True, not_run=not_run)
+    app = read_app(folder, {"network": True})
+    last = audit_app(app, asked).last
+    if kind == "unknown":
+        assert last.not_audited.startswith(not_run) and "needs mystery, for which nothing states" in last.not_audited
+        return
+    made = "Bank (client.py), made with drawn X_train, y_train" if kind == "rows" else "made with drawn trainloader"
+    assert not last.network_alone and last.drawn and any(made in each for each in last.problems)
+    if kind == "rows":
+        assert any("3 decision trees" in leak.what for leak in last.findings)
+    else:
+        assert last.models == {"Net": 2}

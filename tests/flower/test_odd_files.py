@@ -328,3 +328,28 @@ def test_the_classes_that_a_network_tells_apart_are_found(tmp_path: Path) -> Non
     with stood_in(drawing), pytest.raises(IndexError, match="out of bounds") as caught:
         torch.nn.functional.cross_entropy(net(torch.zeros(1, 4)), torch.tensor([8]))
     assert hub_models.fit(drawing, str(caught.value)) == {"classes": 3} and hub_models.fit(drawing) == {}
+
+
+STRATEGY = """
+class Strategy(fl.server.strategy.FedAvg):
+    def configure_fit(self, server_round, parameters, client_manager):
+        return [(name, fl.common.FitIns(parameters, {})) for name in client_manager.all()]
+"""
+
+
+@pytest.mark.parametrize(
+    ("server", "said"), [(STRATEGY, "object has no attribute"), ("class Strategy: pass", "AttributeError")]
+)
+def test_clients_are_asked_by_fedavg_if_their_server_fails(tmp_path: Path, server: str, said: str) -> None:
+    folder = tmp_path / "app"
+    folder.mkdir()
+    (folder / "network.py").write_text(parts.NETWORK)
+    code = parts.SIMULATION.replace("fl.server.strategy.FedAvg(),", "Strategy(),")
+    code = code.replace("if __name__", f"{server}\nif __name__")
+    (folder / "run.py").write_text(code)
+    asked = AppAuditRequest(out=tmp_path / "out", victims=1, clients=1, seconds=0.0)
+    with attacked_only(()):
+        last = audit_app(read_app(folder), asked).last
+    assert last.models and not last.silence
+    (why,) = [one for one in last.problems if "FedAvg asked its clients" in one]
+    assert "run.py: the app's server" in why and said in why and "Other versions" not in why

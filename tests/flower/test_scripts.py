@@ -21,7 +21,7 @@ from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.lent import moved_names_lent
 from fl_privacy.auditing.app.scripts import NoScriptError, cells_of, find_scripts, parsed, usual_for
-from fl_privacy.auditing.app.started import _Clients, _Runner, start_scripts
+from fl_privacy.auditing.app.started import ScriptRunner, _Clients, start_scripts
 from fl_privacy.auditing.app.tapped_grid import _described
 from fl_privacy.auditing.clear_text.findings import Loaded, findings_of
 from fl_privacy.auditing.clear_text.inventory import UP
@@ -323,7 +323,7 @@ def test_a_function_that_a_command_of_the_package_calls_starts_flower(tmp_path: 
     folder = project(tmp_path, scripts__run=f"{code}def another(name):\n    fl.server.start_server(name)\n")
     found = find_scripts(folder)
     assert found is not None and found.server.name == "run.py"
-    assert _Runner(folder).run(found.server, ())["simulations"][0]["num_supernodes"] == 3
+    assert ScriptRunner(folder).run(found.server, ())["simulations"][0]["num_supernodes"] == 3
     project(tmp_path, scripts__run=f"{code}button.on_click(simulate)\n")
     assert find_scripts(folder) is None, "it waits for a button"
 
@@ -350,7 +350,7 @@ def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.Capture
     code += "def server():\n    fl.server.start_server()\nif __name__ == '__main__':\n"
     code += "    each = [*(Thread(target=client, args=[n]) for n in (7, 8)), Thread(target=server)]\n"
     code += "    for one in each:\n        one.start()\n        one.join()\n"
-    scripts, runner = find_scripts(project(tmp_path, all=code)), _Runner(tmp_path)
+    scripts, runner = find_scripts(project(tmp_path, all=code)), ScriptRunner(tmp_path)
     assert scripts is not None and len(runner.run(scripts.server, ())["servers"]) == 1
     made = _Clients(scripts, runner, [], 3)
     assert [made._new(partition, 3)["client"] for partition in range(3)] == [7, 8, 7]
@@ -439,7 +439,7 @@ def test_a_client_script_sets_up_its_log_as_in_a_process_of_its_own(tmp_path: Pa
     log = "import logging\nlogger = logging.getLogger(__name__)\nif not logger.handlers:\n"
     log += "    form = logging.Formatter()\n    logger.addHandler(logging.StreamHandler())\nprint(form)\n"
     folder = project(tmp_path, client=f"import helper\n{log}import flwr as fl\nfl.client.start_client()\n", helper=log)
-    runner = _Runner(folder)
+    runner = ScriptRunner(folder)
     for partition in range(2):
         assert any(runner.run(folder / "client.py", (), partition=partition).values())
 
@@ -448,7 +448,7 @@ def test_a_client_script_that_answers_signals_begins_in_another_thread(tmp_path:
     script = "import signal\nsignal.signal(signal.SIGTERM, print)\nimport flwr as fl\nfl.client.start_client()\n"
     folder, before = project(tmp_path, client=script), signal.getsignal(signal.SIGTERM)
     with ThreadPoolExecutor(1) as pool:
-        assert any(pool.submit(_Runner(folder).run, folder / "client.py", ()).result().values())
+        assert any(pool.submit(ScriptRunner(folder).run, folder / "client.py", ()).result().values())
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -464,7 +464,7 @@ def test_a_script_within_a_package_is_run_as_by_its_module(tmp_path: Path) -> No
         plain__main="assert not __package__\nNUMBER = 3\n" + start,
     )
     for place in ("own", "own/inner", "plain"):
-        assert any(_Runner(folder).run(folder / place / "main.py", ()).values())
+        assert any(ScriptRunner(folder).run(folder / place / "main.py", ()).values())
 
 
 def test_types_are_still_had_from_flower_s_module_of_them() -> None:
@@ -504,13 +504,13 @@ def test_what_a_client_sends_in_an_object_is_found(kind: Any) -> None:
 def test_a_relative_import_from_beyond_all_folders_is_the_script_s_error(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(f"from {'.' * 50} import parts\n")
     with pytest.raises(UserError, match="ImportError: attempted relative import with no known parent package"):
-        _Runner(tmp_path).run(tmp_path / "main.py", ())
+        ScriptRunner(tmp_path).run(tmp_path / "main.py", ())
 
 
 def test_a_log_line_that_can_t_be_formatted_stops_no_script(tmp_path: Path) -> None:
     log = "import flwr, logging\nlogging.raiseExceptions = False\nlogging.error('%d', 'a')\n"
     (tmp_path / "main.py").write_text(f"{log}flwr.client.start_client()")
-    assert any(_Runner(tmp_path).run(tmp_path / "main.py", ()).values())
+    assert any(ScriptRunner(tmp_path).run(tmp_path / "main.py", ()).values())
 
 
 def test_names_of_options_take_no_time() -> None:
@@ -603,10 +603,10 @@ def test_a_cell_that_fails_is_named_if_no_other_starts_flower(tmp_path: Path) ->
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
     assert cells_of(tmp_path / "a.ipynb") == ["print(1)", "rows = gone", "len(rows)"]
     with pytest.raises(UserError, match="name 'gone' is not defined"):
-        _Runner(tmp_path).run(tmp_path / "a.ipynb", ())
+        ScriptRunner(tmp_path).run(tmp_path / "a.ipynb", ())
     started = {"cell_type": "code", "source": "import flwr\nflwr.simulation.start_simulation(num_clients=4)"}
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [*cells, started]}))
-    runner = _Runner(tmp_path)
+    runner = ScriptRunner(tmp_path)
     assert runner.run(tmp_path / "a.ipynb", ())["simulations"] == [{"num_clients": 4}]
     error = "NameError: name 'gone' is not defined (a.ipynb, line 1)"
     assert len(runner.failed) == 2 and runner.failed[0] == f"The cell 'rows = gone' of a.ipynb failed: {error}"
@@ -618,11 +618,11 @@ def test_a_module_that_a_cell_lacks_is_looked_for_in_the_project(tmp_path: Path)
     code = ("import near", "import flwr\nflwr.simulation.start_simulation(num_clients=4)")
     cells = [{"cell_type": "code", "source": each} for each in ("gone", *code)]
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
-    runner = _Runner(tmp_path)
+    runner = ScriptRunner(tmp_path)
     assert runner.run(tmp_path / "a.ipynb", ())["simulations"] and len(runner.failed) == 1
     (tmp_path / "lib" / "near.py").unlink()
     with pytest.raises(UserError, match="near"):
-        _Runner(tmp_path).run(tmp_path / "a.ipynb", ())
+        ScriptRunner(tmp_path).run(tmp_path / "a.ipynb", ())
 
 
 def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tmp_path: Path) -> None:
@@ -638,7 +638,7 @@ def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tm
 def test_environment_variables_that_are_not_set_get_usual_values_or_are_named(tmp_path: Path) -> None:
     server = "import os\nassert int(os.getenv('FLOWER_NUM_ROUNDS')) == 1 and os.getenv('NO_HOME', 'x') == 'x'\n"
     (tmp_path / "main.py").write_text(f"{server}import flwr\nflwr.simulation.start_simulation(num_clients=4)")
-    runner = _Runner(tmp_path)
+    runner = ScriptRunner(tmp_path)
     assert runner.run(tmp_path / "main.py", ())["simulations"]
     assert runner.failed == ["The environment variable FLOWER_NUM_ROUNDS is not set: 1 was taken"]
     (tmp_path / "main.py").write_text(f"{server}os.getenv('TRAINING_DB').lower()")
@@ -654,14 +654,14 @@ def test_environment_variables_have_the_values_that_the_project_s_commands_set(t
     (tmp_path / "main.py").write_text(server + start)
     (tmp_path / "README.md").write_text("Say so:\n    export SITE=x\n    export PART=your_part\n")
     (tmp_path / "run.sh").write_text("export PART=north\nexport SITE='here'\npython main.py\nexport PART=south\n")
-    runner = _Runner(tmp_path)
+    runner = ScriptRunner(tmp_path)
     assert runner.run(tmp_path / "main.py", ())["simulations"]
     assert runner.failed == [
         "The environment variable ROUNDS is not set: 1 was taken",
         "The environment variable PART is not set: north was taken",
     ]
     (tmp_path / "main.py").write_text(f"import os\nassert os.getenv('SITE', 'x') == 'here'\n{start}")
-    runner = _Runner(tmp_path)
+    runner = ScriptRunner(tmp_path)
     assert runner.run(tmp_path / "main.py", ())["simulations"], "since its default fails"
     assert runner.failed == ["The environment variable SITE is not set: here was taken"]
 
@@ -672,10 +672,10 @@ def test_a_script_that_fails_names_its_arguments_and_options_that_it_was_not_giv
     (tmp_path / "main.py").write_text(f"{parser}raise ValueError(args.data)\nimport flwr\nflwr.server.start_server()")
     lacks = r"ValueError: None \(main\.py, line 6\).* with the arguments --settings 0: .* have no default: --data;"
     with pytest.raises(UserError, match=lacks):
-        _Runner(tmp_path).run(tmp_path / "main.py", ["--settings", "0"])
+        ScriptRunner(tmp_path).run(tmp_path / "main.py", ["--settings", "0"])
     (tmp_path / "main.py").write_text(f"{parser}configparser.ConfigParser()[args.data or 'x']")
     with pytest.raises(UserError, match=r"KeyError: 'x' \(configparser\.py, line \d+, called in main\.py, line 6\)"):
-        _Runner(tmp_path).run(tmp_path / "main.py", ["--settings", "0"])
+        ScriptRunner(tmp_path).run(tmp_path / "main.py", ["--settings", "0"])
     library = tmp_path / "site-packages"
     library.mkdir()
     options = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('-o')\nparser.parse_args()"
@@ -683,7 +683,7 @@ def test_a_script_that_fails_names_its_arguments_and_options_that_it_was_not_giv
     uses = f"import sys\nsys.path.append({str(library)!r})\nimport library\nraise ValueError(1)"
     (tmp_path / "main.py").write_text(uses)
     with pytest.raises(UserError) as caught:
-        _Runner(tmp_path).run(tmp_path / "main.py", [])
+        ScriptRunner(tmp_path).run(tmp_path / "main.py", [])
     assert "ValueError: 1" in str(caught.value) and "have no default" not in str(caught.value), (
         "a library's own options"
     )
@@ -692,20 +692,20 @@ def test_a_script_that_fails_names_its_arguments_and_options_that_it_was_not_giv
 def test_a_missing_file_that_an_argument_names_is_blamed_on_it(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text("import sys\nopen(sys.argv[1] + '/train.json')")
     with pytest.raises(UserError, match=r"opens 0/train\.json, but there is none\. It ran with the arguments 0 1:"):
-        _Runner(tmp_path).run(tmp_path / "main.py", ["0", "1"])
+        ScriptRunner(tmp_path).run(tmp_path / "main.py", ["0", "1"])
     for given in ("sets/own", str(tmp_path / "sets")):
         with pytest.raises(UserError, match=r"opens .*/train\.json, but there is none\. It ran with the arguments"):
-            _Runner(tmp_path).run(tmp_path / "main.py", [given])
+            ScriptRunner(tmp_path).run(tmp_path / "main.py", [given])
     (tmp_path / "main.py").write_text("open('train.json')")
     with pytest.raises(FileNotFoundError):
-        _Runner(tmp_path).run(tmp_path / "main.py", ["0", "1"])
+        ScriptRunner(tmp_path).run(tmp_path / "main.py", ["0", "1"])
 
 
 @pytest.mark.parametrize(("end", "asks"), [("exit(0)", False), ("if len(sys.argv) < 9: sys.exit(1)", True)])
 def test_a_script_that_ends_before_its_start_is_named_with_the_line(tmp_path: Path, end: str, asks: bool) -> None:
     (tmp_path / "main.py").write_text(f"import sys\nprint(sys.argv)\n{end}\nimport flwr\nflwr.server.start_server()")
     with pytest.raises(UserError, match=r"ended with SystemExit: \d \(main.py, line 3\) before it started") as caught:
-        _Runner(tmp_path).run(tmp_path / "main.py", ["4"])
+        ScriptRunner(tmp_path).run(tmp_path / "main.py", ["4"])
     assert ("its arguments were 4: name them by" in str(caught.value)) == asks
 
 
@@ -713,7 +713,7 @@ def test_the_line_at_which_a_script_ends_is_one_of_its_own(tmp_path: Path) -> No
     (tmp_path / "helper.py").write_text("import sys\n\ndef end():\n    print(sys.argv)\n    sys.exit(1)\n")
     (tmp_path / "main.py").write_text("import helper\n\nhelper.end()\n\nexit()\nimport flwr\nflwr.start_server()")
     with pytest.raises(UserError, match="its arguments were none: name them by"):
-        _Runner(tmp_path).run(tmp_path / "main.py", [])
+        ScriptRunner(tmp_path).run(tmp_path / "main.py", [])
 
 
 def test_a_changed_copy_of_flower_is_named_where_the_installed_one_lacks_something(tmp_path: Path) -> None:

@@ -369,7 +369,8 @@ def test_what_an_app_writes_where_it_may_not_goes_to_its_own_folder(
     monkeypatch.chdir(tmp_path)
     with stood_in(drawing_of("", tmp_path)):
         code = "import os\nos.makedirs('/sys/app/logs', exist_ok=True)\nopen('/sys/app/logs/a', 'w').write('b')\n"
-        exec(f"{code}assert os.listdir('/sys/app/logs') == ['a']", {})
+        code += "import sqlite3\nsqlite3.connect('/sys/app/logs/kept.db').execute('create table t (x)')\n"
+        exec(f"{code}assert sorted(os.listdir('/sys/app/logs')) == ['a', 'kept.db']", {})
     assert (tmp_path / "elsewhere/sys/app/logs/a").read_text() == "b"
 
 
@@ -823,7 +824,9 @@ def test_a_missing_list_that_the_code_can_do_without_is_not_drawn(tmp_path: Path
 @pytest.mark.parametrize(("place", "of_versions"), [("/app/src/task.py", False), ("/x/site-packages/lib/a.py", True)])
 def test_a_name_that_the_apps_own_module_lacks_is_of_no_version(place: str, of_versions: bool) -> None:
     why = f"The app raised ImportError: cannot import name 'Net' from 'src.task' ({place}) (app.py, line 1)"
-    asked: Any = SimpleNamespace(drawing=None, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
+    asked: Any = SimpleNamespace(
+        drawing=None, unmade="", versions=["it asks for torch==2.1.1, and 2.15.0 is installed."]
+    )
     assert ("Other versions may be why" in AppAudit.on_drawn(asked, why)) is of_versions
 
 
@@ -833,7 +836,7 @@ def test_a_version_is_blamed_whose_package_the_error_names() -> None:
         "it asks for trl==0.8.1, and 1.16.0 is installed.",
     ]
     why = "ImportError: cannot import name 'Collator' from 'trl' (/x/site-packages/trl/__init__.py)"
-    said = AppAudit.on_drawn(SimpleNamespace(drawing=None, versions=versions), why)  # type: ignore[arg-type]
+    said = AppAudit.on_drawn(SimpleNamespace(drawing=None, unmade="", versions=versions), why)  # type: ignore[arg-type]
     assert said.endswith("Other versions may be why: it asks for trl==0.8.1, and 1.16.0 is installed.")
 
 
@@ -850,7 +853,9 @@ def test_a_version_is_blamed_whose_package_the_error_names() -> None:
 def test_an_error_names_drawn_data_or_versions_as_its_kind_allows(tmp_path: Path, why: str, said: str) -> None:
     drawing = drawing_of("", tmp_path)
     drawing.note("a.csv", "8 drawn rows")
-    asked: Any = SimpleNamespace(drawing=drawing, versions=["it asks for torch==2.1.1, and 2.15.0 is installed."])
+    asked: Any = SimpleNamespace(
+        drawing=drawing, unmade="", versions=["it asks for torch==2.1.1, and 2.15.0 is installed."]
+    )
     found = AppAudit.on_drawn(asked, why)
     assert [each for each in ("Drawn data", "Other versions") if each in found] == ([said] if said else [])
 
@@ -910,3 +915,27 @@ def test_a_part_that_an_app_leaves_empty_stays_so(tmp_path: Path) -> None:
         drawing.note("somebody's set", "drawn examples")
         assert [len(part) for part in torch.utils.data.random_split(range(600), [600, 0])] == [600, 0]
         assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000, 0])] == [600, 0]
+
+
+def test_columns_hold_what_a_mapping_names_and_what_a_function_adds_texts_to(tmp_path: Path) -> None:
+    code = """
+kinds = {"nv": 0, "mel": 1, "df": 2}
+rows["label"] = rows["dx"].map(kinds)
+def place(x):
+    return os.path.join("scans", x + ".jpg")
+rows["path"] = rows["scan_code"].apply(place)
+rows["head"] = rows["lesion"].apply(lambda text: text.split("_")[0])
+rows["photo"] = rows["image_id"].apply(place)
+rows["twice"] = rows["size"].apply(lambda x: x + 1)
+"""
+    drawn = drawing_of(code, tmp_path).table("scans.csv")
+    assert {*drawn["dx"]} == {"nv", "mel", "df"} and drawn["size"].dtype.kind == "f"
+    assert all(isinstance(each, str) for name in ("scan_code", "lesion") for each in drawn[name])
+    assert drawn["image_id"].nunique() == len(drawn), "each picture has a file of its own"
+
+
+def test_a_table_has_no_more_columns_than_the_network_takes(tmp_path: Path) -> None:
+    drawing = drawing_of("x = rows[['a', 'b', 'c', 'd', 'e', 'f']]\nWIDTH = 4\nnet = Linear(WIDTH, 2)\n", tmp_path)
+    assert drawing.features == 4 and drawing.table("rows.csv").shape[1] == 7
+    drawing.fitted = {"columns": -2}
+    assert [*drawing.table("rows.csv").columns] == ["a", "b", "c", "d", "label"]

@@ -20,8 +20,8 @@ from fl_privacy.auditing.app.hub_models import _or_drawn
 from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import OF_FILES, Drawing
 from fl_privacy.auditing.app.stood_in import stood_in
+from fl_privacy.auditing.instrument.fitted import FromSklearn, InLayers, sklearn_lent
 from fl_privacy.auditing.instrument.matching import matched
-from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers, sklearn_lent
 from fl_privacy.auditing.scenario_scores import TimeSpent
 from fl_privacy.measure import lpips
 from tests.flower.test_stand_in import HEAD, NET, TAIL

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
@@ -102,6 +103,20 @@ def test_targets_are_cut_with_their_inputs_and_later_steps_change_nothing() -> N
 def test_an_autoencoders_target_stays_its_input() -> None:
     seen, _ = _trained(OnlyExamples(first=0, at_call=True), lambda x: x.view(6, 3) + 0)
     assert sum(value.shape == (1, 3) for value in seen.program.constants.values()) == 1
+
+
+@pytest.mark.parametrize("only", [None, OnlyExamples(number=1)], ids=["all", "one"])
+def test_a_loader_that_is_looked_at_before_the_training_trains(only: OnlyExamples | None) -> None:
+    net, loader = nn.Linear(3, 1), DataLoader(TensorDataset(torch.rand(8, 3)), batch_size=4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with TrainingWatch(only=only).looking() as seen:
+        assert next(iter(loader))[0].shape[1] == 3
+        for _ in range(2):
+            for (rows,) in loader:
+                optimizer.zero_grad()
+                net(rows).sum().backward()
+                optimizer.step()
+    assert seen.loaded == (16 if only is None else 1) and seen.steps == (4 if only is None else 1)
 
 
 FAILS = "    def get_parameters(self, config):\n        import no_such_module\n"

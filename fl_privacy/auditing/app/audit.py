@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,16 +17,27 @@ from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, modules_in, read_app, read_pairs
-from fl_privacy.auditing.app.check import check_app, stops_of
+from fl_privacy.auditing.app.check import check_app, preparing, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
-from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
+from fl_privacy.auditing.app.environment import (
+    Around,
+    LoadedBy,
+    around,
+    figures_noted,
+    remedies,
+    rounds_held,
+    seeded,
+    with_causes,
+    with_remedies,
+)
 from fl_privacy.auditing.app.hub_models import fit
 from fl_privacy.auditing.app.lent import lent_in_words, pickles_loaded
-from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, NetworkAlone
-from fl_privacy.auditing.app.network_found import BuiltNetworks
+from fl_privacy.auditing.app.network_alone import LAST_ALONE, NODES, ClientsAlone, NetworkAlone
+from fl_privacy.auditing.app.network_found import BuiltNetworks, within_seconds
 from fl_privacy.auditing.app.odd_files import Score
-from fl_privacy.auditing.app.scripts import named
+from fl_privacy.auditing.app.scripts import Scripts, named
 from fl_privacy.auditing.app.stand_in import Drawing
+from fl_privacy.auditing.app.started import USUAL_CLIENTS, ScriptRunner
 from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.app_claims import claims_in_words
@@ -40,7 +50,7 @@ from fl_privacy.defenses import Defense
 from fl_privacy.effects import settings_in_words
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import make_out_folder, shipped
+from fl_privacy.files import make_out_folder
 from fl_privacy.files.foreign import expanded, files_digest
 from fl_privacy.flower.opacus_watch import watched_opacus
 from fl_privacy.measure.answer import Answer
@@ -50,9 +60,10 @@ from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
 _UNSEEN = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
-USUAL_NODES, MOST_TRIED, _REFRESHED = 10, 3, 15.0
-"""Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds between two pages
-while the app trains."""
+_NONE_ASKED = "the app's server asked no client to train"
+USUAL_NODES, MOST_TRIED, LONGEST_PREPARED, _REFRESHED = 10, 3, 60.0, 15.0
+"""Default number of clients, as in Flower's simulation, most scripts that are tried, and seconds for a script that
+makes data and between two pages while the app trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,20 +102,20 @@ def audit_app(
     defense = defense_called(asked.defense) if asked.defense else None
     folder, tell = expanded(asked.out).absolute() / folder_name(app.name), tell or (lambda text: None)
     session = AppAudit(app, asked, folder, tell, show)
-    if asked.network or asked.not_run:
-        given = {"chosen": asked.network, "seconds": asked.seconds, "seed": asked.seed or 0}
-        app = NetworkAlone.of(app, reason=asked.not_run, **given)
-        try:
-            session = _of_network(session, app)
-        except UserError as error:
-            raise UserError(asked.not_run or str(error)) from error
+    given: dict[str, Any] = {"reason": asked.not_run, "seconds": asked.seconds, "seed": asked.seed or 0}
+    if asked.network:
+        app = NetworkAlone.of(app, chosen=asked.network, **given)
+        session = _of_network(session, app)
     else:
+        given |= {"server": "", "client": "", "by_fedavg": True, "tried": None}
+        app = ClientsAlone.of(app, **given) if asked.not_run else app
         session, app = _trained(session, app, config, node_config)
     if defense is None or not session.understood:
         return session
     _forget(app.folder)
     tell(f"Running the app again, with {defense.name}")
-    after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=session.last)
+    data, last = session.data_made, session.last
+    after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=last, data_made=data)
     make_out_folder(folder / "files-defended", folder, asked.out)
     after.absent = session.absent
     own = app.scripts is None and session.alone is None
@@ -134,21 +145,22 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         if not why:
             return session, app
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
-        vain.append(f"{run}: {why.rstrip('.')}")
+        vain.append(f"{run}{', asked by FedAvg' * app.by_fedavg}: {why.rstrip('.')}")
         more = session.own_nodes if (session.asked.nodes or 0) < session.own_nodes < USUAL_NODES else USUAL_NODES
         few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < more
-        fitted = {**session.fitted, **({} if few or session.drawing is None else fit(session.drawing, why))}
-        again = number + 1 < MOST_TRIED and (few or fitted != session.fitted)
-        if (other := app if again else app.another()) is None:
+        data = session.data_made if few else session.refined(app, why)
+        again = number + 1 < MOST_TRIED and (few or data != session.data_made)
+        if (other := app if again else app.another("the app's server" in why)) is None:
             break
         if few and again:
             said.append(f"Of {asked.nodes} clients the server chose none, so that {more} joined.")
             asked = replace(asked, nodes=more)
         elif not again:
-            said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
+            done = "In place of the server, FedAvg asked its clients" if other.by_fedavg else "Other scripts were run"
+            said.append(f"No client trained by {vain[-1]}. {done}: --script chooses.")
         _forget(app.folder)
-        app, config = other, config if again else {}
-        session = AppAudit(app, asked, first.folder, first.tell, first.show, fitted=fitted if again else {})
+        app, config = other, config if again or other.by_fedavg else {}
+        session = AppAudit(app, asked, first.folder, first.tell, first.show, data_made=data if again else ({}, None))
         if again:  # the same code, whose first end does not count
             vain.pop()
             failed.pop(len(vain), None)
@@ -225,12 +237,13 @@ class AppAudit(AuditSession):
         *,
         defense: Defense | None = None,
         before: AuditRecord | None = None,
-        fitted: Mapping[str, int] = {},
+        data_made: tuple[Mapping[str, int], Scripts | None] = ({}, None),
     ) -> None:
         super().__init__(folder, show)
-        self.fitted, self.own_nodes = fitted, USUAL_NODES
-        shape = ", ".join(f"{name} {number}" for name, number in fitted.items())
-        self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if fitted else []
+        self.own_nodes = USUAL_NODES
+        self.data_made = data_made  # shape of drawn data, and the project's script that makes its data
+        shape = ", ".join(f"{name} {number}" for name, number in data_made[0].items())
+        self.notes += [f"What was drawn has the shape that its network takes ({shape})."] if shape else []
         self.defense, self.before, self.figures = defense, before, dict[str, float]()
         self.name, self.asked, self.tell = app.name, asked, tell
         self.grid: TappedGrid | None = None
@@ -247,10 +260,36 @@ class AppAudit(AuditSession):
                 f"The app's file {error.filename or app.folder} can't be read: {error.strerror}. Let your user read it,"
                 " or take it out of the folder."
             ) from error
-        self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
+        self.trained, self.broken, self.ended, self.unmade, self._refreshed = 0.0, "", "", "", 0.0
         self.last, self.silence = AuditRecord(app=app.name), ""
         self.understood = self.chose_none = False
         self.built: BuiltNetworks | None = None
+
+    def refined(self, app: App, why: str) -> tuple[Mapping[str, int], Scripts | None]:
+        """Return ``data_made`` for a further run of ``app``, which the error ``why`` ended."""
+        (shape, script), drawing = self.data_made, self.drawing
+        if drawing is None:
+            return shape, script
+        fitted = {**shape, **fit(drawing, why)}
+        return fitted, preparing(app, why, drawing.asked) if script is None and fitted == shape else script
+
+    def _draw(self, app: App, files: Path, stack: contextlib.ExitStack) -> None:
+        """Draw missing data until ``stack`` closes, and run the script that makes them, if any."""
+        mirror, seed, (shape, script) = self.asked.mirror, self.asked.seed or 0, self.data_made
+        also = [] if script is None else [script.server]
+        self.drawing = stack.enter_context(drawn_for(app, files, mirror, seed, shape, also=also))
+        if script is None:
+            return
+        name, nodes = named(script.server, app.folder), self.asked.nodes or USUAL_CLIENTS
+        self.tell(f"Running {name}, which makes data of the project")
+        seeded(self.asked.seed or 0)
+        with contextlib.chdir(files), within_seconds(LONGEST_PREPARED):
+            runner, given = ScriptRunner(app.folder), script.client_arguments
+            each = range(nodes if "{partition" in " ".join(given) else 1)
+            made = attempt(lambda: [runner.run(script.server, given, partition=n, nodes=nodes) for n in each])
+        if isinstance(made, Failure):
+            self.unmade = f" {name}, which makes its data, failed: {made.reason.removeprefix('UserError: ')[:200]}"
+        self.notes.append(f"The project's own {name} was run first, since it makes data that are not here.")
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
         asked, inner = self.asked, None if app.scripts is None else app.scripts.works_in(app.folder)
@@ -264,7 +303,7 @@ class AppAudit(AuditSession):
                 self.notes.append(f"Not installed here, and left out until it is called: {', '.join(self.absent)}.")
             self.problems += [there.missing] if there.missing else []
             if asked.stand_in:
-                self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0, self.fitted))
+                self._draw(app, files, stack)
             tables: dict[str, np.ndarray] = {}
             with LoadedBy(tables).looking():  # some apps load their data on import
                 started = app.load(stops_of)
@@ -277,7 +316,7 @@ class AppAudit(AuditSession):
                 self.notes.append(f"It imports {name}, which is not here: {given} was imported.")
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
-                self.failed = started.failed
+            self.failed = started.failed
             if asked.seed is not None:
                 seeded(asked.seed)
             defense = None if self.defense is None else ReplyDefense(self.defense, asked.seed or 0)
@@ -372,37 +411,24 @@ class AppAudit(AuditSession):
 
     def _silence(self) -> str:
         assert self.grid is not None
-        if self.grid.failures and not self.grid.replies:
-            return f"no client answered: {next(iter(self.grid.failures))}"
-        grid, asked = self.grid, self.grid.inventory.messages
+        grid, asked, first = self.grid, self.grid.inventory.messages, next(iter(self.grid.failures), "")
+        if first and not grid.replies and first not in grid.unsent:
+            return f"no client answered: {first}"
         if grid.models or any(kind.startswith("train") for kind in grid.replies):
             return ""
         if self.chose_none:
             return f"the app's server chose none of {self.asked.nodes} clients: --nodes names more"
         if self.ended:
             return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
-        if grid.failures:
-            return f"no client {'trained' if grid.rounds else 'was asked to train'}: {next(iter(grid.failures))}"
+        if first:
+            said = f"no client {'trained' if grid.rounds else 'was asked to train'}"
+            return f"{_NONE_ASKED if first in grid.unsent else said}: {first}"
         none = bool(asked and self.trained and not grid.rounds)
-        return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
+        return f"{_NONE_ASKED}; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
-        """Return the error ``why``, followed by made-up data or package versions that may be its cause."""
-        of_versions = re.search(r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", why)
-        kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
-        of_data = re.search(rf"\b({kinds})Error\b", why)
-        drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
-        asked = {each: re.match(r"it asks for ([\w-]+)", each) for each in self.versions if of_versions}
-        blamed = [each for each, name in asked.items() if name and re.search(rf"\b{name[1].replace('-', '_')}\b", why)]
-        others = (blamed or [*asked])[:3]
-        own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
-        others = others if own is None or "site-packages" in own[1] else []
-        may = {
-            f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
-            f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,
-        }
-        said = [text for text, applies in may.items() if applies]
-        return ". ".join([why.rstrip("."), *said, ""]).rstrip() if said else why
+        drawn = [] if self.drawing is None else self.drawing.of_clients()
+        return with_causes(why, drawn, self.versions) + self.unmade * bool(why)
 
     def leave(self) -> None:
         if self.content.get("going_on"):
@@ -472,23 +498,3 @@ class AppAudit(AuditSession):
 
     def put(self, record: AuditRecord) -> AuditRecord:
         return super().put(record if self.alone is None else self.alone.on_page(record))
-
-
-def remedies(problems: Iterable[str]) -> list[str]:
-    """Return a sentence for each kind of ``problems`` that the sandbox may cause, with the remedy."""
-    text = "\n".join(problems)
-    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){'|'.join(words)}", text)]
-
-
-def with_remedies(problems: Iterable[str]) -> list[str]:
-    """Return ``problems``, each followed by the remedies that apply to it and were not given before."""
-    found, said = list[str](), set[str]()
-    for problem in problems:
-        new = [sentence for sentence in remedies([problem]) if sentence not in said]
-        found.append(" ".join([f"{problem.rstrip('.')}.", *new]) if new else problem)
-        said.update(new)
-    return found
-
-
-_OF_THE_SANDBOX: Mapping[str, Sequence[str]] = shipped(__file__, "remedies.yaml")
-"""Remedy in a sandbox -> patterns of the words of errors that need it."""

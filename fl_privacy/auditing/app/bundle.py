@@ -12,13 +12,13 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fl_privacy.auditing.app.scripts import (
     EARLIER,
@@ -64,6 +64,7 @@ class App:
     nodes: int | None = None  # number of nodes of the first simulation, if any
     scripts: Scripts | None = None  # files to run instead, if the project has no app format
     tried: tuple[Scripts, ...] | None = ()  # scripts run in vain; ``None`` if the user chose scripts
+    by_fedavg: bool = False  # ``True`` if FedAvg asks its clients in place of its server
     misnamed: str = ""  # sentence on modules that ``pyproject.toml`` names wrongly; others are run
 
     @cached_property
@@ -88,8 +89,15 @@ class App:
                     found[package] = place
         return found
 
-    def another(self) -> "App | None":
-        """Return a copy of the app that runs other scripts of its folder; ``None`` if no others start Flower."""
+    @classmethod
+    def of(cls, app: "App", **given: Any) -> Self:
+        """Return ``app`` in this class, with the fields ``given``."""
+        return cls(**{each.name: getattr(app, each.name) for each in fields(App)} | given)
+
+    def another(self, server_failed: bool = False) -> "App | None":
+        """Return a copy that runs other scripts, or has FedAvg for a server that failed; ``None`` if there is none."""
+        if server_failed and not (self.by_fedavg or (self.scripts and self.scripts.clients)) and self._is_legacy():
+            return replace(self, by_fedavg=True)
         if self.tried is None:
             return None
         tried = (*self.tried, *([] if self.scripts is None else [self.scripts]))
@@ -98,8 +106,11 @@ class App:
         for but, alone in ((servers, False), (clients, False), (servers, True)):
             found = find_scripts(self.folder, but=but, alone=alone)
             if found is not None and (found.server, found.clients) not in places:
-                return replace(self, scripts=found, tried=tried, config={})
+                return replace(self, scripts=found, tried=tried, config={}, by_fedavg=False)
         return None
+
+    def _is_legacy(self) -> bool:  # by its clients, which any Flower's FedAvg can ask
+        return any("client_fn" in ast.unparse(file.tree) for file in parsed(self.folder).values())
 
     def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start.
@@ -109,14 +120,16 @@ class App:
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
-        from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
+        from fl_privacy.auditing.app.started import Started, start_scripts, usual_server  # noqa: PLC0415
 
         try:
             with blamed_on(f"The app {self.name}"):
                 self._lend_renamed()
                 if self.scripts is not None:
-                    return start_scripts(self.scripts, self.folder)
-                server, client = self._loaded(self.server), self._loaded_apart(self.client)
+                    started = start_scripts(self.scripts, self.folder)
+                    return replace(started, server=usual_server(self.folder)) if self.by_fedavg else started
+                server = usual_server(self.folder) if self.by_fedavg else self._loaded(self.server)
+                client = self._loaded_apart(self.client)
         except UserError as error:
             cause = error.__cause__
             said = str(error)

@@ -7,9 +7,11 @@ import platform
 import re
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatch
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -20,7 +22,18 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App, is_importable
 from fl_privacy.auditing.app.review import NETWORK
-from fl_privacy.auditing.app.scripts import EARLIER, SourceFile, called, constant, dotted, guards_main, parsed, reached
+from fl_privacy.auditing.app.scripts import (
+    EARLIER,
+    Scripts,
+    SourceFile,
+    called,
+    constant,
+    dotted,
+    find_scripts,
+    guards_main,
+    parsed,
+    reached,
+)
 from fl_privacy.errors import visible
 
 _NOT_PUBLISHED = re.compile(
@@ -37,8 +50,10 @@ MOST_UP = 3
 
 _FILES = {"load", "loadtxt", "genfromtxt", "loadmat", "open", "ImageFolder", "load_from_disk", "imread"}
 _DATA = re.compile(
-    r"\.(csv|tsv|txt|npy|npz|pkl|pickle|json|jsonl|parquet|pt|pth|mat|xlsx?|h5|hdf5|arff|zip|data)$", re.I
+    r"\.(csv|tsv|txt|npy|npz|pkl|pickle|joblib|json|jsonl|parquet|pt|pth|mat|xlsx?|h5|hdf5|arff|zip|data)$", re.I
 )
+_WRITES = re.compile(r"to_(csv|parquet|pickle|json|disk)$|save|dump|write_text$|copy")
+_PREPARES = re.compile(r"prep|split|part|generat|creat|make|build|download|data", re.I)
 _HUB = {"load_dataset", "FederatedDataset"}
 _FETCHED = re.compile(r"^fetch_\w+$|^load_data$")
 _VISION = re.compile(r"(^|\.)(datasets)\.([A-Z]\w+)$")
@@ -186,7 +201,7 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
     if app.scripts is not None:
         return [app.scripts.server, *app.scripts.clients], []
     found, absent = [], []
-    for reference in (app.server, app.client):
+    for reference in filter(None, (app.server, app.client)):
         inner = Path(*reference.partition(":")[0].split("."))
         roots = (app.folder, app.folder / "src")
         places = [root / path for root in roots for path in (inner.with_suffix(".py"), inner / "__init__.py")]
@@ -198,11 +213,55 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
     return found, list(dict.fromkeys(absent))
 
 
-def reached_by(app: App) -> list[SourceFile]:
-    """Return the files of ``app`` that its server and clients import; all files if these are not found."""
+def reached_by(app: App, *also: Path) -> list[SourceFile]:
+    """Return the files that server, clients and ``also`` import; all files if server and clients are not found."""
     files = parsed(app.folder)
     begun = [] if app.renamed else entries(app, files)[0]  # imports by another name lead nowhere
-    return reached(begun or list(files), files)
+    return reached([*begun, *also] if begun else list(files), files)
+
+
+def preparing(app: App, why: str, drawn: Iterable[str]) -> Scripts | None:
+    """Find the project's own script that makes data that it lacks, with its arguments.
+
+    ``why``: error of the project, which may name the script. ``drawn``: missing files, one of which the script may
+    write. ``None`` if there is no such script.
+    """
+    files, names = parsed(app.folder), {Path(each).name for each in drawn if _DATA.search(each)}
+    near = {each.path for each in reached_by(app)}
+    asked = [*re.findall(r"[\w-]+\.py\b", why)]
+
+    def makes(path: Path) -> bool:
+        written = {text for each in reached([path], files) if each.path not in near for text in _written(each.tree)}
+        return any(fnmatch(name, each) for each in written for name in names if each.strip("*.") > "")
+
+    def rank(path: Path) -> tuple[bool, bool, str]:
+        return path.name not in asked, not _PREPARES.search(path.stem), str(path)
+
+    alone = (path for path, each in files.items() if path not in near and each.is_script and not each.starts)
+    found = sorted((path for path in alone if path.name in asked or makes(path)), key=rank)
+    here = [path.relative_to(app.folder) for path in found[:1]]
+    return find_scripts(app.folder, server=here[0], clients=here) if here else None
+
+
+def _written(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of files that code writes, with ``*`` for each value that an f-string inserts."""
+    assigned, nodes = defaultdict[str, list[ast.AST]](list), [*ast.walk(tree)]
+    for node in nodes:
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            assigned[dotted(target)].append(node.value)  # type: ignore[attr-defined]
+    for node in (node for node in nodes if isinstance(node, ast.Call)):
+        given: list[ast.AST] = [node.func, *node.args, *(each.value for each in node.keywords)]
+        modes = {
+            text for each in given if isinstance(text := constant(each), str) and re.fullmatch("[wax][bt+]*", text)
+        }
+        if _WRITES.match(called(node)) or (called(node) == "open" and modes):
+            inner = [each for one in given for each in ast.walk(one)]
+            held = [value for each in inner for value in assigned[dotted(each)] if dotted(each)]
+            for each in chain(inner, *map(ast.walk, held)):
+                parts = each.values if isinstance(each, ast.JoinedStr) else [each]
+                texts = (str(one.value) if isinstance(one, ast.Constant) else "*" * (len(parts) > 1) for one in parts)
+                if _DATA.search(text := "".join(texts)):
+                    yield text.rpartition("/")[2]
 
 
 def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:

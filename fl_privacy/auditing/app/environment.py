@@ -9,7 +9,8 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -26,14 +27,14 @@ from fl_privacy.auditing.app import lent
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, reached_by
 from fl_privacy.auditing.clear_text.findings import Loaded
-from fl_privacy.auditing.instrument.fitted import Fitted
+from fl_privacy.auditing.instrument.fitted import Fitted, sklearn_lent
 from fl_privacy.auditing.instrument.program import tensors_in
-from fl_privacy.auditing.instrument.sklearn_network import sklearn_lent
 from fl_privacy.auditing.instrument.watch import Watched, replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.checks.packages import loaded_when_used
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import shipped
 from fl_privacy.flower.inside.legacy import LegacyServer
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"}
@@ -47,6 +48,9 @@ MOST_BYTES, MOST_FILES = 128 << 20, 5000
 
 CODE = (".py", ".pyc", ".fab")
 """Suffixes of files that are imported in place, or of no use to the app."""
+
+LONGEST_WAIT = 0.1
+"""Seconds that an app's code sleeps at most."""
 
 OTHERS = ("__pycache__", "node_modules", "venv")
 
@@ -93,6 +97,10 @@ def around(
             audits.append(True)
             return audited.strategy.start(*args, **kwargs)
 
+        def slept(original: Any, seconds: float) -> None:  # what the app waits for, such as a server, is not run here
+            own = Path(sys._getframe(2).f_code.co_filename).is_relative_to(app.folder)
+            original(min(seconds, LONGEST_WAIT) if own else seconds)
+
         stack.enter_context(replaced(AuditedStrategy, "start", start))
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
@@ -104,6 +112,7 @@ def around(
         stack.enter_context(sklearn_lent(code))
         stack.enter_context(lent.older_names_lent(code, moved))
         stack.enter_context(arrays_writable(code))
+        stack.enter_context(replaced(time, "sleep", slept))
         yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
 
 
@@ -369,3 +378,45 @@ def _classes(partition: Any) -> np.ndarray | None:
     names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
     names = names or [name for name in ("label", "target", "species") if name in partition.features]
     return np.asarray(partition.with_format("numpy", columns=names)[:][names[0]]) if len(names) == 1 else None
+
+
+def with_causes(why: str, drawn: Sequence[str], versions: Sequence[str]) -> str:
+    """Return the error ``why``, followed by data ``drawn`` or package ``versions`` that may be its cause."""
+    plain = r"'(str|int|float|dict|list|tuple|NoneType)' object has no attribute"  # whatever the version
+    of_versions = re.search(
+        r"has no attribute|argument|keyword|cannot import|\b(Key|Name)Error\b", re.sub(plain, "", why)
+    )
+    kinds = "Value|Key|Index|Runtime|ZeroDivision" + "|Attribute|Type" * (not of_versions)
+    of_data = re.search(rf"\b({kinds})Error\b", why)
+    drawn = drawn if of_data else []
+    asked = {each: re.match(r"it asks for ([\w-]+)", each) for each in versions if of_versions}
+    blamed = [each for each, name in asked.items() if name and re.search(rf"\b{name[1].replace('-', '_')}\b", why)]
+    others = (blamed or [*asked])[:3]
+    own = re.search(r"cannot import name .* \((.*\.py)\)", why)  # of the app's own module, whatever the versions
+    others = others if own is None or "site-packages" in own[1] else []
+    may: dict[str, Sequence[str]] = {
+        f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
+        f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,
+    }
+    said = [text for text, applies in may.items() if applies]
+    return ". ".join([why.rstrip("."), *said, ""]).rstrip() if said else why
+
+
+def remedies(problems: Iterable[str]) -> list[str]:
+    """Return a sentence for each kind of ``problems`` that the sandbox may cause, with the remedy."""
+    text = "\n".join(problems)
+    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){'|'.join(words)}", text)]
+
+
+def with_remedies(problems: Iterable[str]) -> list[str]:
+    """Return ``problems``, each followed by the remedies that apply to it and were not given before."""
+    found, said = list[str](), set[str]()
+    for problem in problems:
+        new = [sentence for sentence in remedies([problem]) if sentence not in said]
+        found.append(" ".join([f"{problem.rstrip('.')}.", *new]) if new else problem)
+        said.update(new)
+    return found
+
+
+_OF_THE_SANDBOX: Mapping[str, Sequence[str]] = shipped(__file__, "remedies.yaml")
+"""Remedy in a sandbox -> patterns of the words of errors that need it."""

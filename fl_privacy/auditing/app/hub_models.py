@@ -41,29 +41,7 @@ _ROOM, _LONGEST, _FEW = 512, 512, 100
 """Size of the vocabulary, tokens of the longest text, and smallest vocabulary of a tokenizer that was found."""
 
 _SIDES = (28, 32, 48, 64, 96, 100, 112, 128, 144, 150, 160, 180, 200, 208, 224, 227, 240, 256, 299, 300, 320, 384, 512)
-_LENGTHS = (
-    64,
-    100,
-    128,
-    140,
-    178,
-    187,
-    200,
-    250,
-    256,
-    300,
-    360,
-    500,
-    512,
-    640,
-    750,
-    1000,
-    1024,
-    1250,
-    1280,
-    2000,
-    2048,
-)
+_SPANS = (64, 100, 128, 140, 178, 187, 200, 250, 256, 300, 360, 500, 512, 640, 750, 1000, 1024, 1250, 1280, 2000, 2048)
 _LONGEST_FIT = 20.0
 """Usual sides of pictures in pixels and lengths of recordings, and seconds after which no further one is tried."""
 
@@ -161,10 +139,13 @@ def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
     """Return the shape of examples that the app's network takes, for ``drawing.fitted``; empty if none is found.
 
     It has ``channels`` and ``side`` of pictures, the number of further ``columns`` of rows, or the ``rate`` of
-    recordings, in values a second; or the number of ``classes``, if the error ``why`` is of labels.
+    recordings, in values a second; after an error ``why`` of labels, the number of ``classes``, and after one of a
+    column, of ``tables`` to draw.
     """
     if re.search(r"Target \d+ is out of bounds|Class values must be|t < n_classes", why) and drawing.outputs:
         return {"classes": drawing.outputs}
+    if "KeyError" in why and drawing.others and any(f"'{name}'" in why for name in drawing.names):
+        return {"tables": len({*drawing.others})}
     network, shape = drawing.unfit or (None, ())
     tried: Sequence[tuple[int, ...]]
     first, until = tuple(shape[1:]), time.monotonic() + _LONGEST_FIT
@@ -176,7 +157,7 @@ def fit(drawing: Drawing, why: str = "") -> dict[str, int]:
     if len(first) == 1:  # rows
         tried = [(each.in_features,) for each in network.modules() if hasattr(each, "in_features")][:1]
     elif len(first) == 2:  # recordings
-        tried = [(first[0], length) for length in _LENGTHS]
+        tried = [(first[0], length) for length in _SPANS]
     else:
         pairs = product(dict.fromkeys([*first[:1], 1, 3]), dict.fromkeys([*first[1:2], *_SIDES]))
         tried = [(channels, side, side) for channels, side in pairs if len(first) == 3]

@@ -1,11 +1,15 @@
 """Audit the network of a project alone, trained by plain SGD on drawn inputs, if the project's own training fails."""
 
+import ast
 import copy
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +20,13 @@ from flwr.serverapp import ServerApp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fl_privacy.auditing.app import odd_files
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network, within_seconds
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
-from fl_privacy.auditing.app.started import Started
+from fl_privacy.auditing.app.scripts import dotted, named, usual_for
+from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing
+from fl_privacy.auditing.app.started import Started, as_client, usual_server
 from fl_privacy.auditing.instrument.keras_layers import is_keras
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
@@ -51,10 +58,6 @@ class NetworkAlone(App):
     chosen: str = ""
     built: BuiltNetworks | None = None
     found: list["TrainedAlone"] = field(default_factory=list)  # the network that ``load`` found
-
-    @classmethod
-    def of(cls, app: App, **given: Any) -> "NetworkAlone":
-        return cls(**{each.name: getattr(app, each.name) for each in fields(App)}, **given)
 
     def load(self, stops: Callable[[App], str]) -> Started:
         """Find and build a network and its inputs; ``UserError`` if none of the project's can be trained."""
@@ -116,6 +119,83 @@ class NetworkAlone(App):
             notes=[f"{NOT_TESTED}.", *why],
             drawn=True,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientsAlone(App):
+    """A project whose clients no script starts; FedAvg asks clients made of drawn arguments.
+
+    ``reason``: why no script was run. ``drawings``: the run's source of drawn data.
+    """
+
+    reason: str
+    seconds: float
+    seed: int = 0
+    drawings: list[Drawing] = field(default_factory=list)
+
+    def load(self, stops: Callable[[App], str]) -> Started:
+        defined, why = DefinedClients(self, self.seed), self.reason
+        for path, name in defined.classes():
+            defined.kind = (path, name)
+            if isinstance(first := attempt(lambda: defined.made(0)), Failure):
+                why = f"{self.reason} Its class {name} can't be made: {first.reason.removeprefix('UserError: ')}"
+                continue
+            given = ", ".join(defined.given) or "no data"
+            said = f"No script starts a client: FedAvg asked objects of {name} ({named(path, self.folder)}), made with"
+            client = ClientApp(client_fn=defined.client)
+            return Started(usual_server(self.folder), client, NODES, (f"{said} drawn {given}",))
+        raise UserError(why)
+
+
+@dataclass
+class DefinedClients(DefinedNetworks):
+    """Makes clients of a project with drawn data and its network."""
+
+    app: ClientsAlone
+    kind: tuple[Path, str] = (Path(), "")  # file and name of their class
+    partition: int = 0
+    clients: dict[int, Any] = field(default_factory=dict)
+    given: list[str] = field(default_factory=list)  # names of drawn arguments
+
+    def classes(self) -> list[tuple[Path, str]]:
+        bases, found = re.compile(r"(^|\.)(NumPy)?Client$"), [*self.files.items()]
+        kinds = ((path, node) for path, file in found for node in file.tree.body if isinstance(node, ast.ClassDef))
+        return [(path, node.name) for path, node in kinds if any(bases.search(dotted(base)) for base in node.bases)]
+
+    def made(self, partition: int) -> Any:
+        if partition not in self.clients:
+            (path, name), self.partition = self.kind, partition
+            args, kwargs = self._arguments(kind := getattr(self.module(path), name), path, None)
+            self.clients[partition] = kind(*args, **kwargs)
+        return self.clients[partition]
+
+    def client(self, context: Context) -> LegacyClient:
+        return as_client(self.made(int(context.node_config["partition-id"])))
+
+    @cached_property
+    def trained(self) -> "TrainedAlone":
+        alone = NetworkAlone.of(self.app, reason="", seconds=self.app.seconds, seed=self.seed)
+        alone.load(lambda app: "")
+        return alone.found[-1]
+
+    def usual(self, name: str) -> Any:
+        if usual_for(name.lower(), of_client=True) == "{partition}":
+            return self.partition
+        drawing, known = self.app.drawings[-1], f"client {self.partition}"
+        if re.fullmatch(r"(net|model|network)", name, re.IGNORECASE):
+            return copy.deepcopy(self.trained.module)
+        arrays = re.match(r"(x|y|inputs?|features|labels?|targets?)(_|$)", name, re.IGNORECASE)
+        if not arrays and not re.search(r"loader|(data|train|test|val)_?set", name, re.IGNORECASE):
+            return super().usual(name)
+        self.given += [] if name in self.given else [name]
+        drawing.note(name, "drawn examples")
+        if arrays:
+            if not drawing.uses("torch", "keras", "tensorflow"):  # estimators take rows, of two classes as usual
+                drawing.features, drawing.classes = drawing.features or 10, drawing.classes or 2
+            return odd_files.array(drawing, name, known)
+        number = TEST if re.search("test|val", name) else TRAIN
+        data = TensorDataset(*self.trained.task.draw(number, drawing.rng(f"{known} {name}")))
+        return DataLoader(data, batch_size=32) if "loader" in name else data
 
 
 @dataclass(eq=False)

@@ -1,10 +1,12 @@
 """Placeholders for an app's missing pickles, certificates, arrays and metrics."""
 
+import ast
 import importlib
 import json
 import linecache
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from io import BytesIO, StringIO
@@ -13,8 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fl_privacy.auditing.app.lent import caller
+from fl_privacy.auditing.app.lent import caller, is_installed
 from fl_privacy.auditing.app.stand_in import (
+    DRAWN,
     IMAGE,
     LABEL,
     OF_MODEL,
@@ -27,7 +30,7 @@ from fl_privacy.auditing.app.stand_in import (
     pictures,
     texts,
 )
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation.replies import Failure, attempt
 
 PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
@@ -37,6 +40,9 @@ RATE = 256
 """Values a second of a drawn recording, unless the network takes another number."""
 
 UNTRAINED = "a network as it begins, without trained weights,"
+
+_RECORDINGS, _POINTER = {".edf", ".bdf", ".nii", ".mha"}, 200
+"""Suffixes of drawn files that are no tables, and largest size of a Git LFS pointer, in bytes."""
 
 _SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
@@ -145,10 +151,29 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
 
 
 def _loaded(draw: Callable[[Path], Any], original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
-    missing = isinstance(file, str | Path) and not os.access(file, os.F_OK)
+    missing = is_missing(file)
     if missing or isinstance(file, Pickle):
         return draw(Path(file) if missing else file.path)
     return original(file, *args, **kwargs)
+
+
+def is_missing(path: object) -> bool:
+    """Return ``True`` if there is no file, or an empty table or Git LFS's pointer in its place."""
+    if not isinstance(path, str | Path):
+        return False
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return not os.access(path, os.F_OK)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _POINTER:
+        return False
+    if found.st_size == 0:
+        return Path(path).suffix.lower() in DRAWN - _RECORDINGS
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(file, _POINTER).startswith(b"version https://git-lfs")
+    finally:
+        os.close(file)
 
 
 def _recorded(drawing: Drawing, package: str, path: Path) -> Any:
@@ -182,12 +207,12 @@ def archive(drawing: Drawing, path: object) -> Any:
 
     Return one array for ``.npy``, a tuple for a pickle that the app's code unpacks, and a mapping otherwise.
     """
-    size = " x ".join(map(str, drawing.array("x", path).shape[1:]))
+    size = " x ".join(map(str, array(drawing, "x", path).shape[1:]))
     drawing.note(str(path), f"drawn arrays, {size} numbers an example, and their labels")
 
     class Archive(dict[str, np.ndarray]):
         def __missing__(self, key: str) -> np.ndarray:
-            return self.setdefault(key, drawing.array(key, path))
+            return self.setdefault(key, array(drawing, key, path))
 
         def __enter__(self) -> "Archive":
             return self
@@ -196,11 +221,30 @@ def archive(drawing: Drawing, path: object) -> Any:
             return None
 
     if str(path).endswith(".npy"):
-        return drawing.array(Path(str(path)).stem, path)
+        return array(drawing, Path(str(path)).stem, path)
     named = (name for name in drawing.names if LABEL.search(name) or IMAGE.search(name))
     if drawing.unpacked and Path(str(path)).suffix.lower() in PICKLES:  # of NumPy, too
-        return tuple(drawing.array(name, path) for name in drawing.unpacked[0])
-    return Archive({key: drawing.array(key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
+        return tuple(array(drawing, name, path) for name in drawing.unpacked[0])
+    return Archive({key: array(drawing, key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
+
+
+def array(drawing: Drawing, name: str, path: object) -> np.ndarray:
+    """Make up labels or inputs, such as pictures or rows, by an array's ``name``; ``path`` seeds the draws."""
+    number, classes = TEST if re.search("test|val", name) else TRAIN, drawing.classes or 10
+    rng = drawing.rng(f"{path} {name}")
+    if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
+        drawn = rng.integers(2, size=(TEST, drawing.features or 10))
+        return drawn if name in drawing._wide else labels(number, classes)
+    pictured = drawing.entry or drawing.colors or (drawing.features in (0, 784, 1024, 3072) and not drawing._wide)
+    if len(entry := drawing.entry) in (1, 2) or not pictured:
+        size = entry or ((drawing.features or 10) + drawing.fitted.get("columns", 0),)
+        return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
+    known = re.search("path|derma|blood|retina", str(path))
+    colors = 3 if known else drawing.fitted.get("channels", drawing.colors or 1)
+    usual = 28 if known or drawing.colors != 3 else 32, colors
+    side, *_, colors = entry if len(entry) == 3 and entry[-1] in (1, 3) else usual
+    drawn = pictures(number, Shape(side=drawing.fitted.get("side", side), channels=colors, classes=classes), rng)
+    return drawn[..., 0] if colors == 1 and not entry else drawn
 
 
 def lines(drawing: Drawing, path: object) -> np.ndarray:
@@ -249,7 +293,7 @@ def saved_by_torch(drawing: Drawing, path: object) -> Any:
         drawing.note(str(path), UNTRAINED, pretrained=True)
         return NoWeights()
     torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
-    rows = torch.tensor(drawing.array(part, path)).float()
+    rows = torch.tensor(array(drawing, part, path)).float()
     given = torch.tensor(labels(len(rows), max(drawing.classes, 2))).long()
     if drawing.colors and rows.dim() > 2:
         rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
@@ -316,3 +360,48 @@ def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> An
     if any(isinstance(each, stands) for each in (*args, *kwargs.values())):
         return torch.nn.modules.module._IncompatibleKeys([], [])
     return original(network, *args, **kwargs)
+
+
+def suffix_sought() -> str:
+    """Return the suffix of tables for which the app's code lists a folder, or ""."""
+    frame = caller(r"\bpathlib\b")
+    lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
+    found = _SUFFIX.search("".join(lines[:_NEAR]))
+    return found[0] if found and found[0] in DRAWN else ""
+
+
+_SUFFIX, _NEAR = re.compile(r"\.(csv|tsv|xlsx?|parquet|feather|np[yz]|png|jpe?g|bmp)\b"), 8
+"""Suffix of a table or picture, and number of lines in which it is looked for."""
+
+
+def ends_without() -> bool | None:
+    """Return whether the app ends when the file that it asks for is missing, ``False`` if it goes on.
+
+    The code around the call decides: an ``if``, ``assert`` or ``try``; ``None`` if there is none.
+    """
+    frame = caller(r"\bpathlib\b")
+    if frame is None or is_installed(frame):
+        return None
+    line, lines = frame.f_lineno, linecache.getlines(frame.f_code.co_filename)
+    tree = attempt(lambda: ast.parse("".join(lines)))
+    nodes = [] if isinstance(tree, Failure) else [*ast.walk(tree)]
+    kept = (node for node in nodes if isinstance(node, ast.Assign) and node.lineno == line)
+    answers = {ast.unparse(name): ast.unparse(node.value) for node in kept for name in node.targets}
+    for node in reversed(nodes):  # the innermost first
+        if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
+            caught = (each for each in node.handlers if each.type and _MISSING.search(ast.unparse(each.type)))
+            if (handler := next(caught, None)) is not None:
+                return _leaves(handler.body)
+        later = isinstance(node, ast.If) and ast.unparse(node.test).removeprefix("not ") in answers
+        if isinstance(node, ast.If | ast.Assert) and (later or node.test.lineno <= line <= (node.test.end_lineno or 0)):
+            asked = ast.unparse(node.test)
+            negated = ("not " in asked) != ("not " in answers.get(asked.removeprefix("not "), ""))  # or a list of those
+            return not negated if isinstance(node, ast.Assert) else _leaves(node.body if negated else node.orelse)
+    return None
+
+
+_MISSING = re.compile(r"\b(FileNotFoundError|OSError|IOError)\b")
+
+
+def _leaves(statements: list[ast.stmt]) -> bool:
+    return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in statements[-1:])

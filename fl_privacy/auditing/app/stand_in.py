@@ -15,9 +15,9 @@ from scipy.ndimage import zoom
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 from fl_privacy.files import shipped
 
-TRAIN, TEST, MOST_ROWS, OF_SHARE, MOST_DRAWN = 600, 200, 10_000, 20, 20_000
+TRAIN, TEST, MOST_ROWS, OF_SHARE, MOST_DRAWN, TABLES = 600, 200, 10_000, 20, 20_000, 12
 """Numbers of drawn training and test examples, largest row index in code for which more rows are drawn, number for each
-of many clients, and largest number for all of them."""
+of many clients, largest number for all of them, and number of tables in a folder."""
 
 LABEL = re.compile(
     r"^(label|target|class|outcome|diagnosis|y|species|category|attack|fraud|churn|income|survived|default|result"
@@ -30,6 +30,9 @@ TEXT = re.compile(
     re.IGNORECASE,
 )
 TIME = re.compile(r"date|time", re.IGNORECASE)
+FILE = re.compile(
+    r"(^|[-_ ])(file|path|(file|image|img|picture|photo|slide|scan)[-_ ]?(name|path|file|id))s?$", re.IGNORECASE
+)
 RATED, OF_SOME = re.compile(r"(^|[-_ ])([Rr]ating|stars?)s?$"), re.compile(r"(.[-_ ]|[a-z](?=I))(id|Id|ID)s?$")
 """Names of columns of ratings, and of numbers of users or items, which stand in several rows."""
 
@@ -86,9 +89,11 @@ _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
 _CLASSES = re.compile(r"^(num|n|number_of)_?(clas{1,2}es|labels|outputs?|categories)$", re.IGNORECASE)
 _LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _COLUMN = re.compile(r"(feature|col(umn)?|label|target|text|image)([-_](name|key|field))?$", re.IGNORECASE)
+_NO_TABLE = re.compile(r"(config|cfg|args|params|settings|metrics?|history|environ)$", re.IGNORECASE)
 _EXAMPLE = re.compile(r"(row|example|sample|item|record|entry)$")
 _INPUTS = re.compile(r"(x|features?|inputs?)(_|$)", re.IGNORECASE)
 _COUNTS = {"unique", "nunique", "value_counts"}
+_OF_TEXTS = "lower|upper|strip|split|replace|startswith|endswith"
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -130,9 +135,11 @@ def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
 
 
 def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Sequence[object] | np.ndarray:
-    """Draw a column (N,) of the kind that ``name`` suggests: labels, texts, ratings, days, or positive numbers."""
+    """Draw a column (N,) of the kind that ``name`` suggests: labels, files, texts, ratings, days, or numbers."""
     if LABEL.search(name):
         return labels(number, classes)
+    if FILE.search(name):
+        return [f"{n}.png" for n in range(number)]
     if TEXT.search(name):
         return texts(number, classes, rng)
     if (rated := RATED.search(name)) or OF_SOME.search(name):
@@ -158,12 +165,11 @@ class Drawing:
         self.fitted, self.unfit, self.outputs = dict[str, int](), tuple[Any, ...](), 0
         self.files, self._seed = folder, seed
         columns = {key: value for key, value in config.items() if _COLUMN.search(key)}
-        self.asked: dict[str, str] = {}
+        self.asked, self.class_names, self.others = dict[str, str](), list[str](), list[str]()
         self.shares, self._pretrained = 0, set[str]()
-        self.class_names = list[str]()
         self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
         self._classed |= {*_names([value for key, value in columns.items() if re.search("label|target", key)])}
-        self._removed, self._made = set[str](), set[str]()
+        self._removed, self._made, self._parts, self._wide = set[str](), set[str](), set[str](), set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
         self._around, self._of_example, self._worded, self._counted = 0, set[str](), set[str](), set[str]()
         self.names = _names([*columns.values()])
@@ -177,7 +183,8 @@ class Drawing:
         assigned = [(dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
         times = Counter(name for name, _ in assigned)
         once = {name for name, node in assigned if times[name] == 1 and isinstance(constant(node.value), str)}
-        self._constants = {name: node.value for name, node in assigned if name.isupper() or name in once}
+        once |= {name for name, node in assigned if name.isupper() or isinstance(node.value, ast.Dict)}
+        self._constants = {name: node.value for name, node in assigned if name in once}
         listed = defaultdict[str, list[ast.expr]](list)
         for name, value in ((name, node.value) for name, node in assigned):
             if isinstance(value, ast.List) and all(isinstance(each, ast.Constant) for each in value.elts):
@@ -186,6 +193,7 @@ class Drawing:
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         self._imported = {name.partition(".")[0] for name in modules}
+        self._functions = {each.name: each for each in nodes if isinstance(each, ast.FunctionDef)}
         for node in nodes:
             self._look(node, named, features, layers)
             self._look_for_columns(node)
@@ -213,28 +221,15 @@ class Drawing:
     def _look(self, node: ast.AST, named: list[int], features: list[int], layers: list[list[Any]]) -> None:
         pairs: list[tuple[str, object]] = []
         if isinstance(node, ast.Subscript):
-            self.names += _names(self._value(node.slice))
+            self.names += [] if _NO_TABLE.search(dotted(node.value)) else _names(self._value(node.slice))
             self._of_example |= {*_names(self._value(node.slice))} if _EXAMPLE.match(dotted(node.value)) else set()
+            of, _, attribute = dotted(node.value).rpartition(".")
+            self._wide |= {of} if attribute == "shape" and constant(node.slice) == 1 and LABEL.search(of) else set()
             part = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
             first = constant(part.lower) if isinstance(part, ast.Slice) else None
             self._least = max(self._least, first if isinstance(first, int) and first < MOST_ROWS else 0)
         elif isinstance(node, ast.Assign):
-            pairs = [(dotted(target).rpartition(".")[2], self._value(node.value)) for target in node.targets]
-            for key, value in pairs:
-                names = _names([*value]) if isinstance(value, list | dict) else []
-                listed = isinstance(value, list) and re.search(r"class|categor|label_?names", key, re.IGNORECASE)
-                numbered = isinstance(value, dict) and [*value.values()] == [*range(len(value))]
-                if (listed or numbered) and len(names) > 1:
-                    self.class_names = self.class_names or names
-            if isinstance(node.value, ast.Call) and called(node.value) == "load":
-                several = [each for each in node.targets if isinstance(each, ast.Tuple)]
-                self.unpacked += [[dotted(part) for part in each.elts] for each in several]
-            filled = (each for each in node.targets if isinstance(each, ast.Subscript))
-            made = {name for each in filled for name in _names(self._value(each.slice))}
-            self._made |= {name for name in made if name not in ast.unparse(node.value)}
-            answers = any(re.match(r"(y|labels?|targets?)(_|$)", key) for key, _ in pairs)
-            read = [each for each in ast.walk(node.value) if isinstance(each, ast.Subscript)] if answers else []
-            self._classed |= {name for each in read[:1] for name in _names(self._value(each.slice))[:1]}
+            pairs = self._look_at_assign(node)
         elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Subscript):
             self._note_values(node.left, map(self._value, node.comparators))
         elif isinstance(node, ast.Call):
@@ -252,19 +247,50 @@ class Drawing:
             elif (isinstance(value, list) and re.search(r"col|feature", key, re.IGNORECASE)) or _LABELED.search(key):
                 self.names += _names(value)
 
+    def _look_at_assign(self, node: ast.Assign) -> list[tuple[str, object]]:
+        pairs = [(dotted(target).rpartition(".")[2], self._value(node.value)) for target in node.targets]
+        for key, value in pairs:
+            names = _names([*value]) if isinstance(value, list | dict) else []
+            listed = isinstance(value, list) and re.search(r"class|categor|label_?names", key, re.IGNORECASE)
+            numbered = isinstance(value, dict) and [*value.values()] == [*range(len(value))]
+            if (listed or numbered) and len(names) > 1:
+                self.class_names = self.class_names or names
+        if isinstance(node.value, ast.Call) and called(node.value) == "load":
+            several = [each for each in node.targets if isinstance(each, ast.Tuple)]
+            self.unpacked += [[dotted(part) for part in each.elts] for each in several]
+        filled = [each for each in node.targets if isinstance(each, ast.Subscript)]
+        read = [each for each in ast.walk(node.value) if isinstance(each, ast.Subscript)]
+        own = {dotted(each.value) for each in filled}
+        if own.isdisjoint(dotted(each.value) for each in read) and read and filled:  # a part of something else
+            self._parts |= {name for each in read for name in _names(self._value(each.slice))}
+        else:
+            made = {name for each in filled for name in _names(self._value(each.slice))}
+            self._made |= {name for name in made if name not in ast.unparse(node.value)}
+        answers = any(re.match(r"(y|labels?|targets?)(_|$)", key) for key, _ in pairs)
+        self._classed |= {name for each in read[:answers] for name in _names(self._value(each.slice))[:1]}
+        return pairs
+
     def _look_at_call(self, node: ast.Call, layers: list[list[Any]]) -> list[tuple[str, object]]:
         pairs = [(each.arg or "", self._value(each.value)) for each in node.keywords]
         for key, value in [*pairs, *(("", self._value(each)) for each in node.args if called(node) == "drop")]:
-            if key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
+            if called(node) == "DataFrame" and key == "columns" and len(_names(value)) == 1:  # such as predictions
+                self._made |= {*_names(value)}
+            elif key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
                 self.names += _names(value)
+            if isinstance(value, dict) and key == "columns":  # renamed
+                self.names += _names([*value])
+                self._made |= {*_names([*value.values()])}
             self._ids |= {*_names(value)} if key == "partition_by" else set()
             self._removed |= {*_names(value)} if key == "remove_columns" else set()
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
-        first = constant(node.args[0]) if node.args else None
+        first = self._value(node.args[0]) if node.args else None
+        if called(node) == "rename_column" and len(node.args) == 2:
+            self.names += _names(first)
+            self._made |= {*_names(constant(node.args[1]))}
         if called(node) in {"Input", "InputLayer"}:
             pairs += [("input_shape", value) for value in (*map(self._value, node.args[:1]), *(v for _, v in pairs))]
         elif called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
-            layers.append([first, constant(node.args[1])])
+            layers.append([first, self._value(node.args[1])])
         elif called(node) == "Dense" and ("activation", "softmax") in pairs:
             pairs.append(("num_classes", first or dict(pairs).get("units")))
         elif called(node) == "Conv2d" and first in (1, 3):
@@ -285,11 +311,17 @@ class Drawing:
             self._around = max(self._around, int(cut[1] or 0) + int(cut[2] or 1) - 1 if cut else 0)
         attribute = node.attr if isinstance(node, ast.Attribute) else ""
         of = node.value if isinstance(node, ast.Attribute) and attribute in {"str", *_COUNTS} else None
+        if isinstance(node, ast.Call) and called(node) in {"apply", "map"} and node.args:
+            run = each if isinstance(each := node.args[0], ast.Lambda) else self._functions.get(dotted(each))
+            first = run.args.args[0].arg if run is not None and run.args.args else ""
+            of_text = rf"\b{first}( \+ ['\"]|\.({_OF_TEXTS})\()|['\"] \+ {first}\b"
+            if first and run is not None and re.search(of_text, ast.unparse(run)):
+                of = getattr(node.func, "value", None)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and isinstance(constant(node.right), str):
             of = node.left
         name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
-        found = self._counted if attribute in _COUNTS else self._worded
-        found |= {name} if isinstance(name, str) and not (TEXT.search(name) or TIME.search(name)) else set()
+        found, known = self._counted if attribute in _COUNTS else self._worded, (TEXT, TIME, FILE)
+        found |= {name} if isinstance(name, str) and not any(each.search(name) for each in known) else set()
 
     def column_of(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
         if strings := self.values.get(name, ["north", "south", "east"] if name in self._worded else []):
@@ -385,9 +417,8 @@ class Drawing:
         return self._with_flags(hf, drawn, kinds, rng) if pictured else (drawn, hf.Features(kinds))
 
     def _with_flags(self, hf: Any, drawn: dict[str, Any], kinds: dict[str, Any], rng: np.random.Generator) -> Any:
-        known = (IMAGE, LABEL, TEXT)
         for name in sorted(self._of_example - self._made - drawn.keys()):
-            if not any(each.search(name) for each in known):
+            if not any(each.search(name) for each in (IMAGE, LABEL, TEXT)):
                 kinds[name], drawn[name] = hf.Value("int64"), rng.integers(2, size=len(drawn[next(iter(drawn))]))
         return drawn, hf.Features(kinds)
 
@@ -399,89 +430,47 @@ class Drawing:
 
     def table(self, path: object) -> Any:
         """Make up a pandas table with the columns that the code names; others are added on first access."""
-        pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
+        rng, classes = self.rng(str(path)), max(self.classes, 2)
         ids = [name for name in sorted(self._ids) if name not in self.names]
-        names = [name for name in dict.fromkeys(self.names) if not name.isdigit() and name not in self._made]
+        unlisted = self._made | self._parts
+        names = [name for name in dict.fromkeys(self.names) if not name.isdigit() and name not in unlisted]
         label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
         kept = [name for name in rest if name not in self._dropped]
-        usual = self.features + self._around if self.features else max(len(kept), 10)
-        rest += [f"feature_{n}" for n in range(len(kept), usual + self.fitted.get("columns", 0))]
-        drawn_column, indexing = self.column_of, importlib.import_module("pandas.core.indexing")
-
-        class Places(indexing._LocIndexer):  # type: ignore[name-defined]
-            def __getitem__(self, key: Any) -> Any:
-                named = key[1] if isinstance(key, tuple) and len(key) == 2 else ()
-                if isinstance(named, str | list | tuple):
-                    named = [named] if isinstance(named, str) else named
-                    self.obj[[each for each in named if isinstance(each, str)]]
-                return super().__getitem__(key)
-
-        class Table(pandas.DataFrame):  # type: ignore[name-defined]
-            @property
-            def _constructor(self) -> Any:
-                return Table
-
-            def __getitem__(self, key: Any) -> Any:
-                for each in key if isinstance(key, list) else [key]:
-                    if isinstance(each, str) and each not in self.columns:
-                        self[each] = drawn_column(each, len(self), classes, rng)
-                return super().__getitem__(key)
-
-            @property
-            def loc(self) -> Any:
-                return Places("loc", self)
-
-            def to_numpy(self, *args: Any, **kwargs: Any) -> Any:  # numbers, also of texts, for what takes numbers
-                plain = pandas.DataFrame(self)
-                for place, kind in enumerate(plain.dtypes if len(set(map(str, plain.dtypes))) > 1 else ()):
-                    if getattr(kind, "kind", "O") not in "biuf":
-                        plain.isetitem(place, pandas.factorize(plain.iloc[:, place])[0])
-                return plain.to_numpy(*args, **kwargs)
-
-            @property
-            def values(self) -> Any:
-                return self.to_numpy()
-
-            def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-                return np.asarray(self.to_numpy(), dtype)
-
-            def drop(self, labels: Any = None, *args: Any, **kwargs: Any) -> Any:
-                return super().drop(labels, *args, **{"errors": "ignore", **kwargs})
-
+        usual = max(self.features + self._around if self.features else 10, len(kept))
+        usual += self.fitted.get("columns", 0)
+        rest = [name for name in rest if name not in kept[usual:]]  # some may be of other tables
+        rest += [f"feature_{n}" for n in range(len(kept), usual)]
         number = max(TRAIN + TEST, 2 * self._least)
         drawn: dict[str, Any] = {name: [str(n // 40) for n in range(number)] for name in ids}
         drawn |= {name: self.column_of(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
-        return Table(drawn).iloc[rng.permutation(number)].reset_index(drop=True)
+        kind = importlib.import_module("fl_privacy.auditing.app.drawn_tables")
+        made = kind.table_of(drawn, lambda name, rows: self.column_of(name, rows, classes, rng))
+        return made.iloc[rng.permutation(number)].reset_index(drop=True)
 
-    def array(self, name: str, path: object) -> np.ndarray:
-        """Make up labels or inputs, such as pictures or rows, by an array's ``name``; ``path`` seeds the draws."""
-        number, classes = TEST if re.search("test|val", name) else TRAIN, self.classes or 10
-        rng = self.rng(f"{path} {name}")
-        if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
-            return labels(number, classes)
-        entry, pictured = self.entry, self.entry or self.colors or self.features in (0, 784, 1024, 3072)
-        if len(entry) in (1, 2) or not pictured:
-            size = entry or (self.features + self.fitted.get("columns", 0),)
-            return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
-        known = re.search("path|derma|blood|retina", str(path))
-        usual = (28 if known or self.colors != 3 else 32, 3 if known else self.fitted.get("channels", self.colors or 1))
-        side, *_, colors = entry if len(entry) == 3 and entry[-1] in (1, 3) else usual
-        drawn = pictures(number, Shape(side=self.fitted.get("side", side), channels=colors, classes=classes), rng)
-        return drawn[..., 0] if colors == 1 and not entry else drawn
+    def is_other(self, path: str, columns: Iterable[object]) -> bool:
+        """Return whether to draw the table at ``path``, since no name of its ``columns`` is in the code."""
+        held = {str(each).strip().lower() for each in columns}
+        if not held or not self.names or not held.isdisjoint(map(str.lower, self.names)):
+            return False
+        self.others.append(path)
+        return "tables" in self.fitted
 
     def picture(self, path: object) -> Any:
         self.note(str(Path(str(path)).parent), "drawn pictures")
         return self.as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 
-    def folder(self, root: object) -> Path:
-        made = self.files / "stand-in" / re.sub(r"\W+", "_", str(root))
-        self.fill(made, str(root), by_class=True)
-        return made
+    def fill(self, made: Path, asked: str = "", *, by_class: bool = False, suffix: str = "") -> None:
+        """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set.
 
-    def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
-        """Write pictures to the folder ``made``, unless it exists; by class, too, if its name suggests a data set."""
+        ``suffix``: kind of tables to name there instead, which are drawn on access.
+        """
+        if suffix:
+            made.mkdir(parents=True, exist_ok=True)
+            for number in range(TABLES):
+                (made / f"{number:02}{suffix}").touch()
+            return
         names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
         classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
         by_class = by_class or bool(OF_DATA.search(made.name))

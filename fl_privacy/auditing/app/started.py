@@ -89,9 +89,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     A client's script runs when that client is first asked, with its own copies of modules. ``UserError`` if a script
     raises an error, or ends without a start.
     """
-    runner, settings = _Runner(folder), usual_settings(code_of(folder))
-    plain = LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
-    calls = _Calls(list, servers=[{"strategy": plain}])
+    runner, calls = ScriptRunner(folder), _Calls(list, servers=[{"strategy": _usual_strategy(folder)}])
     if scripts.server not in scripts.clients:
         calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
     if not calls["simulations"]:
@@ -122,6 +120,16 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     return Started(
         _server_of(given, runner.failed), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed
     )
+
+
+def usual_server(folder: Path) -> ServerApp:
+    """Return a FedAvg server with usual settings for the project in ``folder``."""
+    return _server_of({"strategy": _usual_strategy(folder)}, [])
+
+
+def _usual_strategy(folder: Path) -> LegacyFedAvg:
+    settings = usual_settings(code_of(folder))
+    return LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
 
 
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
@@ -173,10 +181,11 @@ def _name_rounds(strategy: Any) -> None:
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
     parameters = inspect.signature(made).parameters.values()
     takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
-    return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
+    return lambda context: as_client(made(context if takes else str(context.node_config["partition-id"])))
 
 
-def _as_client(found: Any) -> LegacyClient:
+def as_client(found: Any) -> LegacyClient:
+    """Return a client of any earlier Flower as one of Flower 1."""
     asks: Any = getattr(found, "get_parameters", len)
     if isinstance(found, NumPyClient | LegacyClient) and not inspect.signature(asks).parameters:
         vars(found)["get_parameters"] = lambda config=None: asks()  # as before Flower 1.0
@@ -186,7 +195,7 @@ def _as_client(found: Any) -> LegacyClient:
 class _Clients:
     """Clients by partition; each is made when it is first asked, by running its script if it has one."""
 
-    def __init__(self, scripts: Scripts, runner: "_Runner", given: Sequence[dict[str, Any]], nodes: int) -> None:
+    def __init__(self, scripts: Scripts, runner: "ScriptRunner", given: Sequence[dict[str, Any]], nodes: int) -> None:
         self._scripts, self._runner, self._given, self._nodes = scripts, runner, given, nodes
         self._made: dict[int, Any] = {}
 
@@ -195,7 +204,7 @@ class _Clients:
         if partition not in self._made:
             self._made[partition] = self._new(partition, context.node_config.get("num-partitions", self._nodes))
         made = self._made[partition]
-        return _as_client(made["client"] if made.get("client") is not None else _client_fn(made["client_fn"])(context))
+        return as_client(made["client"] if made.get("client") is not None else _client_fn(made["client_fn"])(context))
 
     def _new(self, partition: int, nodes: Any) -> dict[str, Any]:
         if not self._scripts.clients:
@@ -240,7 +249,7 @@ def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
     return module, [str(around)]
 
 
-class _Runner:
+class ScriptRunner:
     """Runs scripts of a project, each as ``__main__`` and with its own copies of the project's modules."""
 
     def __init__(self, folder: Path) -> None:
@@ -268,14 +277,16 @@ class _Runner:
             try:
                 return self._run(path, words, order, (partition, nodes))
             except FileNotFoundError as error:
-                here, name = Path.cwd(), Path(str(error.filename))
+                said = re.findall(r"[\w./-]+\.\w+", str(error))  # if the app raises it itself
+                here, name = Path.cwd(), Path(str(error.filename or next(iter(said), None)))
+                name = name.relative_to(here) if name.is_relative_to(here) else name
                 above = here.parents[: len(path.relative_to(self.folder).parts) - 1]
                 place = next((each for each in above if not name.is_absolute() and (each / name).exists()), None)
                 if place is None:
                     if not any(word and name.is_relative_to(word) for word in words):
                         raise
-                    said = f"{named(path, self.folder)} opens {name}, but there is none."
-                    raise self._blamed(UserError(said), path, words) from error
+                    why = f"{named(path, self.folder)} opens {name}, but there is none."
+                    raise self._blamed(UserError(why), path, words) from error
                 os.chdir(place)  # where the project's own files are
                 places.insert(tried + 1, order)
             except UserError as error:

@@ -1,10 +1,8 @@
 """Hooks that give an app drawn data in place of missing ones, until a block ends."""
 
-import ast
 import errno
 import importlib
 import inspect
-import linecache
 import os
 import re
 import sys
@@ -23,8 +21,7 @@ from fl_privacy.auditing.app import hub_models, odd_files, stand_in
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, reached_by
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
-from fl_privacy.auditing.app.lent import caller, is_installed
-from fl_privacy.auditing.app.odd_files import NoWeights
+from fl_privacy.auditing.app.odd_files import NoWeights, ends_without, is_missing
 from fl_privacy.auditing.app.scripts import MOST_PLACES
 from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, labels, pictures
 from fl_privacy.auditing.instrument.watch import replaced
@@ -37,6 +34,8 @@ _WRITTEN = re.compile(  # whole words, and no folder of data below
 
 _WILD = re.compile(r"\*\*/|[*?]|\[[^]]*\]")  # a part of the names that a pattern fits
 
+_LISTED = os.listdir  # also while it is replaced
+
 _LEAST = 8
 """Number of drawn examples of a client that would have none."""
 
@@ -46,10 +45,11 @@ _PARTITIONERS = tuple(f"{kind}Partitioner" for kind in ("Dirichlet", "Distributi
 
 @contextmanager
 def drawn_for(
-    app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}
+    app: App, files: Path, mirror: Path | None, seed: int, fitted: Mapping[str, int] = {}, *, also: Iterable[Path] = ()
 ) -> Iterator[Drawing]:
-    """Make up random data, of the shape ``fitted``, that ``app`` loads and that are neither here nor in ``mirror``."""
-    drawing = Drawing(reached_by(app), files, seed, app.config)
+    """Make up random data, of the shape ``fitted``, that ``app`` or scripts ``also`` load and no ``mirror`` has."""
+    drawing = Drawing(reached_by(app, *also), files, seed, app.config)
+    getattr(app, "drawings", []).append(drawing)
     drawing.fitted, drawing.classes = {**fitted}, fitted.get("classes", drawing.classes)
     with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
         yield drawing
@@ -85,7 +85,7 @@ class Hooks:
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
         drawing, drawn, fetched = self.drawing, partial(partial, self.read), partial(partial, self.fetched)
-        learn = attempt(lambda: importlib.import_module("sklearn.datasets"))
+        kept, learn = partial(_in_made_folder, 1), attempt(lambda: importlib.import_module("sklearn.datasets"))
         yield from (
             ("datasets", "load_dataset", self.hub),
             ("datasets", "load_from_disk", self.saved),
@@ -94,13 +94,12 @@ class Hooks:
             *(("pandas", name, self.table) for name in TABLES),
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
-            ("torch", "save", partial(_in_made_folder, 1)),
-            ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
+            ("sqlite3", "connect", lambda original, path, *args, **kw: original(self._twin(path), *args, **kw)),
+            *((*to, kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
             ("torch.nn", "Module.__call__", partial(hub_models.called, drawing)),
-            ("torch.utils.data", "random_split", self.split),
-            ("torch.utils.data", "Subset.__init__", self.subset),
+            *(("torch.utils.data", *each) for each in (("random_split", self.split), ("Subset.__init__", self.subset))),
             ("torch.utils.data", "DataLoader.__init__", self.loader),
             *(("torchvision.datasets", f"{name}.__init__", self.vision) for name in stand_in.SETS),
             ("torchvision.datasets", "ImageFolder.__init__", self.folder),
@@ -128,13 +127,14 @@ class Hooks:
                 yield f"keras.{place}", "image_dataset_from_directory", self.folder
             yield "keras.src.legacy.preprocessing.image", "DirectoryIterator.__init__", self.folder
             yield "keras", "Model.load_weights", odd_files.unless_missing
-            yield "keras", "Model.save", partial(_in_made_folder, 1)
+            yield "keras", "Model.save", kept
             yield "keras", "Layer.__call__", partial(hub_models.called, drawing)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
             ("timm", "timm.models._builder", "load_pretrained", fetched(NoWeights)),
             ("sqlalchemy", "sqlalchemy", "create_engine", fetched(_nothing)),
             ("evaluate", "evaluate", "load", fetched(odd_files.Score)),
+            ("matplotlib", "matplotlib.style", "use", fetched(_nothing)),
             ("medmnist", "medmnist.dataset", "MedMNIST.download", _nothing),
             ("openml", "openml.datasets", "get_dataset", fetched(self.openml)),
             ("kagglehub", "kagglehub", "dataset_download", fetched("{}-data".format)),
@@ -147,7 +147,7 @@ class Hooks:
     def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs |= zip(("data_dir", "data_files", "split"), args, strict=False)
         files = kwargs.get("data_files") if str(path) in FORMATS else None
-        if isinstance(files, str) and "://" not in files and _is_missing(there := self._twin(files)):
+        if isinstance(files, str) and "://" not in files and is_missing(there := self._twin(files)):
             return self.drawing.hub(there, name, kwargs.get("split"))
         if str(path) in FORMATS or os.access(str(path), os.F_OK) or self.mirror(str(path), name):
             return original(path, name, **kwargs)
@@ -159,7 +159,7 @@ class Hooks:
         there = self._twin(path)
         if there is not path:
             return original(there, *args[1:], **{key: value for key, value in kwargs.items() if value is not path})
-        return draw(path) if _is_missing(path) else original(*args, **kwargs)
+        return draw(path) if is_missing(path) else original(*args, **kwargs)
 
     def saved(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         there = self._twin(path)
@@ -170,7 +170,11 @@ class Hooks:
             return self.drawing.saved(path) if isinstance(found, Failure) else found
 
     def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        found = self.read(self.drawing.table, original, *args, **kwargs)
+        found, drawing = self.read(self.drawing.table, original, *args, **kwargs), self.drawing
+        path = args[0] if args else next(iter(kwargs.values()), None)
+        if isinstance(path, str | Path) and drawing.is_other(str(path), getattr(found, "columns", ())):
+            found = drawing.table(path)
+            drawing.asked[f"{path}, whose columns are others than the code names"] = drawing.asked.pop(str(path))
         return self._in_pieces(found, kwargs) if type(found).__name__ == "Table" else found
 
     @staticmethod
@@ -240,9 +244,12 @@ class Hooks:
 
     def listed(self, original: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
         path = self._twin(path)
-        own = _is_missing(path) and Path(path).absolute().is_relative_to(Path.cwd())
+        own = isinstance(path, str | Path) and Path(path).absolute().is_relative_to(Path.cwd())
         if own and not _WRITTEN.search(Path(path).name):
-            self.drawing.fill(Path(path))
+            kind, held = odd_files.suffix_sought(), [] if is_missing(path) else [Path(path, n) for n in _LISTED(path)]
+            of_data = kind and stand_in.OF_DATA.search(str(path))
+            if is_missing(path) or (of_data and not any(each.is_dir() or each.suffix == kind for each in held)):
+                self.drawing.fill(Path(path), suffix=kind)
         return original(path, *args, **kwargs)
 
     def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
@@ -252,8 +259,8 @@ class Hooks:
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
         tables = tables and not (_WRITTEN.search(root.name) or kwargs.get("root_dir"))
         empty = root.absolute().is_relative_to(Path.cwd()) and stand_in.OF_DATA.search(root.name)
-        tables = tables and (_is_missing(root) or bool(empty))
-        found = [] if tables and _is_missing(root) else list(original(*given, **kwargs))
+        tables = tables and (is_missing(root) or bool(empty))
+        found = [] if tables and is_missing(root) else list(original(*given, **kwargs))
         return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables else []))
 
     def made(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
@@ -269,7 +276,7 @@ class Hooks:
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
         """Return the existing file that ``path`` probably means, in another folder or case, or else ``path`` itself."""
-        if not _is_missing(path):
+        if not is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))
         if any(plain.is_relative_to(each) for each in self._elsewhere):
@@ -278,7 +285,7 @@ class Hooks:
         of_data = stand_in.OF_DATA.search(plain.name) and not _WRITTEN.search(plain.name) and not _is_of_packages(plain)
         if plain.is_absolute() and not plain.suffix and of_data:  # a folder on the machine of its author
             inner = (self.drawing.files.joinpath(*own[place:]) for place in range(1, len(own)))
-            return next((str(each) for each in inner if not _is_missing(each)), path)
+            return next((str(each) for each in inner if not is_missing(each)), path)
         if not reads or not own or not (plain.suffix or "\\" in str(path)) or _is_of_packages(plain):
             return path
         if plain.is_absolute() or re.match("[A-Za-z]:", own[0]):  # on the machine of its author
@@ -291,7 +298,7 @@ class Hooks:
             self._found[own[-1]] = list(islice(self.drawing.files.rglob(own[-1]), MOST_PLACES))
         near = (plain, *sorted(self._found[own[-1]], key=lambda each: len(each.parts)))
         alike = (each for each in near if [*map(str.lower, each.parts[-len(own) :])] == [*map(str.lower, own)])
-        found = (each for each in alike if not _is_missing(each))
+        found = (each for each in alike if not is_missing(each))
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
     def remove(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -305,25 +312,32 @@ class Hooks:
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
         written = not named.is_absolute() and _WRITTEN.search(os.path.normpath(named.parent))  # by the app itself
         drawn = (named.suffix.lower() in stand_in.DRAWN and not written) or tensors or self._twin(path) is not path
-        needed = named.suffix.lower() in {*stand_in.DRAWN, *odd_files.PICKLES} and _is_missing(path)
-        drawn = drawn or (needed and bool(_ends_without()))
+        needed = named.suffix.lower() in {*stand_in.DRAWN, *odd_files.PICKLES} and is_missing(path)
+        drawn = drawn or (needed and bool(ends_without()))
         drawn = named not in self._removed and (drawn or self.is_folder(lambda path: False, path))
         return original(path, *args, **kwargs) or drawn
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Return ``True`` for a folder, or for a missing data folder on which the app depends."""
-        wanted = _is_missing(path) and not Path(path).suffix and stand_in.OF_DATA.search(Path(path).name)
-        twin = wanted and (there := self._twin(path)) is not path and Path(there).is_dir()
-        return original(path, *args, **kwargs) or bool(twin or (wanted and _ends_without()))
+        if original(path, *args, **kwargs):
+            return True
+        place = Path(path) if is_missing(path) and not Path(path).suffix else None
+        if place is None or _WRITTEN.search(place.name):
+            return False
+        named = stand_in.OF_DATA.search(place.name)
+        if named and (there := self._twin(path)) is not path and Path(there).is_dir():
+            return True
+        own = place.relative_to(self.drawing.files) if place.is_relative_to(self.drawing.files) else place
+        return bool((named or stand_in.OF_DATA.search(str(own.parent))) and ends_without())
 
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         written = bool(set(mode) & set("wax"))
         file = self._twin(file, reads=not written)
         if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
             Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
-        if not set(mode) & set("wax+") and _is_missing(file) and not _is_of_packages(Path(file)):
+        if not set(mode) & set("wax+") and is_missing(file) and not _is_of_packages(Path(file)):
             kept = Path(file).suffix.lower() in {*odd_files.PICKLES, ".json"}
-            if kept and _ends_without() is False:
+            if kept and ends_without() is False:
                 return original(file, mode, *args, **kwargs)
             if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
                 return stands
@@ -378,7 +392,8 @@ class Hooks:
         if root.is_dir():
             with suppress(FileNotFoundError):  # there is no folder of a class, or one without pictures
                 return original(*args, **kwargs)
-        given.arguments[name] = str(self.drawing.folder(root))
+        given.arguments[name] = str(made := self.drawing.files / "stand-in" / re.sub(r"\W+", "_", str(root)))
+        self.drawing.fill(made, str(root), by_class=True)
         return original(*given.args, **given.kwargs)
 
     def openml(self, number: object, *args: Any, **kwargs: Any) -> Any:
@@ -438,45 +453,8 @@ def _in_proportion(sizes: Iterable[int], total: int) -> list[int]:
     return np.diff(ends * total // ends[-1]).tolist()
 
 
-def _is_missing(path: object) -> bool:
-    return isinstance(path, str | Path) and not os.access(path, os.F_OK)
-
-
 def _is_of_packages(path: Path) -> bool:
     return path.is_relative_to(sys.prefix) or not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
-
-
-def _ends_without() -> bool | None:
-    """Return whether the app ends when the file that it asks for is missing, ``False`` if it goes on.
-
-    The code around the call decides: an ``if``, ``assert`` or ``try``; ``None`` if there is none.
-    """
-    frame = caller(r"\bpathlib\b")
-    if frame is None or is_installed(frame):
-        return None
-    line, lines = frame.f_lineno, linecache.getlines(frame.f_code.co_filename)
-    tree = attempt(lambda: ast.parse("".join(lines)))
-    nodes = [] if isinstance(tree, Failure) else [*ast.walk(tree)]
-    kept = (node for node in nodes if isinstance(node, ast.Assign) and node.lineno == line)
-    answers = {ast.unparse(name): ast.unparse(node.value) for node in kept for name in node.targets}
-    for node in reversed(nodes):  # the innermost first
-        if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0):
-            caught = (each for each in node.handlers if each.type and _MISSING.search(ast.unparse(each.type)))
-            if (handler := next(caught, None)) is not None:
-                return _leaves(handler.body)
-        later = isinstance(node, ast.If) and ast.unparse(node.test).removeprefix("not ") in answers
-        if isinstance(node, ast.If | ast.Assert) and (later or node.test.lineno <= line <= (node.test.end_lineno or 0)):
-            asked = ast.unparse(node.test)
-            negated = ("not " in asked) != ("not " in answers.get(asked.removeprefix("not "), ""))  # or a list of those
-            return not negated if isinstance(node, ast.Assert) else _leaves(node.body if negated else node.orelse)
-    return None
-
-
-_MISSING = re.compile(r"\b(FileNotFoundError|OSError|IOError)\b")
-
-
-def _leaves(statements: list[ast.stmt]) -> bool:
-    return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in statements[-1:])
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...

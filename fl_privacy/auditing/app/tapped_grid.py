@@ -91,6 +91,7 @@ class TappedGrid(LocalGrid):
             configure(context, partition, config, self._node_config)
         self.inventory, self.fitted, self.found = Inventory(), FittedUploads(), Counter[tuple[str, Leak]]()
         self.replies, self.failures, self.models, self.problems = (Counter[str]() for _ in range(4))
+        self.unsent = set[str]()  # those failures that are the server's
         self.stated: dict[str, set[float]] = defaultdict(set)
         self.evaluated = list[Any]()  # batches loaded without gradients
         self.answers, self.traces = dict[tuple[int, str], KeptReply](), dict[int, ClassTrace]()
@@ -201,7 +202,8 @@ class TappedGrid(LocalGrid):
             results, failures = original(*args, **kwargs)
             for each in failures:  # before a message left; errors in replies are noted as such
                 if isinstance(each, BaseException) and "contains an Error" not in str(each):
-                    self.failures[in_one_line(each)[:MOST_SHOWN]] += 1
+                    self.unsent.add(said := in_one_line(each)[:MOST_SHOWN])
+                    self.failures[said] += 1
             return results, failures
 
         servers = importlib.import_module("flwr.server.server")

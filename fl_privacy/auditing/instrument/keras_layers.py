@@ -230,8 +230,7 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
             plain = (layer.scale or not layer.center) and not layer.rms_scaling
             made = nn.LayerNorm(shape[-1], layer.epsilon, layer.scale, layer.center) if plain else None
         case "BatchNormalization" if len(shape) in (2, 3, 4) and layer.axis in (-1, len(shape) - 1):
-            norm = nn.BatchNorm2d if len(shape) == 4 else _BatchNorm1d
-            made = norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
+            made = _BatchNorm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
         case "Reshape" if tuple(layer.target_shape) == {3: (*shape[1:], 1), 2: (1, 1, *shape[1:])}.get(len(shape)):
             made = nn.Unflatten(1, (layer.target_shape[-1], *layer.target_shape[: 4 - len(shape)]))
         case "Reshape" if len(layer.target_shape) < 4 and len(shape) < 5:
@@ -256,12 +255,14 @@ def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
     return made
 
 
-class _BatchNorm1d(nn.BatchNorm1d):
-    """Also normalizes one example in training mode, as Keras does; PyTorch refuses it."""
+class _BatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Also normalizes one value of a channel in training mode, as Keras does; PyTorch refuses it."""
+
+    def _check_input_dim(self, inputs: Tensor) -> None: ...
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if self.training and inputs.dim() == 2 and len(inputs) == 1:
-            return (inputs - inputs) * self.weight + self.bias
+        if self.training and inputs[:, 0].numel() == 1:
+            return ((inputs - inputs).movedim(1, -1) * self.weight + self.bias).movedim(-1, 1)
         return super().forward(inputs)
 
 

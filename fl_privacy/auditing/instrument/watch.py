@@ -124,6 +124,7 @@ class TrainingWatch:
         self._roots: list[Tensor] = []
         self._depth, self._bytes = 0, 0
         self._given = False
+        self._begun: DataLoader[Any] | None = None
         self._first: dict[str, Tensor] = {}
         self._streams: tuple[Any, ...] | None = None
         self._span: tuple[int, int, int] | None = None
@@ -198,6 +199,13 @@ class TrainingWatch:
             if (keras := keras_on_torch()) is not None:
                 stack.enter_context(replaced(owner_of(keras.Layer, "__call__"), "__call__", self.on_layer))
                 stack.enter_context(replaced(owner_of(keras.Optimizer, "apply"), "apply", self.on_step))
+                if hasattr(keras.Model, "_symbolic_build"):
+                    stack.enter_context(
+                        replaced(owner_of(keras.Model, "_symbolic_build"), "_symbolic_build", self.on_build)
+                    )
+                apart = torch.no_grad()(lambda call, *args, **kwargs: call(*args, **kwargs))
+                for name in ("evaluate", "predict"):  # whose examples are no further ones of the training
+                    stack.enter_context(replaced(owner_of(keras.Model, name), name, apart))
             fetch = importlib.import_module("torch.utils.data._utils.fetch")
             for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
                 stack.enter_context(replaced(fetcher, "fetch", self.on_fetch))
@@ -226,7 +234,7 @@ class TrainingWatch:
     def on_layer(self, call: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         tensors = tensors_in((args, kwargs))
         if not tensors or tensors[0].is_meta:  # Keras asks for shapes alone
-            return call(layer, *args, **kwargs)
+            return self.on_build(call, layer, *args, **kwargs)
         kwargs |= {"training": False} if self._only is not None and self._only.evaluation else {}
         return self.on_call(call, layer, *args, **kwargs)
 
@@ -282,7 +290,19 @@ class TrainingWatch:
         self.seen.drawn |= torch.is_grad_enabled() and _streams() != before
         return batch
 
+    def on_build(self, build: Any, *args: Any, **kwargs: Any) -> Any:  # Keras takes a shape
+        with self._within():
+            return build(*args, **kwargs)
+
     def on_iteration(self, iterate: Any, loader: DataLoader[Any]) -> Any:
+        if self._depth:
+            return iterate(loader)
+        if torch.is_grad_enabled() and not self.seen.modules:
+            if loader is self._begun:  # a batch of it was looked at, as for its shape; the training begins now
+                self.seen.batches.clear()
+                self.seen.labels.clear()
+                self.seen.loaded, self._given = 0, False
+            self._begun = loader
         if self._only is not None:
             return self._some(loader, iterate, self._only)
         data, passed = id(loader.dataset), 0
