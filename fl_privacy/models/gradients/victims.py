@@ -1,5 +1,7 @@
 """Gradients of one batch or of many attacked updates (victims) at once, and copies of models for them."""
 
+import copy
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +16,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import _SpectralNorm
 
-from fl_privacy.models.gradients.convolution import separated_copy
-from fl_privacy.models.losses import CROSS_ENTROPY, Loss
+from fl_privacy.models.gradients.convolution import pads_with_zeros, separated_copy
+from fl_privacy.models.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
@@ -149,6 +151,70 @@ class VictimLoss:
         """Return the scalar loss; parameters not given keep the values that the victims were sent."""
         renamed = {self._names[name]: value for name, value in parameters.items()}
         return self._scale * self._of_outputs(functional_call(self._model, renamed, (inputs,)), labels)
+
+
+_COLUMNS = 1 << 18
+"""Most values under the kernel at all positions for which matrix products are faster than a grouped convolution."""
+
+
+class _LayerOfVictims(nn.Module):
+    """A linear layer or convolution of V victims' stacked inputs (V B, ...), each with its own weight and bias."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self._of_one = (layer,)  # in a tuple, so that its parameters are not registered twice
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        (layer,), count = self._of_one, len(self.weight)
+        if isinstance(layer, nn.Linear):
+            rows = inputs.reshape(count, -1, inputs.shape[-1])
+            return self._product(rows, self.weight.mT, -2).reshape(*inputs.shape[:-1], -1)
+        places = (layer.stride, layer.padding, layer.dilation)
+        sizes = zip(inputs.shape[-2:], layer.kernel_size, *places, strict=True)
+        size = [(n + 2 * pad - gap * (kernel - 1) - 1) // stride + 1 for n, kernel, stride, pad, gap in sizes]
+        if len(inputs) * layer.weight[0].numel() * math.prod(size) <= _COLUMNS:
+            weight = self.weight.flatten(2)
+            columns = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+            if len(inputs) > count:
+                columns, weight = columns.reshape(count, -1, *columns.shape[1:]), weight[:, None]
+            return self._product(weight, columns, -1).reshape(len(inputs), -1, *size)
+        stacked = inputs.reshape(count, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
+        bias = None if self.bias is None else self.bias.flatten()
+        found: Tensor = F.conv2d(stacked, self.weight.flatten(0, 1), bias, *places, groups=count)
+        return found.reshape(len(stacked), count, -1, *size).transpose(0, 1).flatten(0, 1)
+
+    def _product(self, one: Tensor, other: Tensor, along: int) -> Tensor:
+        """Return the products (V, ...) of matrices plus the bias, which repeats ``along`` a dimension."""
+        if self.bias is None:
+            return one @ other
+        bias = self.bias.unsqueeze(along)
+        return torch.baddbmm(bias, one, other) if one.dim() == 3 else one @ other + bias[:, None]
+
+
+JoinedLoss = Callable[[Tensors, Tensor, Tensor], Tensor]
+"""Function (parameters (V, *shape), inputs (V, B, ...), labels (V, B) or (V, B, K)) -> sum of V victims' losses."""
+
+
+def joined_loss(victim_model: VictimModel) -> JoinedLoss | None:
+    """Return the victims' loss in one pass without ``vmap``.
+
+    ``None`` unless all parameters are of linear layers and convolutions, and the loss is cross entropy.
+    """
+    copied = copy.deepcopy(victim_model.model)
+    for name, module in list(copied.named_modules()):
+        convolves = type(module) is nn.Conv2d and module.groups == 1 and pads_with_zeros(module)
+        if name and (type(module) is nn.Linear or convolves):
+            copied.set_submodule(name, _LayerOfVictims(module))
+        elif next(module.parameters(recurse=False), None) is not None:
+            return None
+
+    def loss(parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
+        logits = functional_call(copied, dict(parameters), (inputs.flatten(0, 1),))
+        scale = victim_model.plan.loss_scale / inputs.shape[1]
+        return scale * F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
+
+    return loss if is_plain(victim_model.loss) else None
 
 
 class Vectorized(VictimGradients):
