@@ -1,26 +1,28 @@
 """Group observations for joint attacks, and join updates of the same examples."""
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Report, even_share
+from fl_privacy.attacks.attack import Report, even_share, within
 from fl_privacy.attacks.gradient_inversion.infer_client import disclosed, restored
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior
-from fl_privacy.effects import Mixed, mixing
+from fl_privacy.effects import Effect, Mixed, mixing
 from fl_privacy.errors import in_one_line, is_out_of_memory
 from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.progress import Progress, counted, no_progress
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
+from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Upload
 
 _TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
 """Number of turns that estimate signs and image alternately; number of turns over which the image's extra uncertainty
@@ -303,6 +305,38 @@ class GroupAttack(ABC):
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if that is impossible."""
+
+
+_UNUSED = dict.fromkeys(["knowledge", "defense", "same_data"])
+_results = WeakKeyDictionary[Upload, dict[type, Any]]()
+"""By a group's first upload and the attack's class: what was asked, all that was used, and the results."""
+
+
+def solved_once(
+    attack: GroupAttack,
+    group: Group,
+    seed: int,
+    report: Report,
+    solve: Callable[[Group, int, Report], dict[int, Reconstruction]],
+    *,
+    used: Sequence[Effect] = (),
+) -> dict[int, Reconstruction]:
+    """Return ``solve(group, seed, report)``; if only the known defense differs from an earlier call, its results.
+
+    ``used``: effects of the known defense on which the results depend.
+    """
+    upload, of = group.first.upload, group.observations
+    facts = [fact for o in of.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
+    kept, asked = _results.setdefault(upload, {}), (attack, seed, [*of], [*map(id, facts)], [*used])
+    if type(attack) not in kept or kept[type(attack)][0] != asked:
+        with within(math.inf) as limit:
+            results = solve(group, seed, report)
+        if limit.cut:
+            return results
+        # other uploads are kept, so that no other object gets their ids
+        kept[type(attack)] = asked, [fact for fact in facts if fact is not upload], results
+    report(1.0)
+    return dict(kept[type(attack)][2])
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
