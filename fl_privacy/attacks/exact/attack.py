@@ -16,14 +16,7 @@ from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedEr
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Known, Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import (
-    Group,
-    GroupAttack,
-    expect_gradient,
-    failed,
-    read_group,
-    solved_once,
-)
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.priors import of_batch
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.attacks.optimizers import LBFGS
@@ -267,10 +260,9 @@ class ExactInversion(GroupAttack):
         return [next(others) if found is None else found for found in results]
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        cuts = [part.effect for one in group.observations.values() for part in one.knowledge.defense or ()]
-        return solved_once(
-            self, group, seed, report, self._solve, used=[cut for cut in cuts if isinstance(cut, Truncated)]
-        )
+        parts = [part for one in group.observations.values() for part in one.knowledge.defense or ()]
+        cuts = [part.effect for part in parts if isinstance(part.effect, Truncated)]
+        return self.solved_once(self._solve, group, seed, report, used=cuts)
 
     def _solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         expect_gradient(group.first)

@@ -214,6 +214,10 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
 
 Rounds = Literal["joined", "last", "apart"]
 
+_UNUSED = dict.fromkeys(["knowledge", "defense", "same_data"])
+_results = WeakKeyDictionary[Upload, dict[type, Any]]()
+"""By a group's first upload and the attack's class: what was asked, all that was used, and results."""
+
 
 class Groups:
     """Iterable of groups of observations that collects their reconstructions in ``results``, by position.
@@ -285,6 +289,9 @@ class Groups:
         return unmixed(self._asked, [restored(asked, known, self.results[p]) for p, (asked, known) in pairs])
 
 
+Solve = Callable[[Group, int, Report], dict[int, Reconstruction]]
+
+
 class GroupAttack(ABC):
     """Base of attacks that reconstruct one group of victims at a time (:meth:`solve`); see :class:`Groups`."""
 
@@ -302,41 +309,29 @@ class GroupAttack(ABC):
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         return observations
 
+    def solved_once(
+        self, solve: Solve, group: Group, seed: int, report: Report, *, used: Sequence[Effect] = ()
+    ) -> dict[int, Reconstruction]:
+        """Return ``solve(group, seed, report)``, computed once for all observers who differ in the known defense alone.
+
+        ``used``: effects of that defense on which results depend.
+        """
+        upload, of = group.first.upload, group.observations
+        facts = [fact for o in of.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
+        kept, asked = _results.setdefault(upload, {}), (self, seed, [*of], [*map(id, facts)], [*used])
+        if type(self) not in kept or kept[type(self)][0] != asked:
+            with within(math.inf) as limit:
+                results = solve(group, seed, report)
+            if limit.cut:
+                return results
+            others = [fact for fact in facts if fact is not upload]  # kept, so that no other object gets their ids
+            kept[type(self)] = asked, others, results
+        report(1.0)
+        return dict(kept[type(self)][2])
+
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if that is impossible."""
-
-
-_UNUSED = dict.fromkeys(["knowledge", "defense", "same_data"])
-_results = WeakKeyDictionary[Upload, dict[type, Any]]()
-"""By a group's first upload and the attack's class: what was asked, all that was used, and the results."""
-
-
-def solved_once(
-    attack: GroupAttack,
-    group: Group,
-    seed: int,
-    report: Report,
-    solve: Callable[[Group, int, Report], dict[int, Reconstruction]],
-    *,
-    used: Sequence[Effect] = (),
-) -> dict[int, Reconstruction]:
-    """Return ``solve(group, seed, report)``; if only the known defense differs from an earlier call, its results.
-
-    ``used``: effects of the known defense on which the results depend.
-    """
-    upload, of = group.first.upload, group.observations
-    facts = [fact for o in of.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
-    kept, asked = _results.setdefault(upload, {}), (attack, seed, [*of], [*map(id, facts)], [*used])
-    if type(attack) not in kept or kept[type(attack)][0] != asked:
-        with within(math.inf) as limit:
-            results = solve(group, seed, report)
-        if limit.cut:
-            return results
-        # other uploads are kept, so that no other object gets their ids
-        kept[type(attack)] = asked, [fact for fact in facts if fact is not upload], results
-    report(1.0)
-    return dict(kept[type(attack)][2])
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:

@@ -155,7 +155,7 @@ class BlindDeconvolution(grouping.GroupAttack):
         return evident_defense.undo_evident_defenses(observations)
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        return grouping.solved_once(self, group, seed, report, self._solve)
+        return self.solved_once(self._solve, group, seed, report)
 
     def _solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first

@@ -166,30 +166,25 @@ class _LayerOfVictims(nn.Module):
         self._of_one = (layer,)  # in a tuple, so that its parameters are not registered twice
 
     def forward(self, inputs: Tensor) -> Tensor:
-        (layer,), count = self._of_one, len(self.weight)
+        (layer,), weight = self._of_one, self.weight
+        count, outputs = weight.shape[:2]
+        bias = weight.new_zeros(count, outputs) if self.bias is None else self.bias
         if isinstance(layer, nn.Linear):
-            rows = inputs.reshape(count, -1, inputs.shape[-1])
-            return self._product(rows, self.weight.mT, -2).reshape(*inputs.shape[:-1], -1)
+            found = torch.baddbmm(bias[:, None], inputs.reshape(count, -1, inputs.shape[-1]), weight.mT)
+            return found.reshape(*inputs.shape[:-1], outputs)
         places = (layer.stride, layer.padding, layer.dilation)
-        sizes = zip(inputs.shape[-2:], layer.kernel_size, *places, strict=True)
+        sizes = zip(inputs.shape[2:], layer.kernel_size, *places, strict=True)
         size = [(n + 2 * pad - gap * (kernel - 1) - 1) // stride + 1 for n, kernel, stride, pad, gap in sizes]
-        if len(inputs) * layer.weight[0].numel() * math.prod(size) <= _COLUMNS:
-            weight = self.weight.flatten(2)
-            columns = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-            if len(inputs) > count:
-                columns, weight = columns.reshape(count, -1, *columns.shape[1:]), weight[:, None]
-            return self._product(weight, columns, -1).reshape(len(inputs), -1, *size)
-        stacked = inputs.reshape(count, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
-        bias = None if self.bias is None else self.bias.flatten()
-        found: Tensor = F.conv2d(stacked, self.weight.flatten(0, 1), bias, *places, groups=count)
-        return found.reshape(len(stacked), count, -1, *size).transpose(0, 1).flatten(0, 1)
-
-    def _product(self, one: Tensor, other: Tensor, along: int) -> Tensor:
-        """Return the products (V, ...) of matrices plus the bias, which repeats ``along`` a dimension."""
-        if self.bias is None:
-            return one @ other
-        bias = self.bias.unsqueeze(along)
-        return torch.baddbmm(bias, one, other) if one.dim() == 3 else one @ other + bias[:, None]
+        if len(inputs) * weight[0, 0].numel() * math.prod(size) > _COLUMNS:
+            stacked = inputs.reshape(count, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
+            found = F.conv2d(stacked, weight.flatten(0, 1), bias.flatten(), *places, groups=count)
+            return found.reshape(-1, count, outputs, *size).transpose(0, 1).flatten(0, 1)
+        columns = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        if len(inputs) == count:
+            found = torch.baddbmm(bias[..., None], weight.flatten(2), columns)
+        else:
+            found = weight.flatten(2)[:, None] @ columns.reshape(count, -1, *columns.shape[1:]) + bias[:, None, :, None]
+        return found.reshape(len(inputs), outputs, *size)
 
 
 JoinedLoss = Callable[[Tensors, Tensor, Tensor], Tensor]
