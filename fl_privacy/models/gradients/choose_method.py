@@ -111,7 +111,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 class Unrolled(victims.VictimGradients):
     """Computes gradients by replaying each victim's local steps: the parameters' change divided by -lr.
 
-    ``trial``: inputs (V, B, ...) on which :func:`victims.joined_loss` is tried, which is faster than ``vmap``.
+    ``trial``: inputs (V, B, ...) to try :func:`victims.joined_loss` on, which is faster than ``vmap``.
     """
 
     def __init__(self, victim_model: victims.VictimModel, trial: Tensor | None = None) -> None:
