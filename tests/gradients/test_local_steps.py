@@ -1,9 +1,11 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.targets import accumulated_gradient, as_gradient, needs_unrolling
-from fl_privacy.models.gradients import Unrolled, VictimModel, frozen_copy, loss_gradients
+from fl_privacy.models.gradients import Unrolled, VictimModel, frozen_copy, loss_gradients, victims
 from fl_privacy.models.gradients.choose_method import step_slices
 from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 from tests.attacks.victims import CLASSES, SHAPE, error, examples, smooth_net
@@ -56,14 +58,42 @@ def observe_training(batch: Batch, plan: LocalPlan) -> Observation:
     )
 
 
+@pytest.mark.parametrize("columns", [None, 0, victims._COLUMNS], ids=["vmap", "grouped", "columns"])
 @pytest.mark.parametrize("name", PLANS)
-def test_the_replay_of_the_truth_is_what_torch_trains(name: str) -> None:
+def test_the_replay_of_the_truth_is_what_torch_trains(
+    name: str, columns: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(victims, "_COLUMNS", columns or 0)
     plan, batch = PLANS[name], examples(4)
     seen = observe_training(batch, plan)
     model = frozen_copy(seen.model, seen.sent, plan, device=torch.device("cpu"), dtype=torch.float64)
-    replay = Unrolled(VictimModel(model, list(seen.upload.tensors), plan))(batch.inputs[None], batch.labels[None])
+    both = torch.stack([batch.inputs, batch.inputs.flip(0)])
+    replay = Unrolled(VictimModel(model, list(seen.upload.tensors), plan), None if columns is None else both)
+    assert (replay._joined is None) == (columns is None)
+    found = replay(both, torch.stack([batch.labels, batch.labels.flip(0)]))
     for key, expected in accumulated_gradient(seen).items():
-        torch.testing.assert_close(replay[key][0], expected, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(found[key][0], expected, rtol=1e-6, atol=1e-8)
+
+
+class _Mixing(torch.nn.Module):
+    """Subtracts the mean of all images of a pass, which joins victims that have nothing to do with each other."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs - inputs.mean(0)
+
+
+def _norm() -> torch.nn.Module:
+    return torch.nn.GroupNorm(1, SHAPE[0]).double()
+
+
+@pytest.mark.parametrize("layer", [_Mixing, _norm], ids=["mixes images", "has other parameters"])
+def test_victims_are_replayed_apart_where_a_joint_pass_is_wrong(layer: Callable[[], torch.nn.Module]) -> None:
+    model = torch.nn.Sequential(layer(), smooth_net()).requires_grad_(False)
+    plan, names = LocalPlan(shares="delta", lr=0.1, steps=2), [name for name, _ in model.named_parameters()]
+    trial = torch.rand((2, 3, *SHAPE), generator=torch.Generator().manual_seed(0)).double()
+    assert Unrolled(VictimModel(model, names, plan), trial)._joined is None
+    joined = Unrolled(VictimModel(smooth_net().requires_grad_(False), [*smooth_net().state_dict()], plan), trial)
+    assert joined._joined is not None
 
 
 @pytest.mark.parametrize(

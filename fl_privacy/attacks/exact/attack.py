@@ -260,6 +260,11 @@ class ExactInversion(GroupAttack):
         return [next(others) if found is None else found for found in results]
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        parts = [part for one in group.observations.values() for part in one.knowledge.defense or ()]
+        cuts = [part.effect for part in parts if isinstance(part.effect, Truncated)]
+        return self.solved_once(self._solve, group, seed, report, used=cuts)
+
+    def _solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         expect_gradient(group.first)
         source = _source(group.first)
         if isinstance(source, LayerChain):

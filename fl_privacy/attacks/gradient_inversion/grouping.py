@@ -1,26 +1,28 @@
 """Group observations for joint attacks, and join updates of the same examples."""
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Report, even_share
+from fl_privacy.attacks.attack import Report, even_share, within
 from fl_privacy.attacks.gradient_inversion.infer_client import disclosed, restored
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior
-from fl_privacy.effects import Mixed, mixing
+from fl_privacy.effects import Effect, Mixed, mixing
 from fl_privacy.errors import in_one_line, is_out_of_memory
 from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.progress import Progress, counted, no_progress
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
+from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Upload
 
 _TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
 """Number of turns that estimate signs and image alternately; number of turns over which the image's extra uncertainty
@@ -212,6 +214,10 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
 
 Rounds = Literal["joined", "last", "apart"]
 
+_UNUSED = dict.fromkeys(["knowledge", "defense", "same_data"])
+_results = WeakKeyDictionary[Upload, dict[type, Any]]()
+"""By a group's first upload and the attack's class: what was asked, all that was used, and results."""
+
 
 class Groups:
     """Iterable of groups of observations that collects their reconstructions in ``results``, by position.
@@ -283,6 +289,9 @@ class Groups:
         return unmixed(self._asked, [restored(asked, known, self.results[p]) for p, (asked, known) in pairs])
 
 
+Solve = Callable[[Group, int, Report], dict[int, Reconstruction]]
+
+
 class GroupAttack(ABC):
     """Base of attacks that reconstruct one group of victims at a time (:meth:`solve`); see :class:`Groups`."""
 
@@ -299,6 +308,26 @@ class GroupAttack(ABC):
 
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         return observations
+
+    def solved_once(
+        self, solve: Solve, group: Group, seed: int, report: Report, *, used: Sequence[Effect] = ()
+    ) -> dict[int, Reconstruction]:
+        """Return ``solve(group, seed, report)``, computed once for all observers who differ in the known defense alone.
+
+        ``used``: effects of that defense on which results depend.
+        """
+        upload, of = group.first.upload, group.observations
+        facts = [fact for o in of.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
+        kept, asked = _results.setdefault(upload, {}), (self, seed, [*of], [*map(id, facts)], [*used])
+        if type(self) not in kept or kept[type(self)][0] != asked:
+            with within(math.inf) as limit:
+                results = solve(group, seed, report)
+            if limit.cut:
+                return results
+            others = [fact for fact in facts if fact is not upload]  # kept, so that no other object gets their ids
+            kept[type(self)] = asked, others, results
+        report(1.0)
+        return dict(kept[type(self)][2])
 
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:

@@ -167,7 +167,7 @@ def _choose(
 
 
 def _unrolled(victim_model: VictimModel, trial: torch.Tensor) -> Unrolled:
-    unrolled = Unrolled(victim_model)
+    unrolled = Unrolled(victim_model, trial)
     if not is_plain(victim_model.loss):
         labels = torch.zeros(trial.shape[:2], dtype=torch.long, device=trial.device)
         try:

@@ -3,17 +3,15 @@
 The convolution's outputs, inferred from public layers' gradients, are an unknown linear map of the image's patches.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Report, timely, within
+from fl_privacy.attacks.attack import Report, timely
 from fl_privacy.attacks.feature_inversion import Recovery
 from fl_privacy.attacks.gradient_inversion import attack, evident_defense, grouping, objectives, settings
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
@@ -25,7 +23,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models import Front, cut_layer
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.layers import behind_activation, called_layers
-from fl_privacy.types import Batch, Observation, Reconstruction, Upload
+from fl_privacy.types import Batch, Observation, Reconstruction
 
 _FEWEST = 50  # least number of public images for a prior
 _FLAT = 1e-3  # ridge of the unknown map, in squared units of a normalized pixel
@@ -157,19 +155,7 @@ class BlindDeconvolution(grouping.GroupAttack):
         return evident_defense.undo_evident_defenses(observations)
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        upload, of = group.first.upload, group.observations
-        facts = [fact for o in of.values() for fact in (vars(o) | vars(o.knowledge) | _UNUSED).values()]
-        asked = self, seed, [*of], [*map(id, facts)]
-        if upload in _solved and _solved[upload][0] == asked:  # who knows the defense gets the same results
-            results = _solved[upload][2]
-        else:
-            kept = [fact for fact in facts if fact is not upload]  # so that no other gets its id
-            with within(math.inf) as limit:
-                results = self._solve(group, seed, report)
-            if not limit.cut:
-                _solved[upload] = asked, kept, results
-        report(1.0)
-        return dict(results)
+        return self.solved_once(self._solve, group, seed, report)
 
     def _solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
@@ -247,10 +233,6 @@ class BlindDeconvolution(grouping.GroupAttack):
             picked = [int(own[number % len(own)]) if len(own) else number % len(every) for own in of_class]
             starts.append(images[picked].flatten(1).to(means))
         return torch.stack(starts, 1)
-
-
-_UNUSED = dict.fromkeys(["knowledge", "defense", "same_data"])
-_solved = WeakKeyDictionary[Upload, Any]()  # by a group's first upload: what was asked, all that was used, and results
 
 
 def _has_prior(first: Observation) -> bool:

@@ -109,27 +109,54 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 
 
 class Unrolled(victims.VictimGradients):
-    """Computes gradients by replaying each victim's local steps: the parameters' change divided by -lr."""
+    """Computes gradients by replaying each victim's local steps: the parameters' change divided by -lr.
 
-    def __init__(self, victim_model: victims.VictimModel) -> None:
-        self._victim_model = victim_model
+    ``trial``: inputs (V, B, ...) to try :func:`victims.joined_loss` on, which is faster than ``vmap``.
+    """
+
+    def __init__(self, victim_model: victims.VictimModel, trial: Tensor | None = None) -> None:
+        self._victim_model, self._trial = victim_model, trial
         self._loss = victims.VictimLoss(victim_model)
         self._sent = self._loss.parameters()
+        self._joined = None if trial is None else self._tried(trial)
+
+    def under(self, victim_model: victims.VictimModel) -> "Unrolled":
+        return Unrolled(victim_model, self._trial)
+
+    def _tried(self, trial: Tensor) -> victims.JoinedLoss | None:
+        plan, joined = self._victim_model.plan, victims.joined_loss(self._victim_model)
+        if joined is None or plan.held(self._sent):
+            return None
+        replay = Unrolled(replace(self._victim_model, plan=replace(plan, epochs=None, steps=2)))
+        labels = torch.zeros(trial.shape[:2], dtype=torch.long, device=trial.device)
+        try:
+            expected, replay._joined = with_slope(replay, trial, labels), joined
+            return joined if same_gradients(with_slope(replay, trial, labels), expected) else None
+        except RuntimeError:  # of models that take one victim at a time
+            return None
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        return vmap(self._train)(inputs, labels)
-
-    def _train(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        plan = self._victim_model.plan
-        held = plan.held(self._sent)
-        moved = {name: torch.zeros_like(p) for name, p in self._sent.items() if name not in held}
-        moments: list[Tensors] = [{}, {}]
-        for number, batch in enumerate(step_slices(len(inputs), plan), start=1):
-            parameters = {name: self._sent[name] - plan.lr * m for name, m in moved.items()}
-            gradients: Tensors = grad(self._loss)(parameters, inputs[batch], labels[batch])
+        plan, held = self._victim_model.plan, self._victim_model.plan.held(self._sent)
+        trained = {name: p for name, p in self._sent.items() if name not in held}
+        moved, moments = dict[str, Tensor](), list[Tensors]([{}, {}])
+        for number, batch in enumerate(step_slices(inputs.shape[1], plan), start=1):
+            parameters = {name: p - plan.lr * moved[name] if moved else p for name, p in trained.items()}
+            gradients = self._gradients(parameters, inputs[:, batch], labels[:, batch], alike=not moved)
             step, moments = decaying_step(gradients, parameters, moments, plan, number)
-            moved = {name: m + step[name] for name, m in moved.items()}
+            moved = {name: moved[name] + value if moved else value for name, value in step.items()}
         return {name: moved[name] for name in self._victim_model.names}
+
+    def _gradients(self, parameters: Tensors, inputs: Tensor, labels: Tensor, *, alike: bool) -> Tensors:
+        if self._joined is None:
+            found: Tensors = vmap(grad(self._loss), (None if alike else 0, 0, 0))(parameters, inputs, labels)
+            return found
+        own = {name: p.expand(len(inputs), *p.shape) if alike else p for name, p in parameters.items()}
+        own = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in own.items()}
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            loss = self._joined(own, inputs, labels)
+            each = torch.autograd.grad(loss, list(own.values()), create_graph=create_graph, materialize_grads=True)
+        return dict(zip(own, each, strict=True))
 
 
 def step_direction(

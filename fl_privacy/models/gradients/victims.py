@@ -1,5 +1,7 @@
 """Gradients of one batch or of many attacked updates (victims) at once, and copies of models for them."""
 
+import copy
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +16,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import _SpectralNorm
 
-from fl_privacy.models.gradients.convolution import separated_copy
-from fl_privacy.models.losses import CROSS_ENTROPY, Loss
+from fl_privacy.models.gradients.convolution import pads_with_zeros, separated_copy
+from fl_privacy.models.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
@@ -149,6 +151,65 @@ class VictimLoss:
         """Return the scalar loss; parameters not given keep the values that the victims were sent."""
         renamed = {self._names[name]: value for name, value in parameters.items()}
         return self._scale * self._of_outputs(functional_call(self._model, renamed, (inputs,)), labels)
+
+
+_COLUMNS = 1 << 18
+"""Most values under the kernel at all positions for which matrix products are faster than a grouped convolution."""
+
+
+class _LayerOfVictims(nn.Module):
+    """A linear layer or convolution of V victims' stacked inputs (V B, ...), each with its own weight and bias."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = layer.weight, layer.bias
+        self._of_one = (layer,)  # in a tuple, so that its parameters are not registered twice
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        (layer,), weight = self._of_one, self.weight
+        count, outputs = weight.shape[:2]
+        bias = weight.new_zeros(count, outputs) if self.bias is None else self.bias
+        if isinstance(layer, nn.Linear):
+            found = torch.baddbmm(bias[:, None], inputs.reshape(count, -1, inputs.shape[-1]), weight.mT)
+            return found.reshape(*inputs.shape[:-1], outputs)
+        places = (layer.stride, layer.padding, layer.dilation)
+        sizes = zip(inputs.shape[2:], layer.kernel_size, *places, strict=True)
+        size = [(n + 2 * pad - gap * (kernel - 1) - 1) // stride + 1 for n, kernel, stride, pad, gap in sizes]
+        if len(inputs) * weight[0, 0].numel() * math.prod(size) > _COLUMNS:
+            stacked = inputs.reshape(count, -1, *inputs.shape[1:]).transpose(0, 1).flatten(1, 2)
+            found = F.conv2d(stacked, weight.flatten(0, 1), bias.flatten(), *places, groups=count)
+            return found.reshape(-1, count, outputs, *size).transpose(0, 1).flatten(0, 1)
+        columns = F.unfold(inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        if len(inputs) == count:
+            found = torch.baddbmm(bias[..., None], weight.flatten(2), columns)
+        else:
+            found = weight.flatten(2)[:, None] @ columns.reshape(count, -1, *columns.shape[1:]) + bias[:, None, :, None]
+        return found.reshape(len(inputs), outputs, *size)
+
+
+JoinedLoss = Callable[[Tensors, Tensor, Tensor], Tensor]
+"""Function (parameters (V, *shape), inputs (V, B, ...), labels (V, B) or (V, B, K)) -> sum of V victims' losses."""
+
+
+def joined_loss(victim_model: VictimModel) -> JoinedLoss | None:
+    """Return the victims' loss in one pass without ``vmap``.
+
+    ``None`` unless all parameters are of linear layers and convolutions, and the loss is cross entropy.
+    """
+    copied = copy.deepcopy(victim_model.model)
+    for name, module in list(copied.named_modules()):
+        convolves = type(module) is nn.Conv2d and module.groups == 1 and pads_with_zeros(module)
+        if name and (type(module) is nn.Linear or convolves):
+            copied.set_submodule(name, _LayerOfVictims(module))
+        elif next(module.parameters(recurse=False), None) is not None:
+            return None
+
+    def loss(parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
+        logits = functional_call(copied, dict(parameters), (inputs.flatten(0, 1),))
+        scale = victim_model.plan.loss_scale / inputs.shape[1]
+        return scale * F.cross_entropy(logits, labels.flatten(0, 1), reduction="sum")
+
+    return loss if is_plain(victim_model.loss) else None
 
 
 class Vectorized(VictimGradients):

@@ -12,7 +12,10 @@ from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.convolution import Convolution, conjugate_gradients, solve_inputs
 from fl_privacy.attacks.exact.r_gap import ACTIVATIONS, find_chain
+from fl_privacy.attacks.gradient_inversion.grouping import Groups
+from fl_privacy.effects import Gaussian, Part, Quantized, Truncated
 from fl_privacy.models import LeNet
+from fl_privacy.progress import no_progress
 from fl_privacy.types import Batch, Certainty, LocalPlan, Observation
 from tests.attacks.victims import CLASSES, error, examples, observations, observe
 
@@ -63,6 +66,25 @@ def test_several_victims_are_read_as_each_alone():
     for one, own in zip(seen, together, strict=True):
         (alone,) = EXACT([one], seed=0)
         torch.testing.assert_close(alone.batch.inputs, own.batch.inputs, atol=1e-6, rtol=0)
+
+
+def test_equations_are_solved_once_for_all_who_know_as_much_but_for_the_defense(monkeypatch):
+    solved = []
+    monkeypatch.setattr(ExactInversion, "_solve", lambda self, group, seed, report: solved.append(group) or {})
+    (seen,) = observations(convolutions(nn.Tanh).double(), 1)
+
+    def solves_for(*effects, seed=0, **changes):
+        known = replace(seen, **changes).given(defense=tuple(Part("part", effect=effect) for effect in effects) or None)
+        (group,) = Groups([known], progress=no_progress, rounds="apart")
+        EXACT.solve(group, seed, lambda share: None)
+        return len(solved)
+
+    assert solves_for() == solves_for(Quantized(bits=8)) == solves_for(Gaussian(std=0.1, clip=None)) == 1
+    assert solves_for(Truncated(bound=0.1)) == 2  # equations use what a known bound cut off
+    assert solves_for(Truncated(bound=0.1), Quantized(bits=8)) == 2
+    assert solves_for(Truncated(bound=0.2)) == 3
+    assert solves_for(seed=1) == 4
+    assert solves_for(seed=1, upload=replace(seen.upload)) == 5
 
 
 def test_behind_a_relu_the_smoothest_image_that_its_equations_leave_is_read():
