@@ -57,10 +57,10 @@ def minimize_in_stages(
     *,
     filmed: Sequence[int] = (),
 ) -> Solutions:
-    """Minimize ``problem`` from victims' ``variables`` (V, N) through the stages of the image source.
+    """Minimize the loss ``problem`` from victims' ``variables`` (V, N), once for each stage of the image source.
 
-    After several stages, each victim keeps the result of least loss, without the image source's penalty. ``filmed``:
-    victims whose guesses are recorded on the way.
+    A stage is what a source lets vary: a generator's latents, then features. Each victim keeps the stage of least loss,
+    without the source's penalty. ``filmed``: indices of victims whose guesses are recorded.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None

@@ -15,10 +15,11 @@ from fl_privacy.types import Observation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordEmbeddings(ImageSource):
-    """Source of a :class:`TextModel`'s inputs: V victims' embeddings (V, B, L, d) of L words a text.
+    """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d) of V victims, B texts and L words a text.
 
-    They are in units of their root mean square. ``table``: (n, d) embeddings of the n tokens. ``first``: start of the
-    search. ``reading``: method of decoding. ``norm``: see ``Settings.embedding_norm``.
+    The variables are embeddings divided by the table's root mean square. ``table``: embeddings (n, d) of n tokens.
+    ``first``: function that draws the start. ``reading``: rule by which embeddings become tokens. ``norm``: see
+    ``Settings.embedding_norm``.
     """
 
     table: Tensor

@@ -31,7 +31,7 @@ _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mix
 
 
 def as_mixture(observation: Observation) -> Observation:
-    """Return ``observation`` without the defense's mixing, so that the mixed image is reconstructed."""
+    """Return ``observation`` as if the defense mixed no images, so that attacks reconstruct the mixed image."""
     known = observation.knowledge
     if mixing(known.defense) is None:
         return observation
@@ -40,7 +40,7 @@ def as_mixture(observation: Observation) -> Observation:
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
-    """Replace reconstructions that are mixtures (InstaHide) of one example by the image that they have in common.
+    """Replace reconstructed mixtures (InstaHide) that contain the same example by their common image.
 
     The attacker must have public images, and know that the defense mixes; uploads of several examples are unchanged.
     """
@@ -74,9 +74,9 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
-    Each mixture is (1, C, H, W) in [0, 1] with labels (1,) or (1, K). Its pixels may have been negated: a guess of the
-    image, with the class means of the other images, gives each pixel's probability of negation. These probabilities
-    give the image's posterior under a normal prior.
+    A mixture is a weighted sum of images, (1, C, H, W) in [0, 1], with labels (1,) or (1, K); some pixels may be
+    negated. In turn, the guess and other images' class means give each pixel's probability of negation, and these the
+    image's posterior under a normal prior.
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -98,9 +98,10 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Return the image of N pixels that U mixtures ``seen`` (U, N) have in common.
+    """Estimate the image (N,) that all U mixtures ``seen`` (U, N) of N pixels contain.
 
-    ``own``: share (U,) of the image in each mixture. ``others``: shares (U, K) of images of each of K classes.
+    ``own``: its share (U,) of each mixture. ``others``: shares (U, K) of other images, by class. ``prior``: pixels'
+    means and variances by class. ``label``: the image's class.
     """
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
@@ -154,7 +155,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Return a victim per observation, or per set known to be of the same examples if the defense is known, too."""
+    """Return a victim for each observation, or for several of the same examples if their defense is known."""
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
         known = observation.knowledge
@@ -167,7 +168,10 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
 
 @dataclass(eq=False)
 class Group:
-    """Victims with the same model, values sent, plan, shapes and tensors, in one round and in ``earlier`` ones."""
+    """Victims that one batch can attack: same model, values sent, training plan, shapes and tensors.
+
+    ``observations``: last updates, by index in the caller's list. ``earlier``: groups of their earlier rounds' updates.
+    """
 
     observations: dict[int, Observation] = field(default_factory=dict)
     earlier: list["Group"] = field(default_factory=list)
@@ -214,7 +218,7 @@ Rounds = Literal["joined", "last", "apart"]
 
 
 class Groups:
-    """Iterable of groups of observations that collects their reconstructions in ``results``, by position.
+    """Iterable of groups of observations to attack together; ``results`` collects reconstructions by index.
 
     After an unforeseen error (:data:`UNFORESEEN`), a group is attacked again, one victim at a time.
 
@@ -222,7 +226,7 @@ class Groups:
         progress: callback for the work done, in thousandths of a victim.
         rounds: ``joined`` attacks updates of the same examples together, ``last`` only the last, ``apart`` each one.
         wrong: function that returns the reason why an observation can't be attacked, or ``None``.
-        see: function applied to all observations, after undisclosed parts were inferred.
+        see: function that changes the observations before the attack, such as to undo defenses.
     """
 
     @without_checkpointing()
@@ -252,7 +256,7 @@ class Groups:
 
     @contextmanager
     def attempt(self, group: Group) -> Iterator[Report]:
-        """Context for an attack on ``group`` that reports its share of the progress."""
+        """Context for an attack on ``group`` that records its failure; yields a function to report the share done."""
         before, size = self._done, 1000 * len(group.observations)
         try:
             with without_checkpointing():
@@ -302,7 +306,7 @@ class GroupAttack(ABC):
 
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if that is impossible."""
+        """Reconstruct the victims of ``group``, by index in the caller's list; ``NotAttackableError`` if impossible."""
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
@@ -323,7 +327,10 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Apply the attack ``read``, whose random streams ``name`` seeds, to each victim; return results by position."""
+    """Reconstruct each victim of ``group`` by ``read``; return results by index in the caller's list.
+
+    A victim's random numbers derive from ``seed``, ``name`` and its id.
+    """
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -25,7 +25,7 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs (B, K) of a network, differentiable with respect to ``leaf`` (B, K), the output layer's own outputs."""
+    """Outputs (B, K) of a network as a function of ``leaf`` (B, K), those of its last linear layer."""
 
     leaf: Tensor
     outputs: Tensor
@@ -48,8 +48,7 @@ class Head:
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
     """Return labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K), and the relative error that is left.
 
-    Classes follow from the direction of gradients, since class weights and clipping change only their lengths. Other
-    targets solve linear equations, since usual losses are linear in them.
+    Classes follow from the direction of gradients, since class weights and clipping change only their lengths.
     """
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":
@@ -65,7 +64,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
-    """Solve for targets (B, K) whose loss has the gradient ``slopes``; targets of classes add up to 1."""
+    """Find targets (B, K) for which the loss has the gradient ``slopes`` (B, K) at the logits; classes' add up to 1."""
     size, number = slopes.shape
     zeros = slopes.new_zeros(size, number)
     base = head.slopes(loss, zeros)
@@ -84,7 +83,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SingleExample:
-    """One example's output layer, and the loss's gradient ``slopes`` (1, K) with respect to its outputs."""
+    """A network's outputs for one example, and the loss's gradient ``slopes`` (1, K) with respect to its logits."""
 
     head: Head
     slopes: Tensor
@@ -93,7 +92,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Infer the outputs from the unscaled ``gradient``; ``None`` if that is incomplete or of several examples."""
+        """Infer the outputs from the unscaled ``gradient`` of the output layer; ``None`` unless it is one example's."""
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
             return None
@@ -111,7 +110,10 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Infer sorted labels (B,) from ``evidence`` (K,), the summed gradient with respect to the logits."""
+    """Infer sorted labels (B,) whose gradients add up to the direction of ``evidence`` (K,), that at the logits.
+
+    ``shape``: one input, of which noise shows each label's gradient.
+    """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
     for _ in range(size):
@@ -128,7 +130,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return each class's mean gradient by the K logits (K, K) on noise images, up to a common factor."""
+    """Return the loss's mean gradient at K logits for each of K labels, (K, K), up to one common factor."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -149,9 +151,9 @@ def usual_outputs(
 
     If the layer's gradients G (K, F) of the weight and b (K,) of the bias are given, the mean softmax is corrected:
 
-    1. h = G^T b / |b|^2 are the features, if all examples have the same; they explain rho = |b h^T|^2 / |G|^2 of G.
+    1. If all examples had features h = G^T b / |b|^2, these would explain the share rho = |b h^T|^2 / |G|^2 of G.
     2. d = softmax for h - 1 / K and e = mean softmax - 1 / K have independent errors; m = (d + e) / 2.
-    3. The answer is rho (1 / K + w m) + (1 - rho) (uncorrected), w = <d, e> / |m|^2 in [0, 1] (James and Stein 1961).
+    3. The result is rho (1 / K + w m) + (1 - rho) (uncorrected), w = <d, e> / |m|^2 in [0, 1] (James and Stein 1961).
 
     ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU. ``gradient``: of the mean loss, unscaled.
     """
@@ -176,7 +178,7 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the softmax (K,) for features common to all examples, and the share of ``gradient`` that these explain."""
+    """Return the softmax (K,) if all examples had equal features, and the share of ``gradient`` that this explains."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size
@@ -190,7 +192,7 @@ def _least(like: Tensor) -> float:
 
 
 def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return mean softmax (K,) and mean input (F,) for ``inputs``; ``layer`` names the output layer's weight."""
+    """Return mean softmax (K,) and mean input (F,) of a model's output layer for ``inputs``; ``layer``: its weight."""
     each, features = _outputs(model, inputs, layer)
     return each.mean(0), features
 
@@ -210,7 +212,10 @@ _MOST_EXPECTED = 2.0**50
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
 ) -> tuple[Tensor | None, str]:
-    """Choose labels (B,) or (B, K), ``None`` to optimize them; name their source. ``NotAttackableError`` if neither."""
+    """Return a victim's labels (B,) or (B, K) and their source, such as known; ``None`` if they are to be optimized.
+
+    ``NotAttackableError`` if ``policy`` allows none of its sources.
+    """
     given, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
         if observation.loss is not None and observation.loss.takes == "indices":
@@ -285,9 +290,10 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def _labels_of(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Return (labels, "inferred") for losses other than plain cross entropy.
+    """Return (labels, "inferred") for losses other than plain cross entropy, or (``None``, "optimized").
 
-    If the attack has to optimize labels, return (``None``, "optimized"); ``NotAttackableError`` if neither works.
+    Labels are optimized if ``gradient``, that of the output ``layer``, does not determine them; ``NotAttackableError``
+    if ``policy`` or the loss forbids that.
     """
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)
