@@ -199,10 +199,10 @@ def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> 
 
 @countermeasures_against.register
 def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
+    """Counter the defense SPN by guessing the gradient of its private loss with respect to each example's features.
 
-    A feature's gradient is about alpha2 sqrt(``bits``) times the head's weights, and sqrt(w / 2) times more for each
-    further private layer of width w. If it can't be guessed, only the output layer is matched.
+    A feature's gradient is about alpha2 (the loss's weight) sqrt(``bits``) times the private head's weights, and sqrt(w
+    / 2) times more for each further private layer of width w. If it can't be guessed, only the output layer is matched.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     stated = effect.alpha2 is not None and effect.bits is not None
@@ -289,7 +289,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient, if any; only one is guessed, as those at the same features add up."""
+        """Return the strongest gradient of a private loss, if any; only one is guessed, as several add up."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -302,10 +302,10 @@ class KnownDefense:
 
     @property
     def transforms(self) -> tuple[constraints.Transform, ...]:
-        """Return the transforms that the client may have used.
+        """Return all image transforms that the client may have used.
 
-        If several defenses transform images, return all sequences or, above ``MOST_SEQUENCES``, the transforms of the
-        defense with the most.
+        If several defenses transform images, these are all combinations or, above ``MOST_SEQUENCES``, the transforms of
+        the defense that has the most.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:

@@ -67,7 +67,7 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Callable that recovers the input of the first public layer, by :func:`recover_by_lemma` or ``matching``.
+    """Callable that recovers the input of the first layer that clients share, in closed form or by ``matching``.
 
     For each observation, it returns the input or the reason why the input can't be recovered.
     """
@@ -118,15 +118,16 @@ class Recovery:
 
 @torch.no_grad()
 def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
-    """Return the shape of one example's output of ``front``."""
+    """Return the shape of one example's output of ``front``, the model's first layers."""
     return tuple(front(next(front.parameters()).new_zeros(1, *observation.input_shape)).shape[1:])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InversionProblem:
-    """Loss ``||F(x) - O||^2`` plus image priors of V victims, where F is ``front`` and O ``features`` (V, B, ...).
+    """Loss ``||F(x) - O||^2`` plus image priors of V victims; F: ``front``, first layers; O: ``features`` (V, B, ...).
 
-    The N variables (V, N) of a victim are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of the front.
+    A victim's N variables (V, N) are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of F, to be guessed,
+    too.
     """
 
     attack: "ModelInversion"
@@ -194,7 +195,8 @@ def best_reconstruction(
 ) -> Reconstruction:
     """Return the best attempt at ``observation``, or a failed reconstruction if no attempt has a finite loss.
 
-    ``rows``: the attempts, as rows of ``found`` and of ``images``. ``sentences``: countermeasures to report.
+    ``rows``: the attempts' indices in ``found``, the search's result, and ``images``. ``films``: the search's
+    snapshots, by row. ``sentences``: countermeasures, for the report.
     """
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
@@ -244,11 +246,13 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 class ModelInversion(GroupAttack):
     """Attack that minimizes ``||F(x) - O||^2 / ||O||^2`` + priors over images x with features O (He et al. 2019).
 
-    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). O is the output of the victim's private layers;
-    F are the private layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
+    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). O is the output of the victim's first layers F.
+    Private ones are replaced by those of a colluding client or other stand-ins; otherwise, F is the first layer as
+    sent.
 
-    If ``front`` is ``joint``, the parameters of F are optimized with each image. ``recover_at``: later module whose
-    input is O, instead of the first public layer's, such as one where :func:`recover_by_lemma` is exact.
+    If ``front`` is ``joint``, the parameters of F are optimized with each image. ``recover_at``: name of the module
+    with input O; by default, it is the first layer that is not private. :func:`recover_by_lemma` may be exact at a
+    later one.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))

@@ -126,9 +126,10 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """Intermediate models of V victims: ``sent`` values (*shape) plus shares of the changes ``ways`` (V, *shape).
+    """Models between the one sent to V victims and those returned: ``sent`` + share * ``ways``.
 
-    ``labels``: (V, B) or (V, B, K). If ``signed``, signs of gradients count more than sizes.
+    ``sent``: (*shape) by parameter. ``ways``: changes (V, *shape). ``labels``: (V, B) or (V, B, K). If ``signed``,
+    signs of gradients count more than sizes.
     """
 
     loss: VictimLoss
@@ -170,7 +171,7 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of the updates and the negative gradients of ``images`` at shares ``between`` (V,)."""
+        """Return 1 - cosine (V,) of the updates and ``images``' negative gradients at shares ``between`` (V,)."""
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))

@@ -94,7 +94,7 @@ class MembershipTrap(server_attack.ServerAttack):
         return self.public[self.first : self.first + min(traps.widths[0] // (2 * self.directions), traps.widths[1])]
 
     def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
-        """Return ``True`` for each trap that fired, and the noise: the largest change of a weight outside of traps."""
+        """Return ``True`` for candidates whose neuron fired, and noise: the largest change of other weights."""
         count = len(self.asked(traps))
         used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
         used |= {traps.weight: count, traps.bias: count}

@@ -66,13 +66,13 @@ class ServerAttack(ABC):
         """Return crafted values for ``client`` in a new object; ``UserError`` if the model has no usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Return the sent values and the reply of ``client``; ``ask`` may be called repeatedly on the same batch."""
+        """Return values crafted for ``client`` and its reply; ``ask`` gets replies, also repeatedly on one batch."""
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return images with certainties from a reply or the mean of replies; unless ``reads_images``, an update."""
+        """Return images and certainties from a reply or a mean of replies, or an update for a further attack."""
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
@@ -169,10 +169,8 @@ def is_one_image(
 
     Args:
         error: (N,) standard deviation of the pixels' rounding; an image is refused above a hundredth of a level.
-        blur: (N,) standard deviation of the pixels due to rounded weights, which allows distances from levels up to
-            ``NEARLY``.
-        rows: (N, D) update of each image; all are refused if two or more rows lie on one grid of few values, as if
-            quantized.
+        blur: (N,) the same by rounding of trained weights; pixels may then be up to ``NEARLY`` from levels.
+        rows: (N, D) gradient of each image; all are refused if they lie on one grid of few values, as if quantized.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
@@ -197,8 +195,9 @@ def images_of_brightness(
 ) -> tuple[Tensor, Tensor]:
     """Scale rows (bins, D) of an update to images with brightness between ``low`` (bins,) and ``high`` (bins,).
 
-    Return each row's D pixels, (N, D), and ``True`` (N,) for single images; the strongest rows come first. Rows with a
-    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of the rows' rounding.
+    Return N rows' pixels (N, D), and ``True`` (N,) for those of a single image; the strongest come first. Rows with a
+    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of rounding errors in
+    ``rows``.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)
