@@ -153,9 +153,9 @@ class Usual:
     output layer. ``noise``: norm of noise and rounding over that of the gradient.
     """
 
-    scattered: float
-    columns: float
-    noise: float
+    scattered: float  # share of zeros outside of all-zero rows and columns
+    columns: float  # share of all-zero columns in the output layer
+    noise: float  # norm of noise and rounding, over that of the gradient
 
 
 def usual_of(observation: Observation) -> Usual:

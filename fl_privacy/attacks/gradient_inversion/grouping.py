@@ -173,8 +173,8 @@ class Group:
     ``observations``: last updates, by index in the caller's list. ``earlier``: groups of their earlier rounds' updates.
     """
 
-    observations: dict[int, Observation] = field(default_factory=dict)
-    earlier: list["Group"] = field(default_factory=list)
+    observations: dict[int, Observation] = field(default_factory=dict)  # last updates, by index in the caller's list
+    earlier: list["Group"] = field(default_factory=list)  # the same victims' updates of earlier rounds
 
     @property
     def first(self) -> Observation:

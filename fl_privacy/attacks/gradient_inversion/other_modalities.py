@@ -44,8 +44,8 @@ class Evidence:
     each category and the mean of each number.
     """
 
-    present: Tensor
-    shares: Tensor
+    present: Tensor  # (F,) ``False`` for categories that no row has
+    shares: Tensor  # (K, F) share of each category and mean of each number, for each of K classes
 
 
 def first_linear(model: nn.Module, width: int) -> str | None:
