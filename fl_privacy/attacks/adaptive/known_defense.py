@@ -35,8 +35,8 @@ class AttackSetting:
 class Countermeasure:
     """One change of an attack to counter a known defense; ``sentence`` describes the change to users.
 
-    ``hidden``: gradient of a private loss, which the attack guesses, too. ``transforms``: image transforms that the
-    client may have used; all are tried.
+    ``hidden``: gradient of a loss that only the client knows, to be guessed, too. ``transforms``: image transforms that
+    the client may have used; all are tried.
     """
 
     sentence: str
@@ -376,7 +376,7 @@ def _as_seen(parts: Description) -> Description:
 
 
 def without_countermeasure(parts: Description) -> list[str]:
-    """Name the ``parts`` of a defense that have no countermeasure, so that they are attacked as if unknown."""
+    """Name the ``parts`` of a defense that have no countermeasure."""
     unknown = countermeasures_against.dispatch(object)
     names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
     return list(dict.fromkeys(names))

@@ -59,8 +59,8 @@ def minimize_in_stages(
 ) -> Solutions:
     """Minimize the loss ``problem`` from victims' ``variables`` (V, N), once for each stage of the image source.
 
-    A stage is what a source lets vary: a generator's latents, then features. Each victim keeps the stage of least loss,
-    without the source's penalty. ``filmed``: indices of victims whose guesses are recorded.
+    A stage is what is varied: a generator's latents, then features. Each victim keeps the stage of least loss, without
+    the source's penalty. ``filmed``: indices of victims whose guesses are recorded.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -158,9 +158,9 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
 class GradientInversion(GroupAttack, Settings):
     """Attack that minimizes ``objective(gradient(guess), observed) + priors(guess)`` over each victim's guess.
 
-    Victims that share model, values sent, plan and shapes are attacked together. A victim's random numbers come from
-    ``derive_generator(seed, "attack", observation.id, restart)``. Other victims change only the last bits of batched
-    products; ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
+    A victim's random numbers come from ``derive_generator(seed, "attack", observation.id, restart)``. Victims that
+    share model, values sent, plan and shapes are attacked together, which changes the last bits of results;
+    ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:

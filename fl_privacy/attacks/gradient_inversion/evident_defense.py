@@ -35,8 +35,8 @@ _COARSE = 4  # side of the random images on which noise is measured, before they
 def noise_over_gradient(observation: Observation) -> float | None:
     """Return the ratio of the update's noise norm to its gradient norm, at most 3.
 
-    Under cross entropy, columns of the output layer's gradient sum to zero but for noise and rounding (1e-6). The ratio
-    is ``None`` without an output layer, with too few columns, or for steps of Adam.
+    Without noise, columns of the output layer's gradient sum to zero under cross entropy. The ratio is ``None`` without
+    an output layer, with too few columns, or for steps of Adam.
     """
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     return None if of_adam else _ratio(targets.as_gradient(observation), observation)
@@ -147,11 +147,7 @@ CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
 
 @dataclass(frozen=True)
 class Usual:
-    """Statistics of undefended gradients, for comparison with an update.
-
-    ``scattered``: share of zeros outside all-zero rows and columns. ``columns``: share of all-zero columns in the
-    output layer. ``noise``: norm of noise and rounding over that of the gradient.
-    """
+    """Statistics of undefended gradients, with which those of an update are compared."""
 
     scattered: float  # share of zeros outside of all-zero rows and columns
     columns: float  # share of all-zero columns in the output layer

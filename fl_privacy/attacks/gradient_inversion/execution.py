@@ -135,8 +135,8 @@ def compiler() -> str | None:
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Return whether compiling likely saves more time than it takes.
 
-    On a CPU, the time saved grows with ``written``, the bytes written in all evaluations, and compiling takes some
-    seconds for each of the compared ``tensors``. On a GPU, it grows with ``runs``, the number of evaluations.
+    On a CPU, savings grow with ``written``, the bytes written in all evaluations, and costs with ``tensors``, the
+    number of those compared. On a GPU, savings grow with ``runs``, the number of evaluations.
     """
     if compiler() is None:
         return False
@@ -247,10 +247,7 @@ Below, threads that share cores with another process wait up to a hundred times 
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Keep freed memory for reuse within this context, and use one CPU thread if layers are small.
-
-    ``multiplications``: a layer's mean number; small is below ``WORTHWHILE``.
-    """
+    """Context that keeps freed memory for reuse, with one CPU thread if ``multiplications`` < ``WORTHWHILE``."""
     with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
@@ -282,7 +279,7 @@ Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
 def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor]]:
     """Capture ``run`` in a CUDA graph; return a function that replays it, and the tensors of its results.
 
-    Warm-up runs come first, on a separate stream. A ``run`` that waits for the GPU raises ``RuntimeError``.
+    A ``run`` that waits for the GPU raises ``RuntimeError``.
     """
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())

@@ -168,10 +168,7 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
 
 @dataclass(eq=False)
 class Group:
-    """Victims that one batch can attack: same model, values sent, training plan, shapes and tensors.
-
-    ``observations``: last updates, by index in the caller's list. ``earlier``: groups of their earlier rounds' updates.
-    """
+    """Victims that one batch can attack: same model, values sent, training plan, shapes and tensors."""
 
     observations: dict[int, Observation] = field(default_factory=dict)  # last updates, by index in the caller's list
     earlier: list["Group"] = field(default_factory=list)  # the same victims' updates of earlier rounds
@@ -327,10 +324,7 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each victim of ``group`` by ``read``; return results by index in the caller's list.
-
-    A victim's random numbers derive from ``seed``, ``name`` and its id.
-    """
+    """Reconstruct each victim by ``read``, with random numbers from ``seed`` and ``name``; return results by index."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

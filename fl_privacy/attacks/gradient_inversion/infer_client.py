@@ -98,11 +98,7 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _of_many(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer a batch's loss and a sentence that explains it; ``NotAttackableError`` if the loss applies no softmax.
-
-    ``gradient``: of the output layer. ``layer``: its parameters' names. ``fits``: relative error of gradients that
-    agree.
-    """
+    """Infer a batch's loss from its output layer's ``gradient``; return it with a sentence that explains it."""
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
@@ -163,10 +159,10 @@ def without_adam(observation: Observation) -> Observation:
     """Replace one step of Adam by the gradient behind it; other observations are unchanged.
 
     Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for ``r = |delta| / lr``.
-    With PyTorch's settings and single precision, this gives sizes below 1e-3, and below 1e-4 to a few percent. For one
-    example, a linear layer's gradient is a product of two vectors, which gives the rest.
+    In single precision, this gives magnitudes below 1e-3, and those below 1e-4 to a few percent. Larger ones follow for
+    a single example, whose gradient of a linear layer is a product of two vectors.
 
-    If an element's step is longer than Adam's, or the longest is less than half of it, it only gets a note.
+    If a step is longer than Adam's, or the longest is less than half of it, the observation only gets a note.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
@@ -294,10 +290,7 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation completed for an attack: loss inferred, no random layers, inputs in [0, 1].
-
-    ``wrong``: reason why it can't be attacked, or ``None``.
-    """
+    """An observation with inferred loss, no random layers and inputs in [0, 1]; ``wrong``: why it can't be attacked."""
 
     observation: Observation
     wrong: str | None = None

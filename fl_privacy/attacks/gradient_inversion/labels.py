@@ -110,10 +110,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Infer sorted labels (B,) whose gradients add up to the direction of ``evidence`` (K,), that at the logits.
-
-    ``shape``: one input, of which noise shows each label's gradient.
-    """
+    """Infer sorted labels (B,) whose gradients on noise of ``shape`` add up to the direction of ``evidence`` (K,)."""
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
     for _ in range(size):
@@ -212,10 +209,7 @@ _MOST_EXPECTED = 2.0**50
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
 ) -> tuple[Tensor | None, str]:
-    """Return a victim's labels (B,) or (B, K) and their source, such as known; ``None`` if they are to be optimized.
-
-    ``NotAttackableError`` if ``policy`` allows none of its sources.
-    """
+    """Return labels (B,) or (B, K), ``None`` if optimized, and their source; ``NotAttackableError`` if impossible."""
     given, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
         if observation.loss is not None and observation.loss.takes == "indices":
@@ -258,7 +252,7 @@ def choose_labels(
 
 
 def policy_for(observation: Observation) -> LabelPolicy:
-    """Return ``optimize`` if neither knowledge nor upload reveals labels, else ``auto``."""
+    """Return the policy for labels: ``optimize`` if neither knowledge nor upload reveals them, else ``auto``."""
     model, number = observation.model, observation.num_classes
     layer = output_layer(model, number) or logit_layer(model, number)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)

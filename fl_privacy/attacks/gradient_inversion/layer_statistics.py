@@ -168,7 +168,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of V victims' weight gradients, kept as factors ``deltas`` and ``inputs`` of P positions."""
+    """Statistics of V victims' weight gradients, from factors ``deltas`` (V, M, P) and ``inputs`` (V, N, P)."""
 
     deltas: Tensor
     inputs: Tensor
@@ -268,8 +268,8 @@ def weighted_distance(
 ) -> Tensor:
     """Return each victim's sum (V,) over tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
 
-    ``formed``: guesses g' (V, *shape). ``factored``: for other tensors, the gradient at the layer's output and the
-    layer's input, whose product is g'. ``targets``: observed g, without bounds. ``weights``: (a, b) of each tensor.
+    ``formed``: guesses g' (V, *shape). ``factored``: for other tensors, gradient at the layer's output and the layer's
+    input, whose product is g'. ``targets``: observed g, without bounds. ``weights``: (a, b) of each tensor.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []

@@ -36,8 +36,8 @@ class Minimum:
 class DescentState:
     """State of V victims' descents; finished victims stay until :meth:`select` removes them.
 
-    ``best`` (V, N): variables with the lowest loss so far. ``rescued_at`` (V,): lowest loss at a victim's last return
-    to ``best``. ``over`` (V,): ``True`` for finished victims.
+    ``best`` (V, N): variables of least loss so far, to which a victim returns from a loss that is not finite.
+    ``rescued_at`` (V,): least loss at the last return. ``over`` (V,): ``True`` for finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -127,10 +127,7 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` by an evolution strategy, at most ``capacity`` guesses at a time.
-
-    ``variables`` (V, N) only give shape and type. See :func:`minimize`.
-    """
+    """Minimize ``problem`` by an evolution strategy, at most ``capacity`` guesses at a time; see :func:`minimize`."""
     assert isinstance(settings.optimizer, EvolutionStrategy)
     runs = [settings.optimizer.begin(variables.shape[1], settings.iterations, generator) for generator in generators]
     state = DescentState(torch.zeros_like(variables), settings.iterations, filmed)
@@ -156,10 +153,7 @@ def search(
 def judged(
     problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
-    """Return the loss (A, P) of each of P ``candidates`` (A, P, N) for A ``victims`` of ``problem``.
-
-    ``capacity``: most candidates evaluated at once.
-    """
+    """Return the loss (A, P) of each of P ``candidates`` (A, P, N) for A ``victims``, at most ``capacity`` at once."""
     losses, owners = [], victims.repeat_interleave(candidates.shape[1])
     for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():
@@ -249,7 +243,7 @@ def minimize(
     """Minimize ``problem`` from ``variables`` (V, N), N for each of V victims.
 
     A victim with a loss or gradient that is not finite returns to its best iterate with a fresh optimizer; if it has
-    made no progress since the last such return, it is finished. Finished victims leave the batch.
+    made no progress since the last such return, it is finished.
 
     Args:
         enough: loss (V,) below which a victim is finished.

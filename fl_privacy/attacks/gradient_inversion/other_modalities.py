@@ -38,11 +38,7 @@ _LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Facts inferred about a client's table, whose rows have F encoded values.
-
-    ``present`` (F,): ``False`` for categories that no row has. ``shares`` (K, F): for each of K classes, the share of
-    each category and the mean of each number.
-    """
+    """Categories and class means that an attack infers about a table, whose rows have F encoded values."""
 
     present: Tensor  # (F,) ``False`` for categories that no row has
     shares: Tensor  # (K, F) share of each category and mean of each number, for each of K classes
@@ -145,11 +141,10 @@ _FAR = -1e9  # logit that pads columns with fewer categories than the largest
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows(ImageSource):
-    """Source of V victims' rows (V, B, F): softmax of free variables over categories, and bounded numbers.
+    """Source of V victims' table rows (V, B, F): softmax of free variables over categories, and bounded numbers.
 
     ``bounded``: numbers come from a sigmoid between the schema's bounds. ``counted``: categories that no row has are
-    left out, and variables start from the counts of the other categories. ``spread``: standard deviation of first
-    variables.
+    left out, and variables start from the others' inferred shares. ``spread``: standard deviation of first variables.
     """
 
     schema: Schema
@@ -234,10 +229,10 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The consensus of many attempts at the same ``rows``, encoded as for the model.
+    """The consensus ``rows`` (B, F) of many attempts, encoded as for the model.
 
-    ``certainty`` of B rows' C cells, in [0, 1], is 1 minus the entropy of a cell's values over the attempts, relative
-    to the largest.
+    ``certainty`` (B, C) of cells: of a category, 1 minus the entropy over attempts, relative to the largest; of a
+    number, the share of attempts near the median.
     """
 
     rows: Tensor
@@ -346,7 +341,6 @@ def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator
 
 
 def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Draw mostly gray images (N, C, H, W) with the spectrum of photographs."""
     height, width = shape[-2:]
     rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
     amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()

@@ -223,10 +223,7 @@ class PreparedVictim:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Values computed once for a group of victims before its guesses, (B, C, H, W) each, are optimized.
-
-    ``rounds``: the last round, then earlier ones.
-    """
+    """Values computed once for a group before guesses (B, C, H, W) are optimized; ``rounds``: the last first."""
 
     settings: Settings
     seed: int

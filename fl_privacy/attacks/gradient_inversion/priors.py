@@ -27,9 +27,9 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Input of a prior: V victims' ``images`` (V, B, C, H, W) before any assumed transformation.
+    """Input of a prior: V victims' ``images`` (V, B, C, H, W) before the defense's transform, if one is assumed.
 
-    ``attempts`` neighboring rows belong to one victim; ``batch_statistics`` computes statistics of transformed images.
+    Each ``attempts`` consecutive rows are one victim's; ``batch_statistics`` computes statistics of transformed images.
     """
 
     images: Tensor

@@ -130,7 +130,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return each round's guessed gradient (V, B, F) with respect to F features; ``None`` if not guessed."""
+        """Return each round's guessed gradient (V, B, F) of a private loss with respect to F features, or ``None``."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -159,10 +159,7 @@ class Problem:
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """Return the distance (V,) of the gradients for ``images`` from the updates, summed over rounds.
-
-        ``hidden``: gradient of a private loss in each round, or ``None``; see :meth:`hidden_gradients`.
-        """
+        """Return the distance (V,) of gradients for ``images`` from the updates, given :meth:`hidden_gradients`."""
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None

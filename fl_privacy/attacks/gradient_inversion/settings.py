@@ -206,7 +206,7 @@ class ImageSource(Protocol):
         ...
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return the images (V, B, C, H, W) in [0, 1], for labels (V, B) or probabilities (V, B, K)."""
+        """Return images (V, B, C, H, W) in [0, 1]; ``held``: fixed values (V, m); ``labels``: (V, B) or (V, B, K)."""
         ...
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:

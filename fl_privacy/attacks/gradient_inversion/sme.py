@@ -34,7 +34,7 @@ class SurrogateModel(GroupAttack):
 
     The update u of the weights w points along the images' mean gradient at some model w + a u. Signed Adam finds images
     and a together, from the angle between that gradient and the update plus total variation (Zhu et al. 2023,
-    "Surrogate model extension"). An iteration costs one pass over the images.
+    "Surrogate model extension").
 
     If the client uses Adam, each gradient value is divided by its size plus the root mean square of its tensor.
     """

@@ -211,7 +211,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T = ``tries`` orders (V, T, L) of each victim's L words by :class:`Rearranging`; the first is unchanged."""
+    """Draw T orders (V, T, L) of up to L words by random moves (:class:`Rearranging`); the first is unchanged."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

@@ -54,9 +54,9 @@ class Fishing(ServerAttack):
         return self._with_threshold(model, state, math.inf)
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Bisect the threshold until one example is above it; return the last values sent and that example's gradient.
+        """Bisect the threshold until one example's feature exceeds it; return the last values sent and its gradient.
 
-        The returned ``num_examples`` is 2 if no such threshold was found.
+        ``ask``: function that sends values and returns the reply. ``num_examples`` is 2 if no threshold was found.
         """
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))

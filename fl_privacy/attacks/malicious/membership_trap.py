@@ -126,7 +126,6 @@ class _Layers:
 
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
-        """Find the layers; raise ``UserError`` unless the model starts with two fully connected layers and ReLUs."""
         first = server_attack.first_layer(model, state, input_shape, "Membership traps")
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
         with torch.no_grad(), leaving(linear) as calls:

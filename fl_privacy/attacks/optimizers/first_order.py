@@ -159,8 +159,8 @@ class FirstOrderRun:
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Move V victims' ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
 
-        Return the next variables; ``True`` (V,) for victims whose iteration has ended, so that images are to be
-        projected; and ``True`` (V,) for victims without further iterations.
+        Return the next variables; ``True`` (V,) for victims whose iteration has ended, for a projection of images to
+        valid values; and ``True`` (V,) for victims without further iterations.
         """
         if self._done >= self._iterations:
             return variables, ~self._none, ~self._none

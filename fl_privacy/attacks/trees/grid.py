@@ -1,4 +1,4 @@
-"""Intervals of features between the trees' thresholds, and the trees' leaves for rows of intervals."""
+"""Intervals of features between thresholds, and leaves that rows of intervals reach (Lucchese et al., SIGIR 2015)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -49,10 +49,7 @@ def distinct_thresholds(trees: Sequence[Tree], features: int) -> tuple[np.ndarra
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
-    """Return bits (S, U, W) for the leaves of U trees that a row can reach with each of S states, in W 64-bit words.
-
-    A row's leaf is the one that all its states allow (Lucchese et al., QuickScorer, SIGIR 2015).
-    """
+    """Return bits (S, U, W) for the leaves of U trees that a row can reach with each of S states, in W 64-bit words."""
     words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
     masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
     for number, tree in enumerate(trees):

@@ -367,7 +367,6 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of the thresholds of all trees; ``UserError`` if it is too large."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
