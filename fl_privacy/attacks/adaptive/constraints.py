@@ -42,7 +42,7 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class Clips:
-    """Callable that applies several clippings of norms, in the client's order."""
+    """Callable that clips guessed gradients several times, in the client's order."""
 
     parts: tuple[Clip, ...]
 
@@ -176,7 +176,7 @@ def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
 
 
 def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of noised layers: ``reach`` below and above observed values; none (all exact) if all are noised."""
+    """Return bounds of noised layers, ``reach`` from observed values; others, or all if none is bare, are exact."""
     noised = effect.noised(update)
     if len(noised) == len(update):
         return {}
@@ -285,7 +285,7 @@ class HiddenGradient:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Variables by which an attack guesses a :class:`HiddenGradient`."""
+    """Number and unit of the variables with which an attack guesses a :class:`HiddenGradient`."""
 
     features: int  # number of variables for each example and round
     unit: float  # gradient that a variable of 1 stands for

@@ -199,14 +199,11 @@ def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> 
 
 @countermeasures_against.register
 def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Counter the defense SPN by guessing the gradient of its private loss with respect to each example's features.
-
-    A feature's gradient is about alpha2 (the loss's weight) sqrt(``bits``) times the private head's weights, and sqrt(w
-    / 2) times more for each further private layer of width w. If it can't be guessed, only the output layer is matched.
-    """
+    """Counter the defense SPN by guessing the gradient of its private loss with respect to each example's features."""
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     stated = effect.alpha2 is not None and effect.bits is not None
     strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if stated else UNSTATED
+    # of a feature's gradient, relative to the private head's weights; each further layer of width w adds sqrt(w / 2)
     strength *= math.sqrt(math.prod(width / 2 for width in effect.widths))
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."

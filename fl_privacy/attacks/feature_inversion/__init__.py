@@ -67,7 +67,7 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Callable that recovers the input of the first layer that clients share, in closed form or by ``matching``.
+    """Callable that recovers the first shared layer's input, by :func:`recover_by_lemma` or gradient ``matching``.
 
     For each observation, it returns the input or the reason why the input can't be recovered.
     """
@@ -124,10 +124,9 @@ def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InversionProblem:
-    """Loss ``||F(x) - O||^2`` plus image priors of V victims; F: ``front``, first layers; O: ``features`` (V, B, ...).
+    """Loss ``||F(x) - O||^2`` plus image priors of V victims, for first layers F and their ``features`` O (V, B, ...).
 
-    A victim's N variables (V, N) are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of F, to be guessed,
-    too.
+    A victim's N variables (V, N) are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of F to guess.
     """
 
     attack: "ModelInversion"
@@ -246,13 +245,12 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 class ModelInversion(GroupAttack):
     """Attack that minimizes ``||F(x) - O||^2 / ||O||^2`` + priors over images x with features O (He et al. 2019).
 
-    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). O is the output of the victim's first layers F.
-    Private ones are replaced by those of a colluding client or other stand-ins; otherwise, F is the first layer as
-    sent.
+    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). F are the model's first layers, and O is their
+    output for the victim's images. If these layers are private, F are a colluding client's or other stand-ins; if not,
+    F is the first layer as sent.
 
     If ``front`` is ``joint``, the parameters of F are optimized with each image. ``recover_at``: name of the module
-    with input O; by default, it is the first layer that is not private. :func:`recover_by_lemma` may be exact at a
-    later one.
+    with input O, such as one where :func:`recover_by_lemma` is exact; by default, the first that is not private.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))

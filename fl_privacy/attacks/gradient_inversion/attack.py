@@ -57,10 +57,10 @@ def minimize_in_stages(
     *,
     filmed: Sequence[int] = (),
 ) -> Solutions:
-    """Minimize the loss ``problem`` from victims' ``variables`` (V, N), once for each stage of the image source.
+    """Minimize the loss of ``problem`` for V victims from ``variables`` (V, N), in each stage of the image source.
 
-    A stage is what is varied: a generator's latents, then features. Each victim keeps the stage of least loss, without
-    the source's penalty. ``filmed``: indices of victims whose guesses are recorded.
+    Each stage varies other variables, such as a generator's latents, then its features. A victim keeps the stage of
+    least loss, without the source's penalty. ``filmed``: indices of victims whose guesses are recorded.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None

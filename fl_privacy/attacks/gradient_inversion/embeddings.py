@@ -15,7 +15,7 @@ from fl_privacy.types import Observation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordEmbeddings(ImageSource):
-    """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d) of V victims, B texts and L words a text.
+    """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d) for V victims with B texts of L words.
 
     The variables are embeddings divided by the table's root mean square. ``table``: embeddings (n, d) of n tokens.
     ``first``: function that draws the start. ``reading``: rule by which embeddings become tokens. ``norm``: see

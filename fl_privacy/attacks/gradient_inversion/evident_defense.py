@@ -80,9 +80,9 @@ def smoothing_of(
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return two total variation weights (V,) for V victims: for the attack's objective, and for cosine distance.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is measured by adding
-    noise of ``ratios`` times their norm, one a victim, to gradients of random images.
+    ``ratios``: each victim's noise norm over its gradient norm.
     """
+    # The best weight grows with the noise (Rudin, Osher and Fatemi 1992), measured by its effect on random images.
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
     size, channels, *sides = problem.shape
@@ -178,7 +178,7 @@ def usual_of(observation: Observation) -> Usual:
 def evident_defense(observation: Observation, usual: Usual) -> Description:
     """Infer a defense from signs in the update: few distinct values, a shared largest magnitude, zeros or noise.
 
-    Return () without such signs. ``usual``: undefended gradients' zeros and noise; only more are signs.
+    Return () without signs. ``usual``: statistics of undefended gradients, which zeros or noise must exceed.
     """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
@@ -220,9 +220,9 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Add to each observation without a known defense the one inferred from its update, for attacks to undo.
+    """Return the observations; those without a known defense get the one inferred from their update, if any.
 
-    ``clips``: an update with noise, or without sign of a defense, counts as clipped to its own norm.
+    ``clips``: ``True`` takes an update with noise, or without sign of a defense, as clipped to its own norm.
     """
     usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []
@@ -277,7 +277,7 @@ def _sparse(update: Tensors) -> Sparse:
 def grid_bits(value: Tensor) -> int | None:
     """Return the bit width of a uniform grid that contains all elements of ``value``.
 
-    ``None`` if there is none, or if more values differ than 4096 or half the number of elements.
+    ``None`` if there is none, or if the number of distinct values exceeds 4096 or half the number of elements.
     """
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:

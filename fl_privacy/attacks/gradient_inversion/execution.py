@@ -54,7 +54,7 @@ class FasterEvaluation:
         return self._program(variables, *tensors)
 
     def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
-        """Return a faster ``Problem.evaluate``, as a function of ``variables`` (V, N) and ``tensors``, or ``None``."""
+        """Make a program that evaluates the problem faster, given variables and ``tensors``; ``None`` if impossible."""
         raise NotImplementedError
 
     @classmethod
@@ -215,7 +215,7 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
 def victims_at_once(
     problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy, *, victims: int
 ) -> int:
-    """Return how many victims fit into memory at once, from an evaluation of one victim's ``variables`` (1, N)."""
+    """Return how many victims fit into memory at once, measured on an evaluation at one's ``variables`` (1, N)."""
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU

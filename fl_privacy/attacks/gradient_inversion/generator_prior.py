@@ -148,8 +148,8 @@ _SMALLEST = 4  # least side of the network's input in pixels
 class Untrained(ImageSource):
     """Source of images that an untrained decoder makes (Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
-    All images of a victim come from one decoder, which upsamples fixed noise of a few pixels between ``width`` filters.
-    Its weights are proportional to w + ``unit`` x: w is drawn from N(0, 1), and the variables x start at 0.
+    All images of a victim come from one decoder with ``width`` channels, whose input is fixed noise. Its weights are
+    proportional to w + ``unit`` x, where w is drawn from N(0, 1) and the variables x start at 0.
     """
 
     width: int = 32

@@ -40,7 +40,7 @@ def as_mixture(observation: Observation) -> Observation:
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
-    """Replace reconstructed mixtures (InstaHide) that contain the same example by their common image.
+    """Replace reconstructed image mixtures (InstaHide) of the same example by the image that they have in common.
 
     The attacker must have public images, and know that the defense mixes; uploads of several examples are unchanged.
     """
@@ -75,8 +75,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
     A mixture is a weighted sum of images, (1, C, H, W) in [0, 1], with labels (1,) or (1, K); some pixels may be
-    negated. In turn, the guess and other images' class means give each pixel's probability of negation, and these the
-    image's posterior under a normal prior.
+    negated. Steps estimate which pixels were negated, given the image, and the image, given these.
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -100,8 +99,8 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
     """Estimate the image (N,) that all U mixtures ``seen`` (U, N) of N pixels contain.
 
-    ``own``: its share (U,) of each mixture. ``others``: shares (U, K) of other images, by class. ``prior``: pixels'
-    means and variances by class. ``label``: the image's class.
+    ``own``: share (U,) of the image in each mixture. ``others``: shares (U, K) of other images, by class. ``prior``:
+    distribution of public images' pixels, by class. ``label``: the image's class.
     """
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
@@ -155,7 +154,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Return a victim for each observation, or for several of the same examples if their defense is known."""
+    """Turn each observation into a victim, or several of the same examples into one if their defense is known."""
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
         known = observation.knowledge
@@ -303,7 +302,7 @@ class GroupAttack(ABC):
 
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct the victims of ``group``, by index in the caller's list; ``NotAttackableError`` if impossible."""
+        """Return reconstructions of ``group`` by index in the caller's list, or raise ``NotAttackableError``."""
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
@@ -324,7 +323,7 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each victim by ``read``, with random numbers from ``seed`` and ``name``; return results by index."""
+    """Reconstruct each victim of ``group`` with the function ``read``; return results by index in the caller's list."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -16,10 +16,9 @@ from fl_privacy.types import Tensors
 class AngularDistance(torch.autograd.Function):
     """Function for 1 - cosine (V,) between V victims' guessed and observed gradients, exact near zero.
 
-    It is half the squared distance of the unit vectors. Some parts are given as tensors, the others by a distance.
-    Arguments: both lengths (V,) of all parts; the others' squared distance (V,) after division by these; number of
-    given parts; these, guessed and observed (V, n), of any n. For given g and o and q = g - |g| o / |o|, the distance
-    is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2.
+    It is half the squared distance of the unit vectors. Arguments: lengths (V,) of the whole guessed and observed
+    gradient; squared distance (V,) of their unit vectors over parts that are not given; number of given parts; these
+    parts, guessed and then observed, (V, n) each, of any n.
     """
 
     @staticmethod
@@ -31,6 +30,7 @@ class AngularDistance(torch.autograd.Function):
         apart = [(o * scale).add_(g) for g, o in zip(guesses, observed, strict=True)]
         squared = sum((_squared_length(part) for part in apart), torch.zeros_like(length))
         distance = (squared / length.square() + elsewhere) / 2
+        # for q = g - |g| o / |o|, distance D = |q|^2 / (2 |g|^2), and its derivative is (q - D g) / |g|^2
         ctx.save_for_backward(length, distance, *guesses, *apart)
         return distance
 
@@ -168,7 +168,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of V victims' weight gradients, from factors ``deltas`` (V, M, P) and ``inputs`` (V, N, P)."""
+    """Statistics of V victims' weight gradients, products of factors ``deltas`` (V, M, P) and ``inputs`` (V, N, P)."""
 
     deltas: Tensor
     inputs: Tensor
@@ -282,9 +282,9 @@ def weighted_distance(
 
 
 class _Compare(torch.autograd.Function):
-    """:func:`weighted_distance` of joined guesses (V, n), then of pairs of factors.
+    """Function for :func:`weighted_distance` of joined guesses (V, n), followed by the two factors of each product.
 
-    ``elementwise``: a and b (n,) of the guesses' elements. ``products``: (a, b) of each pair. ``observed``: gradients.
+    ``elementwise``: weights a and b, (n,) each. ``products``: weights (a, b) of each product. ``observed``: gradients.
     """
 
     @staticmethod
@@ -319,7 +319,7 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add to ``loss`` (V,) the distances of V products ``deltas``^T ``inputs`` from ``observed``; return its slopes."""
+    """Add to ``loss`` (V,) the distance of ``deltas``^T ``inputs`` from ``observed``; return slopes if ``wanted``."""
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])
     size = len(deltas) if deltas.is_cuda else max(1, _IN_CACHE // (shape[0] * shape[1]))

@@ -24,7 +24,7 @@ _HISTORY = 100
 class Minimum:
     """Best variables (V, N) of V victims, their loss (V,), and losses (T, V) at T iterations, NaN after a victim's end.
 
-    ``snapshots[victim][row]``: best variables (N,) until that row of ``history``, if the victim is recorded.
+    ``snapshots[victim][row]``: best variables (N,) up to that row of ``history``, if the victim is recorded.
     """
 
     variables: Tensor
@@ -36,7 +36,7 @@ class Minimum:
 class DescentState:
     """State of V victims' descents; finished victims stay until :meth:`select` removes them.
 
-    ``best`` (V, N): variables of least loss so far, to which a victim returns from a loss that is not finite.
+    ``best`` (V, N): variables of least loss so far, to which a victim returns when its loss is not finite.
     ``rescued_at`` (V,): least loss at the last return. ``over`` (V,): ``True`` for finished victims.
     """
 
@@ -162,7 +162,7 @@ def judged(
 
 
 class Minimizable(Protocol):
-    """A problem in N variables for each of V rows that can be minimized.
+    """A minimization problem with N variables in each of V rows.
 
     The first ``pixels`` columns are images or embeddings of texts; each ``attempts`` consecutive rows are one victim's.
     """
@@ -174,7 +174,7 @@ class Minimizable(Protocol):
     def attempts(self) -> int: ...
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): d values of a word and 1, or 0 behind the end."""
+        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): embeddings, and 1, or 0 behind a text's end."""
         ...
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor: ...
@@ -203,7 +203,7 @@ def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot
 
 @torch.no_grad()
 def frames_of(problem: Minimizable, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
-    """Return snapshots of the present guesses: images or texts of the given ``rows`` of ``variables`` (V, N)."""
+    """Return a snapshot, image or text, of the guess in each of the given ``rows`` of ``variables`` (V, N)."""
     chosen = torch.tensor(rows, device=variables.device)
     return [_snapshot(problem, 0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
 

@@ -116,8 +116,8 @@ class L1(OfLayers):
 class Cosine(OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
-    ``per_layer``: mean distance of the tensors instead of one angle. ``epsilon``: with ``per_layer``, least product of
-    norms by which a tensor's dot product is divided, as in the authors' code; tensors of rounding errors, such as
+    ``per_layer``: mean distance of the tensors instead of one angle. ``epsilon``: with ``per_layer``, lower bound of
+    the norms' product that divides a tensor's dot product, as in the authors' code; tensors of rounding errors, such as
     biases before batch norm in training mode, get a constant loss of 1.
     """
 

@@ -57,9 +57,7 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
     """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
-    The weight's gradient in the column of a category is the sum, over rows of that category, of the loss's gradients at
-    the layer's output. In an untrained network, these are similar for all rows of a class, so that the sums show how
-    many rows have a category. ``counts`` (K,): rows of each class.
+    ``counts`` (K,): rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -68,6 +66,8 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
     weight, bias = (gradient[f"{path}.{name}"].detach().cpu().double() for name in ("weight", "bias"))
     if not bool(bias.any()):
         return None
+    # Each row contributes the loss's gradient at the layer's output to the columns of its categories. In an untrained
+    # network, these are similar for all rows of a class, so that the sums show how many rows have a category.
     shift, scale = schema.shift.double(), schema.scale.double()
     sums = weight * scale + bias[:, None] * shift
     large = weight.norm(dim=0) * scale + bias.norm() * shift.abs()
@@ -123,7 +123,7 @@ def _posterior(sums: Tensor, slopes: Tensor, schema: Schema, counts: Sequence[fl
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Return the means ``shares`` (K, F) as probabilities, 0 for categories not ``present``, and bounded numbers."""
+    """Make class means ``shares`` (K, F) valid: probabilities of categories, 0 for absent ones, and bounded numbers."""
     found = shares.clone()
     places, there = schema.groups
     if len(places):
@@ -295,7 +295,7 @@ class Search:
 
     Attributes:
         adapted: (settings, observation) -> settings adapted to this kind.
-        variables_of_one: (observation, all of its group) -> shape of the variables optimized for an example.
+        variables_of_one: (observation, all attacked together) -> shape of the variables optimized for an example.
         input_of_one: (observation) -> shape of one example at the model's input.
         matched: (names, model) -> names of the tensors to compare.
         proxies: (model, shape, rng) -> random inputs in place of the client's.

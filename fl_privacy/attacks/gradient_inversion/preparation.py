@@ -57,7 +57,7 @@ from fl_privacy.types.modality import modality_of
 
 @dataclass(frozen=True, eq=False)
 class PreparedRound:
-    """Model, compared tensors and methods that the victims of a group share in one round."""
+    """Model, compared tensors and gradient method that the victims of a group share in one round."""
 
     observations: Mapping[int, Observation]
     victim_model: VictimModel  # model, matched tensors, plan and loss as known
@@ -223,7 +223,10 @@ class PreparedVictim:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Values computed once for a group before guesses (B, C, H, W) are optimized; ``rounds``: the last first."""
+    """Values that an attack on a group of victims computes once, before it optimizes guesses.
+
+    ``shape``: (B, C, H, W) of a victim's guess. ``rounds``: the last round first.
+    """
 
     settings: Settings
     seed: int
@@ -290,7 +293,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """Return the :data:`Smoothing` weights of each victim, by position; empty if no noise is measured."""
+        """Return victims' total variation weights (:data:`Smoothing`) by index; empty unless noise is measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}
@@ -418,7 +421,7 @@ class Prepared:
 
 
 def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
-    """Return all that an attack on the victims in ``group`` computes once; ``NotAttackableError`` if impossible."""
+    """Compute what an attack on ``group`` needs before it optimizes; ``NotAttackableError`` if that is impossible."""
     first, search = group.first, search_of(group.first.model)
     settings = search.adapted(settings, first)
     device = torch.device(settings.device or next(iter(first.sent.parameters.values())).device)

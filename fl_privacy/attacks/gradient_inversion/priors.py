@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """Statistics (V, C) of V guesses in a batch-norm layer, and usual ones: running (C,) or the victims' own (V, C)."""
+    """Statistics (V, C) of V guesses in a batch-norm layer, and targets: running (C,) or the victims' own (V, C)."""
 
     mean: Tensor
     variance: Tensor
@@ -114,7 +114,7 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance of images from their mean over attempts at the same victim, a constant (Yin et al. 2021, R_group)."""
+    """Distance of images from their mean over all attempts at a victim, held constant (Yin et al. 2021, R_group)."""
 
     weight: float = 1e-2
 

@@ -49,10 +49,11 @@ class RoundUpdates:
     def statistics(
         self, images: Tensor, labels: Tensor, hidden: Tensor | None, *, by_layer: bool = True
     ) -> dict[str, LayerStatistics]:
-        """Compare the gradients for ``images`` (V, B, C, H, W), as the model sees them, with each tensor of V updates.
+        """Return statistics, by tensor, that compare gradients for ``images`` (V, B, C, H, W) with V uploaded ones.
 
-        ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) with respect to F features of a loss that only
-        the client knows; requires :class:`Layered`. ``by_layer=False`` joins small tensors under the first one's name.
+        ``images``: as the model sees them. ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F), with
+        respect to F features, of a loss that only the client knows; requires :class:`Layered`. ``by_layer=False`` joins
+        small tensors under the first one's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -96,8 +97,8 @@ class RoundUpdates:
 class Problem:
     """The loss of V victims as a function of their N variables, (V, N).
 
-    Variables are pixels or inputs of the image source; then label logits, if labels are optimized; then, for each
-    round, the gradients with respect to the features of a loss that only the client knows, if they are guessed.
+    Variables are pixels or inputs of the image source; then label logits, if labels are optimized; then, for each round
+    and if guessed, gradients, with respect to the features, of a loss that only the client knows.
     """
 
     settings: Settings
@@ -159,7 +160,7 @@ class Problem:
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """Return the distance (V,) of gradients for ``images`` from the updates, given :meth:`hidden_gradients`."""
+        """Return the distance (V,) of gradients for ``images`` from updates; ``hidden``: those of private losses."""
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None

@@ -171,7 +171,10 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of the updates and ``images``' negative gradients at shares ``between`` (V,)."""
+        """Return 1 - cosine (V,) of updates and negative gradients of ``images`` at intermediate models.
+
+        ``between`` (V,): each model's position, from 0 (sent) to 1 (returned).
+        """
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))

@@ -52,7 +52,7 @@ class LanguageModel:
         return counts / counts.sum()
 
     def in_context(self, text: Sequence[int]) -> Tensor:
-        """Return the log likelihood (L, n) of each of n words at each of L places of ``text``, given both neighbors."""
+        """Return the bigram log likelihood (L, n) of n words at each of L places of ``text``, given both neighbors."""
         pairs, times, known, counts, followers = self._counts[1]
         first, second = pairs // self._base, pairs % self._base
         totals = torch.ones(self.size).index_add(0, known[known < self.size], (counts - 1.0)[known < self.size])
@@ -82,7 +82,7 @@ class LanguageModel:
 
     @cached_property
     def _counts(self) -> list[tuple[Tensor, ...]]:
-        """Return (keys, counts, prefixes' keys, their counts and numbers of followers) for n-grams of each length."""
+        """Count n-grams of each length: return keys and counts; prefixes' keys, counts and numbers of followers."""
         texts, found = self.texts.cpu().long(), list[tuple[Tensor, ...]]()
         for length in range(1, _ORDER + 1):
             keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
@@ -194,10 +194,10 @@ class Rearranged:
 def rearranged(
     moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
 ) -> Rearranged | None:
-    """Return the search for the order of words that ``moves`` sets, if any, for texts like ``observation``.
+    """Return the search for the order of words with the settings ``moves``; ``None`` without these.
 
-    ``iterations``: length of the descent. ``capacity``: most guesses compared at once. ``NotAttackableError`` for
-    models of other inputs; ``UserError`` if a prior lacks public texts.
+    ``observation``: one of the updates of texts. ``iterations``: length of the descent. ``capacity``: most guesses
+    compared at once. ``NotAttackableError`` for other models; ``UserError`` if a prior lacks public texts.
     """
     if moves is None:
         return None
@@ -211,7 +211,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T orders (V, T, L) of up to L words by random moves (:class:`Rearranging`); the first is unchanged."""
+    """Draw T = ``tries`` orders (V, T, L) of victims' words by random moves; the first leaves them in place."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

@@ -32,12 +32,12 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 class ImprintBlock(nn.Module):
     """Block before a model that stores images in rows of a layer's gradient, one for each bin of brightness.
 
-    That layer is ``measure``. The sum of its outputs scales a pattern added to the image, so that it gets a gradient.
+    This layer, ``measure``, gets a gradient since the sum of its outputs scales a pattern that is added to the image.
 
     Args:
         bins: number of bins of brightness.
         activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row responds only to images in its own bin.
-        slices: number of clients; a convolution passes each client's images to other columns of ``measure``. ``None``
+        slices: number of clients; a convolution passes each client's images to its own columns of ``measure``. ``None``
             for no convolution.
         amplitude: largest change of a pixel by an image of medium brightness.
         scale: factor on the inputs of ``measure``.

@@ -66,7 +66,7 @@ class ServerAttack(ABC):
         """Return crafted values for ``client`` in a new object; ``UserError`` if the model has no usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Return values crafted for ``client`` and its reply; ``ask`` gets replies, also repeatedly on one batch."""
+        """Return values crafted for ``client`` and its reply; ``ask``: function that gets one, repeatedly if needed."""
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 

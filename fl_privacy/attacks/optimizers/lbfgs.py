@@ -27,10 +27,7 @@ class _Rows:
 
 
 class History(_Rows):
-    """Each victim's latest pairs (s, y) of moves and gradient changes, for L-BFGS, the oldest pair first.
-
-    They serve the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13), with float64 products.
-    """
+    """Each victim's latest pairs (s, y) of moves and gradient changes, for L-BFGS, the oldest pair first."""
 
     def __init__(self, variables: Tensor, limit: int) -> None:
         v, n = variables.shape
@@ -38,6 +35,7 @@ class History(_Rows):
         small = variables.new_zeros(0, dtype=torch.float64)
         self._limit = limit
         self._s, self._y = variables.new_zeros(v, capacity, n), variables.new_zeros(v, capacity, n)
+        # products of the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13)
         self._sy = _unit(small.new_zeros(v, capacity, capacity))
         self._yy = small.new_zeros(v, capacity, capacity)
         self._scale = small.new_ones(v)
@@ -293,7 +291,7 @@ class LBFGS:
 
 
 class _LBFGSRun(_Rows):
-    """State of L-BFGS without line search for V victims; ``_moves`` (V,): number of moves in the current iteration."""
+    """State of L-BFGS without line search for V victims; ``_moves`` (V,): number of steps in the current iteration."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._images, self._iterations = settings, images, iterations

@@ -57,9 +57,9 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
     """Infer learning rate eta and regularization lambda from the equations of inner nodes.
 
     Models hold the sum H of hessians of each node, w = -G / (H + lambda) of inner nodes (G: sum of gradients) and eta w
-    of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7). With children l and r: G_l + G_r = G, and gain = w_l^2 (H_l +
-    lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda). ``UserError`` if no tree splits, or the model lacks H.
+    of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7). ``UserError`` if no tree splits, or the model lacks H.
     """
+    # With children l and r: G_l + G_r = G, gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda).
     parts = [_node_terms(one.tree, one.parallel) for one in own if len(one.tree.inner)]
     terms = [np.concatenate([part[k] for part in parts]) for k in range(len(parts[0]))] if parts else []
     if not terms or not (terms[1] > 0).any() or not (terms[2] > 0).any():
@@ -146,9 +146,9 @@ def count_first_tree(
 ) -> FirstTree:
     """Count rows and labels in the leaves of the first tree, which no other precedes.
 
-    All n rows then have the same prediction p, so that their hessians' sum is n p (1 - p), and their gradients' is n p
-    - n_1 with n_1 positives (Di Gennaro et al., TimberStrike, 2025, section 5). ``UserError`` if there is no such tree,
-    the objective is unsupported, or the tree has too many rows or leaves.
+    All rows then have the same prediction, so that sums of hessians and gradients give counts (Di Gennaro et al.,
+    TimberStrike, 2025, section 5). ``UserError`` if there is no such tree, the objective is unsupported, or the tree
+    has too many rows or leaves.
 
     Args:
         objective: XGBoost's name for logistic, squared error or softmax.

@@ -79,7 +79,7 @@ def leaf_of(masks: np.ndarray) -> np.ndarray:
 
 
 def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
-    """Return the interval in ``grid`` of each value of ``rows`` (N, F); NaN is in that of missing values, or in 0."""
+    """Return the interval in ``grid`` of each value of ``rows`` (N, F); NaN gets that of missing values, or 0."""
     found = np.empty(rows.shape, dtype=int)
     for feature, edges in enumerate(grid.edges):
         column = rows[:, feature].astype(np.float32).astype(np.float64)
