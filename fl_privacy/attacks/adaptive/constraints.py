@@ -42,7 +42,7 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class Clips:
-    """Callable that clips guessed gradients several times, in the client's order."""
+    """Callable that applies several norm clippings to guessed gradients, in the client's order."""
 
     parts: tuple[Clip, ...]
 
@@ -114,7 +114,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest observed magnitude of elements in ``values`` (n,) that a client dropped, and their true bound.
+    """Return the largest observed magnitude of ``values`` (n,) that a client dropped, and a bound on their true ones.
 
     (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
@@ -170,7 +170,7 @@ def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_st
 
 
 def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds for all tensors but those of ``layer``, the only ones to be compared."""
+    """Return infinite bounds, which exclude tensors from comparison, for all tensors but those of ``layer``."""
     others = {name: torch.full_like(t, torch.inf) for name, t in update.items() if name.rpartition(".")[0] != layer}
     return {name: (-most, most) for name, most in others.items()}
 
@@ -227,9 +227,10 @@ def choose_transforms(number: int, restart: int, size: int, generator: torch.Gen
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List all transforms of images that augmentation ``policies`` can give, such as ``3-43-15``: indices in ``table``.
+    """List all image transforms that augmentation ``policies`` can result in.
 
-    Signed operations occur with both signs; if ``by_probability``, each operation may also be skipped.
+    A policy such as ``3-43-15`` lists indices of operations in ``table``. Signed operations occur with both signs; if
+    ``by_probability``, each operation may also be skipped.
     """
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):
@@ -327,8 +328,8 @@ class Constraints:
     """All known constraints on V victims' images and losses.
 
     ``transform``: the client's transform of its images, applied to the guesses, too. Priors of natural images see the
-    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) total variation weight
-    relative to the whole update's cosine distance, chosen by the measured noise; 0 if unknown.
+    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) total variation weight for use
+    with the whole update's cosine distance, chosen by the measured noise; 0 if unknown.
     """
 
     transform: AssumedTransform | None = None

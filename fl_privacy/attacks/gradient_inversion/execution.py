@@ -215,7 +215,7 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
 def victims_at_once(
     problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy, *, victims: int
 ) -> int:
-    """Return how many victims fit into memory at once, measured on an evaluation at one's ``variables`` (1, N)."""
+    """Return how many victims fit into memory at once, measured by evaluating one with ``variables`` (1, N)."""
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU

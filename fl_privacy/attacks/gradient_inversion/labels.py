@@ -61,7 +61,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
-    """Find targets (B, K) that give the loss the gradient ``slopes`` (B, K) at the logits; class ones sum to 1."""
+    """Find targets (B, K), for classes with sum 1, that give the loss the gradient ``slopes`` (B, K) at the logits."""
     size, number = slopes.shape
     zeros = slopes.new_zeros(size, number)
     base = head.slopes(loss, zeros)
@@ -173,7 +173,7 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the softmax (K,) that equal features of all examples would give, and ``gradient``'s share explained."""
+    """Return the softmax (K,) that equal features of all examples would give, and how much they explain (0 to 1)."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size

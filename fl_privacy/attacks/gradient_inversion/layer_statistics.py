@@ -319,7 +319,7 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add to ``loss`` (V,) the distance of ``deltas``^T ``inputs`` from ``observed``; return slopes if ``wanted``."""
+    """Add distances of ``deltas``^T ``inputs`` from ``observed`` to ``loss`` (V,); return gradients if ``wanted``."""
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])
     size = len(deltas) if deltas.is_cuda else max(1, _IN_CACHE // (shape[0] * shape[1]))

@@ -160,7 +160,7 @@ class Problem:
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """Return the distance (V,) of gradients for ``images`` from updates; ``hidden``: those of private losses."""
+        """Return the distance (V,) of gradients for ``images`` from updates; ``hidden``: private losses' gradients."""
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None

@@ -66,13 +66,19 @@ class ServerAttack(ABC):
         """Return crafted values for ``client`` in a new object; ``UserError`` if the model has no usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Return values crafted for ``client`` and its reply; ``ask``: function that gets one, repeatedly if needed."""
+        """Send crafted values to ``client``; return them and its reply.
+
+        ``ask``: function that sends values and returns the reply; it may be called repeatedly on the same batch.
+        """
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return images and certainties from a reply or a mean of replies, or an update for a further attack."""
+        """Reconstruct images, with certainties, from a client's reply or the mean of all replies.
+
+        Unless ``reads_images``, return the observation that a further attack takes instead.
+        """
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:

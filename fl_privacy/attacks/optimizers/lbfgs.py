@@ -155,7 +155,10 @@ class StrongWolfe(_Rows):
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Process ``loss`` (V,) and ``gradient`` at trial steps; return ``True`` (V,) for searches that have ended."""
+        """Advance line searches by their trials; return ``True`` (V,) for those that have ended.
+
+        ``loss``: (V,) at the trial steps. ``gradient``: (V, N).
+        """
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching
