@@ -17,8 +17,8 @@ from fl_privacy.types import Observation
 class WordEmbeddings(ImageSource):
     """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d) for V victims with B texts of L words.
 
-    The variables are embeddings divided by the table's root mean square. ``table``: embeddings (n, d) of n tokens.
-    ``first``: function that draws the start. ``reading``: rule by which embeddings become tokens. ``norm``: see
+    The variables are embeddings over the root mean square of ``table``, those of n tokens (n, d). ``first``: function
+    that draws the start. ``reading``: rule by which embeddings become tokens. ``norm``: see
     ``Settings.embedding_norm``.
     """
 

@@ -247,7 +247,7 @@ Below, threads that share cores with another process wait up to a hundred times 
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Context that keeps freed memory for reuse, with one CPU thread if ``multiplications`` < ``WORTHWHILE``."""
+    """Keep freed memory in this context; use one CPU thread if layers' ``multiplications`` are below ``WORTHWHILE``."""
     with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 

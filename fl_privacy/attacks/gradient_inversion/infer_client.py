@@ -210,9 +210,9 @@ def _size(quotient: Tensor) -> Tensor:
 
 
 def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
-    """Narrow the bounds of a gradient's absolute values in place, since one example's is a product of two vectors.
+    """Narrow bounds of gradient values in place: a single example's gradient is a product of two vectors.
 
-    ``sizes``: lower bound, upper bound and sign of each element, by parameter. ``name``: a linear layer's weight.
+    ``sizes``: lower and upper bound of the absolute value, and sign, by parameter. ``name``: a linear layer's weight.
     """
     bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
     names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
@@ -312,7 +312,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` with inputs scaled back to the client's range, and notes on what was inferred about it."""
+    """Return ``found`` with inputs in the client's own range, and notes on what was inferred about the client."""
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
     low, high = observation.input_range

@@ -46,7 +46,7 @@ class Head:
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Return labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K), and the relative error left."""
+    """Return labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K), and its relative error."""
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":  # class weights and clipping change only the lengths of gradients
         each = (head.slopes(loss, torch.full_like(slopes[:, 0], k, dtype=torch.long)) for k in range(slopes.shape[1]))
@@ -146,8 +146,8 @@ def usual_outputs(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer from random inputs.
 
-    If the layer's ``gradient`` (of the mean loss, unscaled) is given, it corrects the mean softmax by what follows if
-    all examples have the same features. ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU.
+    If the layer's ``gradient`` (of the mean loss, unscaled) is given, it corrects the mean softmax by the one that
+    equal features of all examples would give. ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU.
     """
     weight, bias = layer
     like = next(model.parameters())

@@ -16,7 +16,7 @@ LayerWeights = Mapping[str, float]
 
 
 class Objective(Protocol):
-    """Distance (V,) of guessed from uploaded gradients of V victims, from statistics of each tensor.
+    """Distance (V,) between guessed and uploaded gradients of V victims, from statistics of each tensor.
 
     ``elementwise``: ``True`` if it needs each element of a gradient. ``by_layer``: ``True`` if each tensor counts by
     itself, so that small ones can't be concatenated.

@@ -260,8 +260,8 @@ class Rearranging:
     """Settings of the search for the order of words during a descent on embeddings.
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
-    beginning put to the end. The best order minimizes the mismatch of gradients plus ``prior`` times the mean negative
-    log likelihood under a language model of public texts, weighted by the orders' median difference from the least
+    beginning put to the end. The best minimizes the mismatch of gradients plus ``prior`` times the mean negative log
+    likelihood under a language model of public texts, weighted by the orders' median difference from the least
     mismatch.
     """
 

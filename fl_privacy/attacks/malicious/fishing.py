@@ -56,8 +56,7 @@ class Fishing(ServerAttack):
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
         """Bisect the threshold until one example's feature exceeds it; return the last values sent and its gradient.
 
-        ``ask``: function that sends values and returns the reply. The returned ``num_examples`` is 2 if no such
-        threshold was found.
+        ``ask``: function that sends values and returns the reply. ``num_examples`` is 2 if no such threshold was found.
         """
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))

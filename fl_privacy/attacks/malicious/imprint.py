@@ -211,8 +211,7 @@ class Loki(ServerAttack):
     """Gives each client's images separate columns of one large layer, using a convolution (LOKI, Zhao et al. 2024).
 
     Each row responds to one range (bin) of brightness, so that local steps on other images do not change it. Columns
-    stay separate in the sum over clients. Images are found up to a factor within the bin's width, or exactly for 8-bit
-    pixels.
+    stay separate in the sum over clients. Images are found up to a factor within the bin's width; 8-bit ones exactly.
 
     Attributes:
         bins: number of rows; the paper takes four for each of a client's images.

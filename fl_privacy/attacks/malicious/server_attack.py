@@ -202,8 +202,8 @@ def images_of_brightness(
     """Scale rows (bins, D) of an update to images with brightness between ``low`` (bins,) and ``high`` (bins,).
 
     Return N rows' pixels (N, D), and ``True`` (N,) for those of a single image; the strongest come first. Rows with a
-    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of rounding errors in
-    ``rows``.
+    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of the rows' rounding
+    errors.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)
