@@ -32,8 +32,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
     """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
 
     It solves ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020) in least squares, which is exact
-    if :func:`applies`. ``None`` if the layer is neither linear nor an ungrouped convolution, or its bias has no
-    gradient.
+    if :func:`applies`. ``None`` if the layer is neither linear nor an ungrouped convolution, or ``bias`` is 0.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
         return None

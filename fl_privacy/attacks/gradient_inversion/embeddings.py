@@ -18,8 +18,7 @@ class WordEmbeddings(ImageSource):
     """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d) for V victims with B texts of L words.
 
     The variables are embeddings over the root mean square of ``table``, those of n tokens (n, d). ``first``: function
-    that draws the start. ``reading``: rule by which embeddings become tokens. ``norm``: see
-    ``Settings.embedding_norm``.
+    that draws the start. ``reading``: way to decode embeddings. ``norm``: see ``Settings.embedding_norm``.
     """
 
     table: Tensor

@@ -93,7 +93,7 @@ class AbsoluteDifferences(torch.autograd.Function):
 class Target:
     """The observed gradient of one tensor for V victims.
 
-    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them count as
+    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them are
     exact.
     """
 

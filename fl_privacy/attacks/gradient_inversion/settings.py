@@ -261,8 +261,7 @@ class Rearranging:
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
     beginning put to the end. The best minimizes the mismatch of gradients plus ``prior`` times the mean negative log
-    likelihood under a language model of public texts, weighted by the orders' median difference from the least
-    mismatch.
+    likelihood under a language model of public texts, in units of the orders' median excess mismatch.
     """
 
     every: int = 75  # iterations between moves

@@ -85,8 +85,8 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
     """Return ``number`` ascending thresholds of brightness, float64, with equally many images in each bin.
 
     They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4): of a normal distribution with
-    ``mean`` and ``std``, or if one is ``None``, of ``public`` images (N, C, H, W). ``UserError`` if these are too few
-    or too similar.
+    ``mean`` and ``std``, or if one is ``None``, of ``public`` images (N, C, H, W). ``UserError`` if these do not
+    suffice.
     """
     shares = torch.arange(1, number + 1, dtype=torch.float64) / (number + 1)
     if mean is not None and std is not None:

@@ -170,7 +170,7 @@ def is_one_image(
     """Return ``True`` (N,) for rows of ``pixels`` (N, D) whose values are all among the 256 levels of an 8-bit image.
 
     A row counts as a mixture if it has noise, an inexact scale, fewer than ``LEAST_LEVELS`` levels besides black and
-    white, or only every second, third, fifth or seventh level. An equal mixture of two images with even levels is
+    white, or only every second, third, fifth or seventh level. Equal mixtures of two images with even levels are
     accepted.
 
     Args:
@@ -202,8 +202,7 @@ def images_of_brightness(
     """Scale rows (bins, D) of an update to images with brightness between ``low`` (bins,) and ``high`` (bins,).
 
     Return N rows' pixels (N, D), and ``True`` (N,) for those of a single image; the strongest come first. Rows with a
-    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of the rows' rounding
-    errors.
+    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of rounding in the rows.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)

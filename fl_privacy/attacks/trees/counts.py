@@ -204,7 +204,7 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
     size are not distinguished. ``rounds``: new trees of each round, from ``read_others``; a site's trees are adjacent.
     ``UserError`` if a round has not equally many trees for each site.
 
-    Return each site's rounds, in the order of sites in the first round. Each site's first round gets its own base score
+    Return each site's rounds, in the order of sites in the first round, which gets a base score
     (:func:`with_own_base`).
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
