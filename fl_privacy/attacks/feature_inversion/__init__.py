@@ -193,8 +193,8 @@ def best_reconstruction(
 ) -> Reconstruction:
     """Return the best attempt at ``observation``, or a failed reconstruction if no attempt has a finite loss.
 
-    ``rows``: the attempts' indices in ``found``, the search's result, and ``images``. ``films``: the search's
-    snapshots, by row. ``sentences``: countermeasures, for the report.
+    ``rows``: indices of the attempts at this victim, in ``found`` (results of the search) and ``images``. ``films``:
+    snapshots of the search, by row. ``sentences``: descriptions of countermeasures, for the report.
     """
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():

@@ -80,7 +80,7 @@ def smoothing_of(
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return two total variation weights (V,) for V victims: for the attack's objective, and for cosine distance.
 
-    ``ratios``: each victim's noise norm over its gradient norm.
+    ``ratios``: for each victim, the norm of the noise in its update over that of the gradient.
     """
     # The best weight grows with the noise (Rudin, Osher and Fatemi 1992), measured by its effect on random images.
     loud = torch.tensor(ratios).to(problem.zero_loss())

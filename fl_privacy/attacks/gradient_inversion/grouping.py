@@ -74,8 +74,8 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
-    A mixture is a weighted sum of images, (1, C, H, W) in [0, 1], with labels (1,) or (1, K); some pixels may be
-    negated. Each step estimates which pixels were negated, then the image.
+    A mixture is a weighted sum of images, (1, C, H, W) in [0, 1], with labels (1,) or (1, K); some of its pixels may be
+    negated. Each step estimates which pixels were negated, and then the image under a prior of public images.
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None

@@ -53,8 +53,8 @@ SOFT_LABELS = (
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
     """Infer the client's loss from its output layer's gradient; return it with a sentence that explains it.
 
-    The sentence is empty if one example's gradient proves plain cross entropy. ``model``: frozen, with the sent values,
-    in double precision. ``NotAttackableError`` if no known loss fits.
+    The sentence is empty if a single example's gradient proves plain cross entropy. ``model``: frozen model with the
+    sent values, in double precision. ``NotAttackableError`` if no known loss fits.
     """
     layer = output_layer(observation.model, observation.num_classes)
     plain = (SQUARED_ERROR, ONE_OUTPUT) if observation.num_classes == 1 else (CROSS_ENTROPY, ASSUMED)

@@ -127,7 +127,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return the loss's mean gradients (K, K), a row for each label, at noise images' logits, up to a common factor."""
+    """Return the loss's mean gradient at noise images' logits for each of K labels, (K, K), up to a common factor."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -285,10 +285,10 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def _labels_of(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Return (labels, "inferred") for losses other than plain cross entropy, or (``None``, "optimized").
+    """Infer labels for losses other than plain cross entropy: return (labels, "inferred") or (``None``, "optimized").
 
-    Labels are optimized if the output layer's ``gradient`` does not determine them; ``NotAttackableError`` if
-    ``policy`` or the loss forbids that.
+    Labels have to be optimized if the output layer's ``gradient`` does not determine them; ``NotAttackableError`` if
+    ``policy`` or the loss forbids that. ``layer``: names of the layer's weight and bias.
     """
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)

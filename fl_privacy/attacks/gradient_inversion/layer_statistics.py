@@ -268,8 +268,9 @@ def weighted_distance(
 ) -> Tensor:
     """Return each victim's sum (V,) over tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
 
-    ``formed``: guesses g' (V, *shape). ``factored``: for other tensors, gradient at the layer's output and the layer's
-    input, whose product is g'. ``targets``: observed g, without bounds. ``weights``: (a, b) of each tensor.
+    ``formed``: guessed gradients g' (V, *shape). ``factored``: for the other tensors, two factors whose product is g':
+    the gradient at the layer's output, and its input. ``targets``: observed g, without bounds. ``weights``: (a, b) by
+    tensor.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []

@@ -153,7 +153,7 @@ def search(
 def judged(
     problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
-    """Return the loss (A, P) of each of P ``candidates`` (A, P, N) for A ``victims``, at most ``capacity`` at once."""
+    """Return the loss (A, P) of P ``candidates`` (A, P, N) for A ``victims``; ``capacity``: most computed at once."""
     losses, owners = [], victims.repeat_interleave(candidates.shape[1])
     for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():

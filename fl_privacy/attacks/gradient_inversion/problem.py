@@ -131,7 +131,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return each round's guessed gradient (V, B, F) of a private loss with respect to F features, or ``None``."""
+        """Return, for each round, the guessed gradient (V, B, F) of a private loss at F features, or ``None``."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -173,7 +173,7 @@ class Problem:
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def zero_loss(self) -> Tensor:
-        """Return each victim's objective (V,) for a zero gradient, the unit of other losses."""
+        """Return each victim's objective (V,) for a zero gradient, the unit of loss thresholds."""
         zeros = [{name: Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 

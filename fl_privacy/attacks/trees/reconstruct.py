@@ -227,7 +227,7 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Return by how much (C,) each of C candidate rows raises leaf sums' squared residuals, over 2 ``width``^2."""
+        """Return how much (C,) C candidates for a row raise the squared residuals of leaf sums, over 2 ``width``^2."""
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
