@@ -203,7 +203,7 @@ def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequenc
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     stated = effect.alpha2 is not None and effect.bits is not None
     strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if stated else UNSTATED
-    # of a feature's gradient, relative to the private head's weights; each further layer of width w adds sqrt(w / 2)
+    # size of a feature's gradient over the private head's weights; each further layer of width w has a factor
     strength *= math.sqrt(math.prod(width / 2 for width in effect.widths))
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
