@@ -11,7 +11,12 @@ from torch import Tensor, fx, nn
 from fl_privacy.attacks.adaptive.constraints import beyond_cut
 from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, timely
 from fl_privacy.attacks.exact import certificate, first_layer
-from fl_privacy.attacks.exact.batch_norm import known_by_statistics
+from fl_privacy.attacks.exact.batch_norm import (
+    NormalizedOutputs,
+    centered,
+    find_normalized_outputs,
+    known_by_statistics,
+)
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Known, Residual, find_residual, known_between
@@ -197,8 +202,10 @@ def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
+_UNDETERMINED = "More outputs in front of batch norm are expected than the batch's covariance has values; use attack=auto."
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree; use attack=auto."
-_Source = first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
+_Source = NormalizedOutputs | first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
+_UNTURNED = "The differences of the examples are known up to a rotation, which the gradients do not show; use attack=auto."
 _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 
@@ -260,6 +267,8 @@ class ExactInversion(GroupAttack):
         return [next(others) if found is None else found for found in results]
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        if find_normalized_outputs(group.first) is not None:
+            return read_group(group, self._behind_outputs_norm, name="exact", seed=seed, report=report)
         expect_gradient(group.first)
         source = _source(group.first)
         if isinstance(source, LayerChain):
@@ -280,6 +289,30 @@ class ExactInversion(GroupAttack):
             return certificate.certified(victim, self._connected(victim, source, rng, report))
 
         return read_group(group, read, name="exact", seed=seed, report=report)
+
+    def _behind_outputs_norm(self, observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
+        count, layer = observation.upload.num_examples, find_normalized_outputs(observation)
+        if count > 2:
+            expect_gradient(observation)
+        known = None if layer is None else centered(observation, layer)
+        if layer is None or known is None:
+            return failed(observation, _UNDETERMINED)
+        turn = known.joined.new_tensor([[0.5**0.5], [-(0.5**0.5)]]) if count == 2 else None
+        basis = columns_of(known.joined, count) if turn is None else None
+        if basis is not None:
+            values = known.values, torch.zeros_like(known.values[:, 0])
+            searched = sparse_factors(known.joined, known.joined[:, -1], values, basis, rng=rng, starts=self.starts)
+            for number, factors in zip(timely(range(self.rounds)), searched, strict=False):
+                report(number / self.rounds)
+                turn = None if factors is None else factors.inputs[:, :-1]
+                if turn is not None and known.inputs(turn) is not None:
+                    break
+        inputs = None if turn is None else known.inputs(turn)
+        if inputs is None:
+            return failed(observation, _UNTURNED)
+        images = layer.pixels(inputs).reshape(count, *observation.input_shape)
+        read = certificate.Read(images, False, known.left, confirmed=known.sure and known.left < certificate.ROUNDING)
+        return certificate.certified(certificate.Reproduction(observation, certificate.model_as_sent(observation)), read)
 
     def _connected(
         self, victim: certificate.Reproduction, layer: first_layer.FirstLayer, rng: torch.Generator, report: Report

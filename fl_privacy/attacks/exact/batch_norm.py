@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from fl_privacy.attacks.attack import timely
-from fl_privacy.attacks.exact import residual
+from fl_privacy.attacks.exact import first_layer, residual
 from fl_privacy.attacks.exact.certificate import least_squares
 from fl_privacy.attacks.exact.convolution import (
     MOST_NUMBERS,
@@ -40,7 +40,13 @@ from fl_privacy.attacks.exact.residual import (
     links,
     misses,
 )
-from fl_privacy.types import Tensors
+from fl_privacy.attacks.gradient_inversion.priors import of_batch
+from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.models.gradients import frozen_copy
+from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.models.gradients.hooks import entering, leaving
+from fl_privacy.types import LocalPlan, Observation, Tensors
+from fl_privacy.types.schema import schema_of
 
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
 _SCALED = 1e-2  # largest relative residual of a norm's equations for the images' scales; rounding leaves 1e-5
@@ -51,6 +57,7 @@ _FALLS = 0.9  # least factor by which a correction lowers the residual
 _NONE = 1e-10  # eigenvalues below this share of the largest are rounding
 _MOST_OPEN = 0.7  # largest number of unknowns along such directions for each known output
 _LEAST_WEIGHT = 1e-4  # weights of a norm below this share of the largest show no values in front of it
+_ROUNDED = 1e-6  # singular values below this share of the largest are rounding in single precision
 _MOST_SCALE = 3.0  # largest factor by which silent values are scaled to their variance
 
 
@@ -275,3 +282,205 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
     rest = front.known * front.deviation + front.offset - layer.outputs(found)
     right = across(rest, sums - often * found)
     return found + along(conjugate_gradients(normal, right, torch.ones_like(right)))
+
+
+_SPARE = 8  # equations beyond the unknowns that confirm a solution
+_NOISE = 3.0  # differences have singular values above this multiple of those that are rounding
+_STARTS, _TURNS = 64, 60  # random starts for the signs of two examples' difference, and corrections of each
+_TURNED = 1e-2  # largest distance of a rotation from orthogonality
+_LEAST_SQUARE = 1e-3  # variance below which errors are not relative, as a share of the mean
+_INSIDE = 500  # corrections of a mean input that the outputs leave open
+
+
+@dataclass(frozen=True, eq=False)
+class NormalizedOutputs(first_layer.FirstLayer):
+    """A first fully connected layer, maybe without bias, whose outputs batch norm at ``norm`` normalizes by the batch.
+
+    ``mean``, ``variance``: (M,) of the batch's outputs.
+    """
+
+    norm: str
+    mean: Tensor
+    variance: Tensor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.weight, f"{self.norm}.bias", f"{self.norm}.weight"
+
+
+def find_normalized_outputs(observation: Observation) -> NormalizedOutputs | None:
+    """Find such a layer of a batch that made one step; ``None`` if it or the norm's statistics are missing."""
+    plan, sent, size = observation.plan, observation.assumed(), observation.upload.num_examples
+    one_step = plan.shares == "gradient" or number_of_steps(size, plan) == 1
+    if plan.batch_norm != "train" or not one_step or size == 1 or not observation.upload.buffers:
+        return None
+    seen = first_layer.probe_first_layer(observation.model, sent, observation.input_shape)
+    if not isinstance(seen.module, nn.Linear) or not seen.one_by_one or seen.black.shape != (seen.random.numel(),):
+        return None
+    evaluating, like = LocalPlan(batch_norm="eval"), seen.black
+    model = frozen_copy(observation.model, sent, evaluating, device=like.device, dtype=like.dtype).eval()
+    norms = {
+        name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.affine
+    }
+    with torch.no_grad(), leaving({seen.name: model.get_submodule(seen.name)}) as left, entering(norms) as entered:
+        model(seen.random[None])
+    norm = next((each.name for each in entered if torch.equal(each.inputs, left[0].output)), "")
+    names = [f"{norm}.running_{kind}" for kind in ("mean", "var")]
+    if not all(name in sent.buffers and name in observation.upload.buffers for name in names):
+        return None
+    if not (found := of_batch(observation, norm, size)):
+        return None
+    parameters, scale = (f"{seen.name}.weight", f"{seen.name}.bias"), seen.white - like
+    return NormalizedOutputs(*parameters, like, scale, norm, *(found[name] for name in names))
+
+
+@dataclass(frozen=True, eq=False)
+class Centered:
+    """Batch of B examples behind :class:`NormalizedOutputs`, up to a rotation of their differences in R dimensions.
+
+    The inputs are ``center + P @ differences`` for a P (B, R) with orthonormal columns whose sums are 0.
+
+    Attributes:
+        center: mean input (N,), of least norm if the layer's M outputs leave it open.
+        differences: basis (R, N) of the inputs' differences.
+        joined: gradient (M, R + 1) of a layer with the inputs (P, 1) and the norm's outputs.
+        values: weight (M, R + 1) of that layer.
+        weight: weight (M, N) of the first layer.
+        limits: least and largest inputs (N,).
+        left: relative residual of the batch's mean and variance.
+        sure: ``True`` if they have more equations than unknowns.
+    """
+
+    count: int
+    center: Tensor
+    differences: Tensor
+    joined: Tensor
+    values: Tensor
+    weight: Tensor
+    limits: tuple[Tensor, Tensor]
+    left: float
+    sure: bool
+
+    def inputs(self, turn: Tensor) -> Tensor | None:
+        """Return the inputs (B, N) for the distinct rows (R + 1, R) of P; ``None`` if they form no such P."""
+        times = (1 / (turn.square().sum(1) + 1 / self.count)).round().clamp(1, self.count)
+        if len(turn) != len(self.differences) + 1 or int(times.sum()) != self.count:
+            return None
+        roots = times.sqrt()[:, None]
+        own, even = roots * turn, roots / self.count**0.5
+        if float((own @ own.T + even @ even.T - torch.eye(len(own)).to(own)).abs().max()) > _TURNED:
+            return None
+        left, _, right = torch.linalg.svd(own - even @ (even.T @ own), full_matrices=False)
+        apart = left @ right / roots @ self.differences
+        return (self._center(apart) + apart).repeat_interleave(times.long(), 0)
+
+    def _center(self, apart: Tensor) -> Tensor:
+        if len(self.weight) >= self.weight.shape[1]:
+            return self.center
+        inverse, (low, high) = torch.linalg.pinv(self.weight), self.limits
+        low, high = low - apart.amin(0), high - apart.amax(0)
+        middle = ((low + high) / 2).nan_to_num(0.0, 0.0, 0.0)
+        found = middle
+        for _ in timely(range(_INSIDE)):
+            found = found + self.center - inverse @ (self.weight @ found)
+            inside = torch.minimum(torch.maximum(found, torch.minimum(low, middle)), torch.maximum(high, middle))
+            if torch.equal(inside, found):
+                break
+            found = inside
+        return found + self.center - inverse @ (self.weight @ found)
+
+
+def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | None:
+    """Solve for a batch up to a rotation; ``None`` if too few outputs determine its covariance.
+
+    For inputs X = 1 m^T + C, the gradient of the weight W spans the rows of C, since batch norm's slopes sum to 0. The
+    outputs' mean is W m + b, and their variances are the diagonal of W C^T C W^T / B.
+    """
+    count, sent, own = observation.upload.num_examples, observation.assumed().parameters, as_gradient(observation)
+    weight, norm = sent[layer.weight].double(), observation.model.get_submodule(layer.norm)
+    gradient, by_bias, by_scale = (own[name].double() for name in layer.names)
+    scale, shift = (sent[f"{layer.norm}.{kind}"].double() for kind in ("weight", "bias"))
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    deviation = (layer.variance + norm.eps).sqrt()
+    if not gradient.any() or not layer.variance.any() or not scale.all():
+        return None
+    if count == 2:
+        found = _one_difference(weight, gradient, by_scale * scale, layer.variance.sqrt())
+    else:
+        found = _differences(weight, gradient, count, layer.variance)
+    if found is None:
+        return None
+    differences, missed, spare = found
+    outputs = layer.mean - sent[layer.bias].double() if layer.bias in sent else layer.mean
+    center = least_squares(weight, outputs[:, None])[:, 0]
+    missed = max(missed, float((weight @ center - outputs).norm() / deviation.norm()))
+    normalized = differences @ weight.T / deviation
+    behind = torch.linalg.pinv(differences).T @ gradient.T * deviation / scale + normalized * by_scale / count
+    return Centered(
+        count=count,
+        center=center,
+        differences=differences,
+        joined=torch.cat([behind.T, by_bias[:, None]], 1),
+        values=torch.cat([(scale * normalized).T, shift[:, None]], 1),
+        weight=weight,
+        limits=_limits(observation, layer),
+        left=missed,
+        sure=min(spare, len(weight) - weight.shape[1]) >= _SPARE,
+    )
+
+
+def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: Tensor) -> tuple[Tensor, float, int]:
+    """Return the difference (1, N) of two inputs, over the root of 2, from half the distances (M,) of their outputs.
+
+    Signs of these follow from signs of gradients, which Adam's steps keep; if there are enough, others are tried, too.
+    """
+    along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
+    signs, before = (gradient @ along).sign() * by_scale.sign(), weight @ along
+    signs = torch.stack([torch.where(signs == 0, before.sign(), signs), before.sign()], 1)
+    spare, inverse = len(weight) - weight.shape[1], torch.linalg.pinv(weight)
+    if spare >= weight.shape[1]:
+        rng = torch.Generator().manual_seed(0)
+        drawn = torch.randn(weight.shape[1], _STARTS, generator=rng, dtype=torch.float64).to(weight)
+        signs = torch.cat([signs, (weight @ drawn).sign()], 1)
+    for _ in range(_TURNS):
+        outputs, last = signs * sizes[:, None], signs
+        lengths = before @ outputs / before.square().sum()
+        found = inverse @ (outputs - before[:, None] * lengths) + along[:, None] * lengths
+        signs = (weight @ found).sign()
+        if torch.equal(signs, last):
+            break
+    apart = ((weight @ found).abs() - sizes[:, None]).norm(dim=0) / sizes.norm()
+    best = int(apart.argmin())
+    return 2**0.5 * found[:, best][None], float(apart[best]), spare
+
+
+def _differences(weight: Tensor, gradient: Tensor, count: int, variance: Tensor) -> tuple[Tensor, float, int] | None:
+    """Return a basis (R, N) of ``count`` inputs' differences, from the gradient's rows and the outputs' variance."""
+    _, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
+    noise = torch.cat([_ROUNDED * sizes[:1], _NOISE * sizes[count - 1 :]]).max()
+    rank = min(count - 1, int((sizes > noise).sum()))
+    before, spare = weight @ right[:rank].T, len(weight) - rank * (rank + 1) // 2
+    if spare < 0:
+        return None
+    first, second = torch.triu_indices(rank, rank)
+    products = before[:, first] * before[:, second] * torch.where(first == second, 1.0, 2.0).to(before)
+    shares = 1 / variance.clamp_min(_LEAST_SQUARE * variance.mean())[:, None]
+    products, squares = products * shares, count * variance[:, None] * shares
+    found = least_squares(products, squares)
+    form = weight.new_zeros(rank, rank)
+    form[first, second] = form[second, first] = found[:, 0]
+    values, vectors = torch.linalg.eigh(form)
+    if not values[0] > 0:
+        return None
+    missed = float((products @ found - squares).norm() / squares.norm())
+    return values.sqrt()[:, None] * vectors.T @ right[:rank], missed, spare
+
+
+def _limits(observation: Observation, layer: NormalizedOutputs) -> tuple[Tensor, Tensor]:
+    """Return the least and largest inputs (N,): pixels are in [0, 1], rows of a table within their schema."""
+    ends = torch.stack([torch.zeros_like(layer.shift), torch.ones_like(layer.shift)]).cpu()
+    if (schema := schema_of(observation.model)) is not None:
+        ends = (ends - schema.shift) / schema.scale
+        ends[:, schema.number_values] = schema.bounds
+    inputs = (layer.shift + layer.scale * ends.to(layer.shift)).double()
+    return inputs.amin(0), inputs.amax(0)

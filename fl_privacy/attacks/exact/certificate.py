@@ -44,12 +44,16 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do."""
+    """Images (B, C, H, W) that solve a layer's equations; ``loss``: relative residual; ``unique``: no others do.
+
+    ``confirmed``: ``True`` if redundant equations confirm them, whatever the rest of the network draws.
+    """
 
     images: Tensor
     unique: bool
     loss: float
     note: str = ""
+    confirmed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +210,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
     if labels is None:
         return without_labels(observation)
     apart = reproduction.distance(Batch(read.images, labels))
-    certainty = Certainty.CONSISTENT if reproduction.equals(apart) else Certainty.APPROXIMATE
+    certainty = Certainty.CONSISTENT if read.confirmed or reproduction.equals(apart) else Certainty.APPROXIMATE
     if read.unique and apart < (EXACT if len(read.images) == 1 else ROUNDING):
         certainty = Certainty.PROVEN
     solved = certainty is not Certainty.APPROXIMATE
