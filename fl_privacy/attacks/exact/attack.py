@@ -202,10 +202,14 @@ def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
-_UNDETERMINED = "More outputs in front of batch norm are expected than the batch's covariance has values; use attack=auto."
+_UNDETERMINED = (
+    "More outputs in front of batch norm are expected than the batch's covariance has values; use attack=auto."
+)
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree; use attack=auto."
 _Source = NormalizedOutputs | first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
-_UNTURNED = "The differences of the examples are known up to a rotation, which the gradients do not show; use attack=auto."
+_UNTURNED = (
+    "The differences of the examples are known up to a rotation, which the gradients do not show; use attack=auto."
+)
 _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 
@@ -297,22 +301,20 @@ class ExactInversion(GroupAttack):
         known = None if layer is None else centered(observation, layer)
         if layer is None or known is None:
             return failed(observation, _UNDETERMINED)
-        turn = known.joined.new_tensor([[0.5**0.5], [-(0.5**0.5)]]) if count == 2 else None
-        basis = columns_of(known.joined, count) if turn is None else None
-        if basis is not None:
-            values = known.values, torch.zeros_like(known.values[:, 0])
-            searched = sparse_factors(known.joined, known.joined[:, -1], values, basis, rng=rng, starts=self.starts)
-            for number, factors in zip(timely(range(self.rounds)), searched, strict=False):
-                report(number / self.rounds)
-                turn = None if factors is None else factors.inputs[:, :-1]
-                if turn is not None and known.inputs(turn) is not None:
-                    break
-        inputs = None if turn is None else known.inputs(turn)
+        inputs = None
+        turns = timely(zip(range(self.rounds), known.turns(rng, self.starts), strict=False))
+        for number, turn in turns:
+            report(number / self.rounds)
+            inputs = None if turn is None else known.inputs(turn)
+            if inputs is not None:
+                break
         if inputs is None:
             return failed(observation, _UNTURNED)
         images = layer.pixels(inputs).reshape(count, *observation.input_shape)
         read = certificate.Read(images, False, known.left, confirmed=known.sure and known.left < certificate.ROUNDING)
-        return certificate.certified(certificate.Reproduction(observation, certificate.model_as_sent(observation)), read)
+        return certificate.certified(
+            certificate.Reproduction(observation, certificate.model_as_sent(observation)), read
+        )
 
     def _connected(
         self, victim: certificate.Reproduction, layer: first_layer.FirstLayer, rng: torch.Generator, report: Report

@@ -4,7 +4,8 @@ With N places, slopes s of the loss behind a norm, normalized values z, and grad
 weight, the slopes in front of it are ``weight / deviation * (s - b / N - w z / N)`` (Ioffe and Szegedy 2015).
 """
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,6 +41,7 @@ from fl_privacy.attacks.exact.residual import (
     links,
     misses,
 )
+from fl_privacy.attacks.exact.spear import NEARLY, sparse_directions
 from fl_privacy.attacks.gradient_inversion.priors import of_batch
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.models.gradients import frozen_copy
@@ -287,6 +289,7 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
 _SPARE = 8  # equations beyond the unknowns that confirm a solution
 _NOISE = 3.0  # differences have singular values above this multiple of those that are rounding
 _STARTS, _TURNS = 64, 60  # random starts for the signs of two examples' difference, and corrections of each
+_ACTIVE = 0.01  # slopes above this share of the largest are not zero
 _TURNED = 1e-2  # largest distance of a rotation from orthogonality
 _LEAST_SQUARE = 1e-3  # variance below which errors are not relative, as a share of the mean
 _INSIDE = 500  # corrections of a mean input that the outputs leave open
@@ -361,6 +364,38 @@ class Centered:
     left: float
     sure: bool
 
+    def turns(self, rng: torch.Generator, starts: int) -> Iterator[Tensor | None]:
+        """Yield the distinct rows (R + 1, R) of P, for a ReLU behind the norm; ``None`` while they are not found.
+
+        With Q = (P, 1 / sqrt(B)), the slopes in front of the ReLU are sparse combinations ``joined @ q`` for each row.
+        Up to two rows follow from the others, since Q is orthogonal; slopes may be lost in rounding.
+        """
+        even, size = self.count**-0.5, self.joined.shape[1]
+        if self.count == 2:
+            yield self.center.new_tensor([[even], [-even]])
+            return
+        joined, values = (
+            torch.cat([own[:, :-1], own[:, -1:] * f], 1) for own, f in ((self.joined, even), (self.values, 1 / even))
+        )
+        left, sizes, right = torch.linalg.svd(joined, full_matrices=False)
+        searches = [
+            sparse_directions(joined, left[:, :rank], rng=rng, starts=starts)
+            for rank in range(size, max(size - 3, 1), -1)
+        ]
+        for number, search in enumerate(itertools.cycle([searches[0], *searches])):
+            directions = next(search, None)
+            if directions is None:
+                if number > len(searches):
+                    return
+                continue
+            rank = len(directions)
+            rows = (directions / sizes[:rank, None]).T @ right[:rank]
+            chosen = _orthogonal(
+                rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign(), joined, values, self.count
+            )
+            chosen = _completed(chosen) if size - 2 <= len(chosen) < size else chosen
+            yield even * chosen[:, :-1] / chosen[:, -1:] if len(chosen) == size else None
+
     def inputs(self, turn: Tensor) -> Tensor | None:
         """Return the inputs (B, N) for the distinct rows (R + 1, R) of P; ``None`` if they form no such P."""
         times = (1 / (turn.square().sum(1) + 1 / self.count)).round().clamp(1, self.count)
@@ -388,6 +423,34 @@ class Centered:
                 break
             found = inside
         return found + self.center - inverse @ (self.weight @ found)
+
+
+def _orthogonal(rows: Tensor, joined: Tensor, values: Tensor, count: int) -> Tensor:
+    """Choose orthogonal unit rows q whose last elements fit, and whose slopes are zero if the norm's output is negative."""
+    times = count * rows[:, -1].square()
+    slopes, outputs = joined @ rows.T, values @ rows.T
+    active = slopes.abs() > _ACTIVE * slopes.abs().amax(0)
+    right = ((outputs > 0) & active).sum(0) >= NEARLY * active.sum(0)
+    chosen = rows[:0]
+    for row in rows[right & ((times - times.round()).abs() < _TURNED * times)]:
+        if not ((chosen @ row).abs() > _TURNED).any():
+            chosen = torch.cat([chosen, row[None]])
+    return chosen
+
+
+def _completed(rows: Tensor) -> Tensor:
+    """Add one or two rows to orthogonal unit ``rows`` (Q - 1 or Q - 2, Q) with equal last elements."""
+    rest = torch.linalg.svd(rows, full_matrices=True)[2][len(rows) :]
+    rest = rest * rest[:, -1:].sign()
+    if len(rest) == 2:
+        own = (
+            rest[:, -1] / rest[:, -1].norm()
+        )  # the last elements' direction, from which both rows are half a right angle away
+        apart = torch.stack(
+            [own - own.flip(0) * own.new_tensor([-1.0, 1.0]), own + own.flip(0) * own.new_tensor([-1.0, 1.0])]
+        )
+        rest = apart / 2**0.5 @ rest
+    return torch.cat([rows, rest])
 
 
 def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | None:
@@ -436,6 +499,10 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
     """
     along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
     signs, before = (gradient @ along).sign() * by_scale.sign(), weight @ along
+    known = signs != 0
+    if int(known.sum()) >= weight.shape[1]:
+        first = weight @ least_squares(weight[known], (signs * sizes)[known, None])[:, 0]
+        signs = torch.where(known, signs, first.sign())
     signs = torch.stack([torch.where(signs == 0, before.sign(), signs), before.sign()], 1)
     spare, inverse = len(weight) - weight.shape[1], torch.linalg.pinv(weight)
     if spare >= weight.shape[1]:

@@ -94,15 +94,25 @@ def sparse_factors(
         basis: L (M, B), see :func:`columns_of`.
     """
     own = _Gradient(weight, bias, layer, basis)
-    search = _Search(own, rng, starts)
+    for search in _rounds(own, rng, starts):
+        few = search.chosen.shape[1] < basis.shape[1]
+        yield None if few else own.factors(own.improved(search.chosen, search.pool.directions))
+
+
+def sparse_directions(weight: Tensor, basis: Tensor, *, rng: torch.Generator, starts: int) -> Iterator[Tensor]:
+    """Yield ever more directions q (B, K), such that L q is sparse, sparsest first; see :func:`sparse_factors`."""
+    none = weight.new_zeros(len(weight))
+    for search in _rounds(_Gradient(weight, none, (weight, none), basis), rng, starts):
+        yield search.pool.directions
+
+
+def _rounds(gradient: "_Gradient", rng: torch.Generator, starts: int) -> Iterator["_Search"]:
+    search = _Search(gradient, rng, starts)
     while True:
-        chosen = search.extended()
+        search.extended()
         if search.hopeless:
             return
-        if chosen.shape[1] < basis.shape[1]:
-            yield None
-        else:
-            yield own.factors(own.improved(chosen, search.pool.directions))
+        yield search
 
 
 def factors_near(
