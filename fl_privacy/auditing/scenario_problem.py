@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -121,7 +122,11 @@ class StepProblem:
         """Build the observation of victim ``number``, who uploads ``tensors`` (names in ``Watched``) after ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
-        parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
+        parameters, buffers = (
+            {n: own[n] for n in each if n in own} for each in (self.sent.parameters, self.sent.buffers)
+        )
+        if plan.shares == "delta":
+            buffers = {name: self.sent.buffers[name] + value for name, value in buffers.items()}
         if not parameters:
             raise NotAttackedError(
                 "what is uploaded was not understood: by values, names and places none of its arrays is a parameter of"
@@ -132,7 +137,7 @@ class StepProblem:
             id=VictimId(1, 0, number),
             model=self.model,
             sent=self.sent,
-            upload=Upload(tensors=parameters, num_examples=len(self.truth)),
+            upload=Upload(tensors=parameters, num_examples=len(self.truth), buffers=buffers),
             plan=plan,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
@@ -143,9 +148,13 @@ class StepProblem:
 
     def observed_reply(self, number: int, reply: WatchedReply, *, uploaded: bool) -> Observation:
         seen = reply.watched
-        if not uploaded:
-            return self.observed(number, seen.gradients, gradient_plan(seen))
-        return self.observed(number, reply.tensors(), plan_of(seen, reply.matched, len(self.truth)))
+        if uploaded:
+            return self.observed(number, reply.tensors(), plan_of(seen, reply.matched, len(self.truth)))
+        found = self.observed(number, seen.gradients, gradient_plan(seen))
+        with suppress(NotAttackedError):  # running statistics of batch norm leave in any case
+            leaving = self.observed_reply(number, reply, uploaded=True).upload
+            found = replace(found, upload=replace(found.upload, buffers=leaving.buffers))
+        return found
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:

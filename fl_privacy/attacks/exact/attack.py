@@ -12,6 +12,7 @@ from fl_privacy.attacks.adaptive.constraints import beyond_cut
 from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, timely
 from fl_privacy.attacks.exact import certificate, first_layer
 from fl_privacy.attacks.exact.batch_norm import (
+    Centered,
     NormalizedOutputs,
     centered,
     find_normalized_outputs,
@@ -20,7 +21,7 @@ from fl_privacy.attacks.exact.batch_norm import (
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Known, Residual, find_residual, known_between
-from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
+from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, orthogonal_factors, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.priors import of_batch
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
@@ -202,14 +203,11 @@ def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
-_UNDETERMINED = (
-    "More outputs in front of batch norm are expected than the batch's covariance has values; use attack=auto."
-)
+_UNDETERMINED = "Batch norm's statistics are expected to determine the covariance, but do not; use attack=auto."
+_UNTURNED = "The examples are known up to a rotation of their differences; use attack=auto."
+_IN_PART = "Only some of the batch's examples are determined by the update, or all but for a shift that they share."
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree; use attack=auto."
 _Source = NormalizedOutputs | first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
-_UNTURNED = (
-    "The differences of the examples are known up to a rotation, which the gradients do not show; use attack=auto."
-)
 _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 
@@ -283,14 +281,15 @@ class ExactInversion(GroupAttack):
         model = certificate.model_as_sent(group.first)
 
         def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
-            if not as_gradient(observation)[source.names[-1]].any():
+            own = find_normalized_layer(observation) if isinstance(source, NormalizedLayer) else source
+            if own is None or not as_gradient(observation)[source.names[-1]].any():
                 return failed(
                     observation, f"{source.names[-1]} is expected, but its gradient is zero; check the upload."
                 )
             victim = certificate.Reproduction(observation, model)
-            if isinstance(source, first_layer.PatchEmbedding):
-                return certificate.certified(victim, first_layer.solve(source, as_gradient(observation)))
-            return certificate.certified(victim, self._connected(victim, source, rng, report))
+            if isinstance(own, first_layer.PatchEmbedding):
+                return certificate.certified(victim, first_layer.solve(own, as_gradient(observation)))
+            return certificate.certified(victim, self._connected(victim, own, rng, report))
 
         return read_group(group, read, name="exact", seed=seed, report=report)
 
@@ -301,20 +300,29 @@ class ExactInversion(GroupAttack):
         known = None if layer is None else centered(observation, layer)
         if layer is None or known is None:
             return failed(observation, _UNDETERMINED)
-        inputs = None
-        turns = timely(zip(range(self.rounds), known.turns(rng, self.starts), strict=False))
-        for number, turn in turns:
-            report(number / self.rounds)
-            inputs = None if turn is None else known.inputs(turn)
-            if inputs is not None:
-                break
-        if inputs is None:
+        read = self._turned(known, rng, report)
+        if read is None:
             return failed(observation, _UNTURNED)
+        inputs, whole = read
         images = layer.pixels(inputs).reshape(count, *observation.input_shape)
-        read = certificate.Read(images, False, known.left, confirmed=known.sure and known.left < certificate.ROUNDING)
-        return certificate.certified(
-            certificate.Reproduction(observation, certificate.model_as_sent(observation)), read
-        )
+        sure = known.sure and whole and known.left < certificate.ROUNDING
+        victim = certificate.Reproduction(observation, certificate.model_as_sent(observation))
+        found = certificate.certified(victim, certificate.Read(images, False, known.left, confirmed=sure))
+        return found if whole else replace(found, certainty=Certainty.APPROXIMATE, notes=(*found.notes, _IN_PART))
+
+    def _turned(self, known: Centered, rng: torch.Generator, report: Report) -> tuple[Tensor, bool] | None:
+        """Return a batch's inputs (B, N), and ``True`` if they are determined; ``None`` if no example is found."""
+        if known.count == 2:
+            return known.inputs(known.center.new_tensor([[1.0, 1.0], [-1.0, 1.0]]))
+        best, fewest = None, known.joined.shape[1]
+        searched = orthogonal_factors(known.joined, known.values, known.count, rng=rng, starts=self.starts)
+        for step, (rows, missing) in zip(timely(range(self.rounds)), searched, strict=False):
+            report(step / self.rounds)
+            if missing < fewest and (found := known.inputs(rows)) is not None:
+                best, fewest = (found[0], found[1] and missing <= 2), missing
+            if fewest <= 2:
+                break
+        return best
 
     def _connected(
         self, victim: certificate.Reproduction, layer: first_layer.FirstLayer, rng: torch.Generator, report: Report

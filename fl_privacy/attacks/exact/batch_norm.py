@@ -4,8 +4,7 @@ With N places, slopes s of the loss behind a norm, normalized values z, and grad
 weight, the slopes in front of it are ``weight / deviation * (s - b / N - w z / N)`` (Ioffe and Szegedy 2015).
 """
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -41,7 +40,7 @@ from fl_privacy.attacks.exact.residual import (
     links,
     misses,
 )
-from fl_privacy.attacks.exact.spear import NEARLY, sparse_directions
+from fl_privacy.attacks.exact.spear import TURNED
 from fl_privacy.attacks.gradient_inversion.priors import of_batch
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.models.gradients import frozen_copy
@@ -289,8 +288,8 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
 _SPARE = 8  # equations beyond the unknowns that confirm a solution
 _NOISE = 3.0  # differences have singular values above this multiple of those that are rounding
 _STARTS, _TURNS = 64, 60  # random starts for the signs of two examples' difference, and corrections of each
-_ACTIVE = 0.01  # slopes above this share of the largest are not zero
-_TURNED = 1e-2  # largest distance of a rotation from orthogonality
+_AT_LIMIT = 1e-3  # distance from a limit, as a share of the range, at which an input is determined by it
+_DISAGREES = 0.1  # relative residual of mean and variance above which they are of other examples, or noise
 _LEAST_SQUARE = 1e-3  # variance below which errors are not relative, as a share of the mean
 _INSIDE = 500  # corrections of a mean input that the outputs leave open
 
@@ -346,7 +345,7 @@ class Centered:
     Attributes:
         center: mean input (N,), of least norm if the layer's M outputs leave it open.
         differences: basis (R, N) of the inputs' differences.
-        joined: gradient (M, R + 1) of a layer with the inputs (P, 1) and the norm's outputs.
+        joined: gradient (M, R + 1) of a layer with the orthogonal inputs (P, 1 / sqrt(B)) and the norm's outputs.
         values: weight (M, R + 1) of that layer.
         weight: weight (M, N) of the first layer.
         limits: least and largest inputs (N,).
@@ -364,97 +363,42 @@ class Centered:
     left: float
     sure: bool
 
-    def turns(self, rng: torch.Generator, starts: int) -> Iterator[Tensor | None]:
-        """Yield the distinct rows (R + 1, R) of P, for a ReLU behind the norm; ``None`` while they are not found.
+    def inputs(self, rows: Tensor) -> tuple[Tensor, bool] | None:
+        """Return the inputs (B, N) for the distinct ``rows`` (R + 1, R + 1) of (P, 1 / sqrt(B)), up to their lengths.
 
-        With Q = (P, 1 / sqrt(B)), the slopes in front of the ReLU are sparse combinations ``joined @ q`` for each row.
-        Up to two rows follow from the others, since Q is orthogonal; slopes may be lost in rounding.
+        The second value is ``True`` if the mean is determined. ``None`` if rows are missing or not orthogonal.
         """
-        even, size = self.count**-0.5, self.joined.shape[1]
-        if self.count == 2:
-            yield self.center.new_tensor([[even], [-even]])
-            return
-        joined, values = (
-            torch.cat([own[:, :-1], own[:, -1:] * f], 1) for own, f in ((self.joined, even), (self.values, 1 / even))
-        )
-        left, sizes, right = torch.linalg.svd(joined, full_matrices=False)
-        searches = [
-            sparse_directions(joined, left[:, :rank], rng=rng, starts=starts)
-            for rank in range(size, max(size - 3, 1), -1)
-        ]
-        for number, search in enumerate(itertools.cycle([searches[0], *searches])):
-            directions = next(search, None)
-            if directions is None:
-                if number > len(searches):
-                    return
-                continue
-            rank = len(directions)
-            rows = (directions / sizes[:rank, None]).T @ right[:rank]
-            chosen = _orthogonal(
-                rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign(), joined, values, self.count
-            )
-            chosen = _completed(chosen) if size - 2 <= len(chosen) < size else chosen
-            yield even * chosen[:, :-1] / chosen[:, -1:] if len(chosen) == size else None
-
-    def inputs(self, turn: Tensor) -> Tensor | None:
-        """Return the inputs (B, N) for the distinct rows (R + 1, R) of P; ``None`` if they form no such P."""
-        times = (1 / (turn.square().sum(1) + 1 / self.count)).round().clamp(1, self.count)
-        if len(turn) != len(self.differences) + 1 or int(times.sum()) != self.count:
+        rows = rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign()
+        times = (self.count * rows[:, -1].square()).round().clamp(1, self.count)
+        if len(rows) != self.joined.shape[1] or int(times.sum()) != self.count:
             return None
         roots = times.sqrt()[:, None]
-        own, even = roots * turn, roots / self.count**0.5
-        if float((own @ own.T + even @ even.T - torch.eye(len(own)).to(own)).abs().max()) > _TURNED:
+        own, even = rows[:, :-1], roots / self.count**0.5
+        if float((own @ own.T + even @ even.T - torch.eye(len(own)).to(own)).abs().max()) > TURNED:
             return None
         left, _, right = torch.linalg.svd(own - even @ (even.T @ own), full_matrices=False)
         apart = left @ right / roots @ self.differences
-        return (self._center(apart) + apart).repeat_interleave(times.long(), 0)
+        center, determined = self._center(apart)
+        return (center + apart).repeat_interleave(times.long(), 0), determined
 
-    def _center(self, apart: Tensor) -> Tensor:
-        if len(self.weight) >= self.weight.shape[1]:
-            return self.center
+    def _center(self, apart: Tensor) -> tuple[Tensor, bool]:
+        """Return the mean input (N,), which limits complete if outputs leave it open, and whether it is determined."""
+        outputs, inputs = self.weight.shape
+        if outputs >= inputs:
+            return self.center, True
         inverse, (low, high) = torch.linalg.pinv(self.weight), self.limits
         low, high = low - apart.amin(0), high - apart.amax(0)
-        middle = ((low + high) / 2).nan_to_num(0.0, 0.0, 0.0)
-        found = middle
+        found = middle = ((low + high) / 2).nan_to_num(0.0, 0.0, 0.0)
+        low, high = torch.minimum(low, middle), torch.maximum(high, middle)
         for _ in timely(range(_INSIDE)):
-            found = found + self.center - inverse @ (self.weight @ found)
-            inside = torch.minimum(torch.maximum(found, torch.minimum(low, middle)), torch.maximum(high, middle))
-            if torch.equal(inside, found):
-                break
-            found = inside
-        return found + self.center - inverse @ (self.weight @ found)
-
-
-def _orthogonal(rows: Tensor, joined: Tensor, values: Tensor, count: int) -> Tensor:
-    """Choose orthogonal unit rows q whose last elements fit, and whose slopes are zero if the norm's output is negative."""
-    times = count * rows[:, -1].square()
-    slopes, outputs = joined @ rows.T, values @ rows.T
-    active = slopes.abs() > _ACTIVE * slopes.abs().amax(0)
-    right = ((outputs > 0) & active).sum(0) >= NEARLY * active.sum(0)
-    chosen = rows[:0]
-    for row in rows[right & ((times - times.round()).abs() < _TURNED * times)]:
-        if not ((chosen @ row).abs() > _TURNED).any():
-            chosen = torch.cat([chosen, row[None]])
-    return chosen
-
-
-def _completed(rows: Tensor) -> Tensor:
-    """Add one or two rows to orthogonal unit ``rows`` (Q - 1 or Q - 2, Q) with equal last elements."""
-    rest = torch.linalg.svd(rows, full_matrices=True)[2][len(rows) :]
-    rest = rest * rest[:, -1:].sign()
-    if len(rest) == 2:
-        own = (
-            rest[:, -1] / rest[:, -1].norm()
-        )  # the last elements' direction, from which both rows are half a right angle away
-        apart = torch.stack(
-            [own - own.flip(0) * own.new_tensor([-1.0, 1.0]), own + own.flip(0) * own.new_tensor([-1.0, 1.0])]
-        )
-        rest = apart / 2**0.5 @ rest
-    return torch.cat([rows, rest])
+            exact = found + self.center - inverse @ (self.weight @ found)
+            found = torch.minimum(torch.maximum(exact, low), high)
+        free = (found - low).abs().minimum((high - found).abs()) > _AT_LIMIT * (high - low)
+        return exact, outputs - int(free.sum()) >= _SPARE
 
 
 def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | None:
-    """Solve for a batch up to a rotation; ``None`` if too few outputs determine its covariance.
+    """Solve for a batch up to a rotation; ``None`` if its statistics do not determine its covariance.
 
     For inputs X = 1 m^T + C, the gradient of the weight W spans the rows of C, since batch norm's slopes sum to 0. The
     outputs' mean is W m + b, and their variances are the diagonal of W C^T C W^T / B.
@@ -477,14 +421,16 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
     outputs = layer.mean - sent[layer.bias].double() if layer.bias in sent else layer.mean
     center = least_squares(weight, outputs[:, None])[:, 0]
     missed = max(missed, float((weight @ center - outputs).norm() / deviation.norm()))
+    if missed > _DISAGREES:
+        return None
     normalized = differences @ weight.T / deviation
     behind = torch.linalg.pinv(differences).T @ gradient.T * deviation / scale + normalized * by_scale / count
     return Centered(
         count=count,
         center=center,
         differences=differences,
-        joined=torch.cat([behind.T, by_bias[:, None]], 1),
-        values=torch.cat([(scale * normalized).T, shift[:, None]], 1),
+        joined=torch.cat([behind.T, by_bias[:, None] / count**0.5], 1),
+        values=torch.cat([(scale * normalized).T, shift[:, None] * count**0.5], 1),
         weight=weight,
         limits=_limits(observation, layer),
         left=missed,

@@ -4,6 +4,7 @@ For a layer z = W x + b, D = dL/dz (M, B) is zero at silent neurons, X (N, B) ar
 gradient, and D = L Q with an orthonormal basis L of the columns of G.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,8 +17,10 @@ from fl_privacy.attacks.gradient_inversion.infer_client import precision_of
 AGREEMENT = 0.99
 """Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""
 
+TURNED = 1e-2  # largest distance of a rotation from orthogonality
 NEARLY = 0.9  # the same share if all images are right but for rounding, or few are wrong
 _ZERO = 1e-4  # elements of L q below this share of the largest are zeros of the ReLU
+_ACTIVE = 0.01  # slopes above this share of the largest are not zero
 _SAME = 1e-6  # directions are the same up to this distance of their cosine from 1
 _INDEPENDENT = 1e-3  # share of a direction that has to be new compared with those chosen before
 _RANK = 1e-6  # singular values below this share of the largest are rounding errors
@@ -99,11 +102,52 @@ def sparse_factors(
         yield None if few else own.factors(own.improved(search.chosen, search.pool.directions))
 
 
-def sparse_directions(weight: Tensor, basis: Tensor, *, rng: torch.Generator, starts: int) -> Iterator[Tensor]:
-    """Yield ever more directions q (B, K), such that L q is sparse, sparsest first; see :func:`sparse_factors`."""
-    none = weight.new_zeros(len(weight))
-    for search in _rounds(_Gradient(weight, none, (weight, none), basis), rng, starts):
-        yield search.pool.directions
+def orthogonal_factors(
+    weight: Tensor, values: Tensor, count: int, *, rng: torch.Generator, starts: int
+) -> Iterator[tuple[Tensor, int]]:
+    """Yield ever better factors of a gradient G = D Q, for D = dL/dz in front of a ReLU and orthogonal inputs Q.
+
+    The rows q of Q (R, R) are found up to their order, since G q is sparse; the last element of a row that occurs n
+    times among ``count`` is the root of n / ``count``. Rows whose slopes are lost in rounding are completed; up to two
+    of them are determined. Also yields the number of completed rows.
+
+    Args:
+        weight: G (M, R).
+        values: the layer's own weight (M, R), so that z = ``values`` q.
+    """
+    left, sizes, right = torch.linalg.svd(weight, full_matrices=False)
+    total, none = len(sizes), weight.new_zeros(len(weight))
+    ranks = range(total, max(total - 3, 1), -1)
+    own = {rank: _Gradient(weight, none, (weight, none), left[:, :rank]) for rank in ranks}
+    searches = {rank: _rounds(gradient, rng, starts) for rank, gradient in own.items()}
+    for rank in itertools.cycle([total, *ranks]):
+        search = next(searches[rank], None)
+        if search is None and rank == total:
+            return
+        if search is not None:
+            rows = (search.pool.directions / sizes[:rank, None]).T @ right[:rank]
+            chosen = _orthogonal(rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign(), weight, values, count)
+            yield _completed(chosen), total - len(chosen)
+
+
+def _orthogonal(rows: Tensor, weight: Tensor, values: Tensor, count: int) -> Tensor:
+    """Choose orthogonal unit rows q with possible last elements, whose slopes are zero where z is negative."""
+    times, slopes = count * rows[:, -1].square(), weight @ rows.T
+    active = slopes.abs() > _ACTIVE * slopes.abs().amax(0)
+    right = ((values @ rows.T > 0) & active).sum(0) >= NEARLY * active.sum(0)
+    chosen = rows[:0]
+    for row in rows[right & ((times - times.round()).abs() < TURNED * times)]:
+        if not ((chosen @ row).abs() > TURNED).any():
+            chosen = torch.cat([chosen, row[None]])
+    return chosen
+
+
+def _completed(rows: Tensor) -> Tensor:
+    """Add orthogonal unit rows with equal last elements to orthogonal unit ``rows`` (K, B); one or two are unique."""
+    rest = torch.linalg.svd(rows, full_matrices=True)[2][len(rows) :]
+    apart = torch.nn.functional.normalize(rest[:, -1], dim=0) - max(len(rest), 1) ** -0.5
+    mirrored = 2 * apart[:, None] * (apart @ rest) / apart.square().sum().clamp_min(torch.finfo(rest.dtype).tiny)
+    return torch.cat([rows, rest - mirrored])
 
 
 def _rounds(gradient: "_Gradient", rng: torch.Generator, starts: int) -> Iterator["_Search"]:
