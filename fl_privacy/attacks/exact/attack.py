@@ -13,7 +13,6 @@ from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, tim
 from fl_privacy.attacks.exact import certificate, first_layer
 from fl_privacy.attacks.exact.batch_norm import (
     Centered,
-    NormalizedOutputs,
     centered,
     find_normalized_outputs,
     known_by_statistics,
@@ -207,7 +206,7 @@ _UNDETERMINED = "Batch norm's statistics are expected to determine the covarianc
 _UNTURNED = "The examples are known up to a rotation of their differences; use attack=auto."
 _IN_PART = "Only some of the batch's examples are determined by the update, or all but for a shift that they share."
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree; use attack=auto."
-_Source = NormalizedOutputs | first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
+_Source = first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
 _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 

@@ -287,6 +287,7 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
 
 _SPARE = 8  # equations beyond the unknowns that confirm a solution
 _NOISE = 3.0  # differences have singular values above this multiple of those that are rounding
+_FAINT = (0.0, 1e-5, 1e-2)  # shares of the largest gradient up to which dropout or weight decay may hide a sign
 _STARTS, _TURNS = 64, 60  # random starts for the signs of two examples' difference, and corrections of each
 _AT_LIMIT = 1e-3  # distance from a limit, as a share of the range, at which an input is determined by it
 _DISAGREES = 0.1  # relative residual of mean and variance above which they are of other examples, or noise
@@ -304,10 +305,6 @@ class NormalizedOutputs(first_layer.FirstLayer):
     norm: str
     mean: Tensor
     variance: Tensor
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.weight, f"{self.norm}.bias", f"{self.norm}.weight"
 
 
 def find_normalized_outputs(observation: Observation) -> NormalizedOutputs | None:
@@ -405,19 +402,21 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
     """
     count, sent, own = observation.upload.num_examples, observation.assumed().parameters, as_gradient(observation)
     weight, norm = sent[layer.weight].double(), observation.model.get_submodule(layer.norm)
-    gradient, by_bias, by_scale = (own[name].double() for name in layer.names)
+    names = layer.weight, f"{layer.norm}.bias", f"{layer.norm}.weight"
+    if not own.keys() >= set(names):
+        return None
+    gradient, by_bias, by_scale = (own[name].double() for name in names)
     scale, shift = (sent[f"{layer.norm}.{kind}"].double() for kind in ("weight", "bias"))
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     deviation = (layer.variance + norm.eps).sqrt()
     if not gradient.any() or not layer.variance.any() or not scale.all():
         return None
+    solved = _differences(weight, gradient, count, layer.variance) if count > 2 else None
     if count == 2:
-        found = _one_difference(weight, gradient, by_scale * scale, layer.variance.sqrt())
-    else:
-        found = _differences(weight, gradient, count, layer.variance)
-    if found is None:
+        solved = _one_difference(weight, gradient, by_scale * scale, layer.variance.sqrt())
+    if solved is None:
         return None
-    differences, missed, spare = found
+    differences, missed, spare = solved
     outputs = layer.mean - sent[layer.bias].double() if layer.bias in sent else layer.mean
     center = least_squares(weight, outputs[:, None])[:, 0]
     missed = max(missed, float((weight @ center - outputs).norm() / deviation.norm()))
@@ -444,12 +443,13 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
     Signs of these follow from signs of gradients, which Adam's steps keep; if there are enough, others are tried, too.
     """
     along = torch.linalg.svd(gradient, full_matrices=False)[2][0]
-    signs, before = (gradient @ along).sign() * by_scale.sign(), weight @ along
-    known = signs != 0
-    if int(known.sum()) >= weight.shape[1]:
-        first = weight @ least_squares(weight[known], (signs * sizes)[known, None])[:, 0]
-        signs = torch.where(known, signs, first.sign())
-    signs = torch.stack([torch.where(signs == 0, before.sign(), signs), before.sign()], 1)
+    before, slopes = weight @ along, gradient @ along
+    starts, signs = [before.sign()], slopes.sign() * by_scale.sign()
+    for share in _FAINT:
+        clear = (slopes.abs() > share * slopes.abs().max()) & (by_scale.abs() > share * by_scale.abs().max())
+        first = least_squares(weight[clear], (signs * sizes)[clear, None])
+        starts.append(torch.where(clear, signs, (weight @ first)[:, 0].sign()))
+    signs = torch.stack(starts, 1)
     spare, inverse = len(weight) - weight.shape[1], torch.linalg.pinv(weight)
     if spare >= weight.shape[1]:
         rng = torch.Generator().manual_seed(0)

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from fl_privacy import Observation, reconstruct
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.types import Certainty, LocalPlan, Reconstruction
+
+Optimizer = Literal["sgd", "adam", "adamw"]
 
 
 def rows(activation: type[nn.Module] = nn.ReLU, momentum: float | None = 0.1) -> nn.Module:
@@ -97,7 +100,7 @@ def normalized_outputs(
     return net
 
 
-def seen_of(net: nn.Module, examples: Tensor, *, optimizer: str = "sgd", lr: float = 0.01) -> Observation:
+def seen_of(net: nn.Module, examples: Tensor, *, optimizer: Optimizer = "sgd", lr: float = 0.01) -> Observation:
     """Observe a client that uploads weights and running statistics after one step."""
     before, kinds = copy.deepcopy(net), {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     F.cross_entropy(net(examples), torch.arange(len(examples)) % 2).backward()
@@ -130,7 +133,7 @@ def coded(number: int, features: int, seed: int = 0) -> Tensor:
     [normalized_outputs(), normalized_outputs(drop=0.3), normalized_outputs(activation=nn.Tanh, bias=False)],
     ids=["plain", "dropout", "tanh, no bias"],
 )
-def test_two_rows_are_solved_by_the_statistics_of_outputs(net: nn.Module, optimizer: str) -> None:
+def test_two_rows_are_solved_by_the_statistics_of_outputs(net: nn.Module, optimizer: Optimizer) -> None:
     found = reconstruct(seen_of(copy.deepcopy(net), drawn(2, 30), optimizer=optimizer, lr=0.001), "auto")
     assert found.certainty is Certainty.CONSISTENT and found.member == "exact"
     assert worst_of(found, drawn(2, 30)) < 1e-3
