@@ -8,6 +8,7 @@ hundredth. The control compares each batch with what was reconstructed from the 
 
 import argparse
 import copy
+import itertools
 import time
 from typing import Any
 
@@ -38,7 +39,7 @@ def drawn_rows(number: int, features: int, coded: bool, rng: torch.Generator) ->
 def network(features: int, hidden: int, deep: bool, drop: float) -> nn.Sequential:
     widths = [features, hidden, hidden // 2, hidden // 4][: 4 if deep else 2]
     layers = list[nn.Module]()
-    for given, made in zip(widths, widths[1:], strict=False):
+    for given, made in itertools.pairwise(widths):
         layers += [nn.Linear(given, made), nn.BatchNorm1d(made), nn.ReLU(), nn.Dropout(drop)]
     return nn.Sequential(*layers, nn.Linear(widths[-1], 2))
 

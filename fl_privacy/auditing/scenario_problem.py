@@ -122,9 +122,8 @@ class StepProblem:
         """Build the observation of victim ``number``, who uploads ``tensors`` (names in ``Watched``) after ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
-        parameters, buffers = (
-            {n: own[n] for n in each if n in own} for each in (self.sent.parameters, self.sent.buffers)
-        )
+        parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
+        buffers = {name: v for name, v in own.items() if name in self.sent.buffers}
         if plan.shares == "delta":
             buffers = {name: self.sent.buffers[name] + value for name, value in buffers.items()}
         if not parameters:
@@ -400,7 +399,7 @@ def _loss(
         width = _width(program, output)
         from_output, asked = program.depends_on({output}), program.depends_on({target})
         used = [call for call in later if from_output.intersection(call.taken) and asked.intersection(call.taken)]
-        if len(later) == 1 and _is_plain(used[0]):
+        if len(later) == 1 and used[0].is_plain_cross_entropy:
             return output, CROSS_ENTROPY, labels
         target, labels = _as_compared(program, used[0], asked - from_output, target)
         if labels.shape == (batch, width) and width > 1 and not labels.is_floating_point():
@@ -445,14 +444,6 @@ def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tens
     if any(pull is not None and pull.any() for pull in pulls):
         raise ValueError("a penalty on parameters has a gradient of its own")
     return {name: value.detach() for name, value in own.items()}
-
-
-def _is_plain(call: Call) -> bool:
-    if call.function not in (F.cross_entropy, F.nll_loss):
-        return False
-    options = {**call.kwargs, **dict(zip(("input", "target", "weight", "size_average"), call.args, strict=False))}
-    plain = options.get("weight") is None and options.get("reduction", "mean") == "mean"
-    return plain and not options.get("label_smoothing", 0.0) and options.get("ignore_index", -100) == -100
 
 
 def _made(program: Program, output: int | None, seed: int = 0) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fl_privacy.attacks.attack import timely
-from fl_privacy.attacks.exact import first_layer, residual
+from fl_privacy.attacks.exact import certificate, first_layer, residual
 from fl_privacy.attacks.exact.certificate import least_squares
 from fl_privacy.attacks.exact.convolution import (
     MOST_NUMBERS,
@@ -47,7 +47,6 @@ from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.models.gradients.hooks import entering, leaving
 from fl_privacy.types import LocalPlan, Observation, Tensors
-from fl_privacy.types.schema import schema_of
 
 _ROUNDS = 12  # most corrections of the silent values; five reach the rounding of single precision
 _SCALED = 1e-2  # largest relative residual of a norm's equations for the images' scales; rounding leaves 1e-5
@@ -288,7 +287,7 @@ def _solved(front: _Front, own: Equations, shown: Shown | None) -> Tensor | None
 _SPARE = 8  # equations beyond the unknowns that confirm a solution
 _NOISE = 3.0  # differences have singular values above this multiple of those that are rounding
 _FAINT = (0.0, 1e-5, 1e-2)  # shares of the largest gradient up to which dropout or weight decay may hide a sign
-_STARTS, _TURNS = 64, 60  # random starts for the signs of two examples' difference, and corrections of each
+_STARTS, _REFLECTIONS, _TURNS = 64, 600, 60  # starts and steps of a search for signs, and corrections of each
 _AT_LIMIT = 1e-3  # distance from a limit, as a share of the range, at which an input is determined by it
 _DISAGREES = 0.1  # relative residual of mean and variance above which they are of other examples, or noise
 _LEAST_SQUARE = 1e-3  # variance below which errors are not relative, as a share of the mean
@@ -409,7 +408,7 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
     scale, shift = (sent[f"{layer.norm}.{kind}"].double() for kind in ("weight", "bias"))
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     deviation = (layer.variance + norm.eps).sqrt()
-    if not gradient.any() or not layer.variance.any() or not scale.all():
+    if not layer.variance.any() or not scale.all():
         return None
     solved = _differences(weight, gradient, count, layer.variance) if count > 2 else None
     if count == 2:
@@ -422,6 +421,7 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
     missed = max(missed, float((weight @ center - outputs).norm() / deviation.norm()))
     if missed > _DISAGREES:
         return None
+    limits = layer.shift + layer.scale * certificate.limits_of(observation.model, layer.shift)
     normalized = differences @ weight.T / deviation
     behind = torch.linalg.pinv(differences).T @ gradient.T * deviation / scale + normalized * by_scale / count
     return Centered(
@@ -431,7 +431,7 @@ def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | N
         joined=torch.cat([behind.T, by_bias[:, None] / count**0.5], 1),
         values=torch.cat([(scale * normalized).T, shift[:, None] * count**0.5], 1),
         weight=weight,
-        limits=_limits(observation, layer),
+        limits=(limits.amin(0).double(), limits.amax(0).double()),
         left=missed,
         sure=min(spare, len(weight) - weight.shape[1]) >= _SPARE,
     )
@@ -449,22 +449,28 @@ def _one_difference(weight: Tensor, gradient: Tensor, by_scale: Tensor, sizes: T
         clear = (slopes.abs() > share * slopes.abs().max()) & (by_scale.abs() > share * by_scale.abs().max())
         first = least_squares(weight[clear], (signs * sizes)[clear, None])
         starts.append(torch.where(clear, signs, (weight @ first)[:, 0].sign()))
-    signs = torch.stack(starts, 1)
     spare, inverse = len(weight) - weight.shape[1], torch.linalg.pinv(weight)
-    if spare >= weight.shape[1]:
+
+    def solved(signs: Tensor) -> tuple[Tensor, float]:
+        for _ in range(_TURNS):
+            outputs, last = signs * sizes[:, None], signs
+            lengths = before @ outputs / before.square().sum()
+            found = inverse @ (outputs - before[:, None] * lengths) + along[:, None] * lengths
+            signs = (weight @ found).sign()
+            if torch.equal(signs, last):
+                break
+        apart = ((weight @ found).abs() - sizes[:, None]).norm(dim=0) / sizes.norm()
+        return found[:, apart.argmin()], float(apart.min())
+
+    found, left = solved(torch.stack(starts, 1))
+    if left > certificate.ROUNDING and spare >= weight.shape[1]:
         rng = torch.Generator().manual_seed(0)
-        drawn = torch.randn(weight.shape[1], _STARTS, generator=rng, dtype=torch.float64).to(weight)
-        signs = torch.cat([signs, (weight @ drawn).sign()], 1)
-    for _ in range(_TURNS):
-        outputs, last = signs * sizes[:, None], signs
-        lengths = before @ outputs / before.square().sum()
-        found = inverse @ (outputs - before[:, None] * lengths) + along[:, None] * lengths
-        signs = (weight @ found).sign()
-        if torch.equal(signs, last):
-            break
-    apart = ((weight @ found).abs() - sizes[:, None]).norm(dim=0) / sizes.norm()
-    best = int(apart.argmin())
-    return 2**0.5 * found[:, best][None], float(apart[best]), spare
+        state = torch.randn(len(weight), _STARTS, generator=rng, dtype=torch.float64).to(weight) * sizes[:, None]
+        for _ in timely(range(_REFLECTIONS)):  # as in phase retrieval (Elser 2003)
+            near = state.sign() * sizes[:, None]
+            state = state + weight @ (inverse @ (2 * near - state)) - near
+        found, left = min((found, left), solved(state.sign()), key=lambda pair: pair[1])
+    return 2**0.5 * found[None], left, spare
 
 
 def _differences(weight: Tensor, gradient: Tensor, count: int, variance: Tensor) -> tuple[Tensor, float, int] | None:
@@ -473,7 +479,7 @@ def _differences(weight: Tensor, gradient: Tensor, count: int, variance: Tensor)
     noise = torch.cat([_ROUNDED * sizes[:1], _NOISE * sizes[count - 1 :]]).max()
     rank = min(count - 1, int((sizes > noise).sum()))
     before, spare = weight @ right[:rank].T, len(weight) - rank * (rank + 1) // 2
-    if spare < 0:
+    if spare < 0 or not rank:
         return None
     first, second = torch.triu_indices(rank, rank)
     products = before[:, first] * before[:, second] * torch.where(first == second, 1.0, 2.0).to(before)
@@ -487,13 +493,3 @@ def _differences(weight: Tensor, gradient: Tensor, count: int, variance: Tensor)
         return None
     missed = float((products @ found - squares).norm() / squares.norm())
     return values.sqrt()[:, None] * vectors.T @ right[:rank], missed, spare
-
-
-def _limits(observation: Observation, layer: NormalizedOutputs) -> tuple[Tensor, Tensor]:
-    """Return the least and largest inputs (N,): pixels are in [0, 1], rows of a table within their schema."""
-    ends = torch.stack([torch.zeros_like(layer.shift), torch.ones_like(layer.shift)]).cpu()
-    if (schema := schema_of(observation.model)) is not None:
-        ends = (ends - schema.shift) / schema.scale
-        ends[:, schema.number_values] = schema.bounds
-    inputs = (layer.shift + layer.scale * ends.to(layer.shift)).double()
-    return inputs.amin(0), inputs.amax(0)

@@ -258,6 +258,15 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
     )
 
 
+def limits_of(model: nn.Module, like: Tensor) -> Tensor:
+    """Return the least and the largest value (2, N) of each of N inputs, by the schema if they are a table's row."""
+    ends = torch.stack([torch.zeros_like(like), torch.ones_like(like)])
+    if (schema := schema_of(model)) is not None:
+        ends = (ends - schema.shift.to(ends)) / schema.scale.to(ends)
+        ends[:, schema.number_values] = schema.bounds.to(ends)
+    return ends
+
+
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of a layer's gradient are zero, probably because a defense mutes them.
 

@@ -126,12 +126,14 @@ def orthogonal_factors(
             return
         if search is not None:
             rows = (search.pool.directions / sizes[:rank, None]).T @ right[:rank]
-            chosen = _orthogonal(rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign(), weight, values, count)
-            yield _completed(chosen), total - len(chosen)
+            yield _orthogonal(rows / rows.norm(dim=1, keepdim=True) * rows[:, -1:].sign(), weight, values, count)
 
 
-def _orthogonal(rows: Tensor, weight: Tensor, values: Tensor, count: int) -> Tensor:
-    """Choose orthogonal unit rows q with possible last elements, whose slopes are zero where z is negative."""
+def _orthogonal(rows: Tensor, weight: Tensor, values: Tensor, count: int) -> tuple[Tensor, int]:
+    """Choose orthogonal unit rows q with possible last elements, whose slopes are zero where z is negative.
+
+    The others (K, R) are added with equal last elements: one or two such rows are unique. Also returns K.
+    """
     times, slopes = count * rows[:, -1].square(), weight @ rows.T
     active = slopes.abs() > _ACTIVE * slopes.abs().amax(0)
     right = ((values @ rows.T > 0) & active).sum(0) >= NEARLY * active.sum(0)
@@ -139,15 +141,10 @@ def _orthogonal(rows: Tensor, weight: Tensor, values: Tensor, count: int) -> Ten
     for row in rows[right & ((times - times.round()).abs() < TURNED * times)]:
         if not ((chosen @ row).abs() > TURNED).any():
             chosen = torch.cat([chosen, row[None]])
-    return chosen
-
-
-def _completed(rows: Tensor) -> Tensor:
-    """Add orthogonal unit rows with equal last elements to orthogonal unit ``rows`` (K, B); one or two are unique."""
-    rest = torch.linalg.svd(rows, full_matrices=True)[2][len(rows) :]
+    rest = torch.linalg.svd(chosen, full_matrices=True)[2][len(chosen) :]
     apart = torch.nn.functional.normalize(rest[:, -1], dim=0) - max(len(rest), 1) ** -0.5
     mirrored = 2 * apart[:, None] * (apart @ rest) / apart.square().sum().clamp_min(torch.finfo(rest.dtype).tiny)
-    return torch.cat([rows, rest - mirrored])
+    return torch.cat([chosen, rest - mirrored]), len(rest)
 
 
 def _rounds(gradient: "_Gradient", rng: torch.Generator, starts: int) -> Iterator["_Search"]:
