@@ -378,9 +378,9 @@ class Centered:
         return (center + apart).repeat_interleave(times.long(), 0), determined
 
     def _center(self, apart: Tensor) -> tuple[Tensor, bool]:
-        """Return the mean input (N,), which limits complete if outputs leave it open, and whether it is determined."""
-        outputs, inputs = self.weight.shape
-        if outputs >= inputs:
+        """Return the mean input (N,), within limits if outputs leave it open, and whether it is determined."""
+        rank = int(torch.linalg.matrix_rank(self.weight, rtol=_KEPT))
+        if rank == self.weight.shape[1]:
             return self.center, True
         inverse, (low, high) = torch.linalg.pinv(self.weight), self.limits
         low, high = low - apart.amin(0), high - apart.amax(0)
@@ -390,7 +390,7 @@ class Centered:
             exact = found + self.center - inverse @ (self.weight @ found)
             found = torch.minimum(torch.maximum(exact, low), high)
         free = (found - low).abs().minimum((high - found).abs()) > _AT_LIMIT * (high - low)
-        return exact, outputs - int(free.sum()) >= _SPARE
+        return exact, rank - int(free.sum()) >= _SPARE
 
 
 def centered(observation: Observation, layer: NormalizedOutputs) -> Centered | None:

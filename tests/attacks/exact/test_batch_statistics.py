@@ -167,6 +167,13 @@ def test_a_shift_that_no_output_shows_is_not_taken_for_a_solution() -> None:
     assert any("shift" in note for note in found.notes)
 
 
+def test_inputs_without_weights_are_not_taken_for_solved() -> None:
+    net = normalized_outputs()
+    next(net.parameters()).data[:, 7] = 0
+    found = reconstruct(seen_of(net, drawn(2, 30)), "exact")
+    assert found.certainty is Certainty.APPROXIMATE
+
+
 @pytest.mark.parametrize("scale", [1e-2, 1e-1])
 def test_statistics_with_noise_are_no_solution(scale: float) -> None:
     seen, rng = seen_of(normalized_outputs(), drawn(2, 30)), torch.Generator().manual_seed(0)
