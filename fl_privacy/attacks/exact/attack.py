@@ -11,12 +11,7 @@ from torch import Tensor, fx, nn
 from fl_privacy.attacks.adaptive.constraints import beyond_cut
 from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, timely
 from fl_privacy.attacks.exact import certificate, first_layer
-from fl_privacy.attacks.exact.batch_norm import (
-    Centered,
-    centered,
-    find_normalized_outputs,
-    known_by_statistics,
-)
+from fl_privacy.attacks.exact.batch_norm import Centered, centered, find_normalized_outputs, known_by_statistics
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Known, Residual, find_residual, known_between

@@ -296,13 +296,10 @@ _INSIDE = 500  # corrections of a mean input that the outputs leave open
 
 @dataclass(frozen=True, eq=False)
 class NormalizedOutputs(first_layer.FirstLayer):
-    """A first fully connected layer, maybe without bias, whose outputs batch norm at ``norm`` normalizes by the batch.
-
-    ``mean``, ``variance``: (M,) of the batch's outputs.
-    """
+    """A first fully connected layer, with or without bias, whose outputs batch norm at ``norm`` normalizes."""
 
     norm: str
-    mean: Tensor
+    mean: Tensor  # (M,) of the batch's outputs
     variance: Tensor
 
 
@@ -317,9 +314,8 @@ def find_normalized_outputs(observation: Observation) -> NormalizedOutputs | Non
         return None
     evaluating, like = LocalPlan(batch_norm="eval"), seen.black
     model = frozen_copy(observation.model, sent, evaluating, device=like.device, dtype=like.dtype).eval()
-    norms = {
-        name: m for name, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.affine
-    }
+    kind = nn.modules.batchnorm._BatchNorm
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, kind) and module.affine}
     with torch.no_grad(), leaving({seen.name: model.get_submodule(seen.name)}) as left, entering(norms) as entered:
         model(seen.random[None])
     norm = next((each.name for each in entered if torch.equal(each.inputs, left[0].output)), "")
@@ -337,27 +333,17 @@ class Centered:
     """Batch of B examples behind :class:`NormalizedOutputs`, up to a rotation of their differences in R dimensions.
 
     The inputs are ``center + P @ differences`` for a P (B, R) with orthonormal columns whose sums are 0.
-
-    Attributes:
-        center: mean input (N,), of least norm if the layer's M outputs leave it open.
-        differences: basis (R, N) of the inputs' differences.
-        joined: gradient (M, R + 1) of a layer with the orthogonal inputs (P, 1 / sqrt(B)) and the norm's outputs.
-        values: weight (M, R + 1) of that layer.
-        weight: weight (M, N) of the first layer.
-        limits: least and largest inputs (N,).
-        left: relative residual of the batch's mean and variance.
-        sure: ``True`` if they have more equations than unknowns.
     """
 
     count: int
-    center: Tensor
-    differences: Tensor
-    joined: Tensor
-    values: Tensor
-    weight: Tensor
-    limits: tuple[Tensor, Tensor]
-    left: float
-    sure: bool
+    center: Tensor  # mean input (N,), of least norm if the layer's M outputs leave it open
+    differences: Tensor  # basis (R, N) of the inputs' differences
+    joined: Tensor  # gradient (M, R + 1) of a layer with the orthogonal inputs (P, 1 / sqrt(B)) and the norm's outputs
+    values: Tensor  # weight (M, R + 1) of that layer
+    weight: Tensor  # weight (M, N) of the first layer
+    limits: tuple[Tensor, Tensor]  # least and largest inputs (N,)
+    left: float  # relative residual of the batch's mean and variance
+    sure: bool  # ``True`` if they have more equations than unknowns
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, bool] | None:
         """Return the inputs (B, N) for the distinct ``rows`` (R + 1, R + 1) of (P, 1 / sqrt(B)), up to their lengths.
