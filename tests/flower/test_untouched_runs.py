@@ -310,7 +310,7 @@ def test_pairs_behind_batch_norm_are_reconstructed_from_running_statistics(tmp_p
     client = PLAIN.replace("nn.Linear(36, 24), nn.Sigmoid()", layers).replace("nn.Linear(24", "nn.Linear(64")
     if optimizer == "Adam":
         client = client.replace("torch.optim.SGD", "torch.optim.Adam").replace(", momentum=0.9", "")
-    record = audited(tmp_path, "app_normed", client, only=("gradient", "one"))
+    record = audited(tmp_path, f"app_pairs_{optimizer.lower()}", client, only=("gradient", "one"))
     for name in ("gradient", "one"):
         assert rung(record, name)["counts"]["read"] == 4, rung(record, name)
         assert not rung(record, name)["control"]["read"]
