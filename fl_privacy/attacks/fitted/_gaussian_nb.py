@@ -45,9 +45,9 @@ class Moments:
 class RowsBetween:
     """The rows that one class gained or lost between two rounds.
 
-    ``rows``: (1, F) for one row of F features; (2, F) for two, each feature's smaller value, then its larger one. If
-    the class has as many rows as before, (2, F) the row that went and the row that came, NaN for equal values, assuming
-    that one was exchanged. Otherwise empty.
+    ``rows`` has F features. For ``change`` +-1, it is the row (1, F); for +-2, (2, F) each feature's smaller value,
+    then its larger one; for 0, (2, F) the row that went and the row that came, if one was exchanged, NaN for equal
+    values. Otherwise it is empty.
     """
 
     label: int
@@ -61,9 +61,9 @@ class RowsBetween:
 def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
     """Return the rows that came or went between two rounds of one client, for each class that changed.
 
-    Differences of sums and sums of squares give one row, or mean +- deviation of two; an exchange of x for x' gives x -
-    x' and x^2 - x'^2. If counts are unknown, only changes by one row are found. Rounds with different numbers of
-    classes or features raise ``UserError``.
+    The changes of a class's sum and sum of squares give one row at once, two rows as mean +- deviation, and an exchange
+    of x for x' by x - x' and x^2 - x'^2. If counts are unknown, only changes by one row are found. Rounds with
+    different numbers of classes or features raise ``UserError``.
     """
     if before.means.shape != after.means.shape:
         raise UserError(
@@ -121,7 +121,10 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find, without counts, the one row that came or went; ``None`` if no whole number of rows fits the moments."""
+    """Find the one row of class ``label`` that came or went, without counts of rows.
+
+    ``None`` if no whole number of rows explains the means and variances.
+    """
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

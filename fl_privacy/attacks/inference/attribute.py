@@ -61,9 +61,9 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Observer that adds up log probabilities of A attribute values for V victims over the rounds.
+    """Observer that sums log probabilities of the A values of an attribute for V victims over the rounds.
 
-    ``total``: (V, A) sums by method. ``seen``: (V,) ``True`` for victims with finite uploads so far.
+    ``total``: name of a method -> sums (V, A). ``seen``: (V,) ``True`` for victims with finite uploads so far.
     """
 
     settings: AttributeInference
@@ -71,7 +71,10 @@ class AttributeWatch:
     seen: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims with finite uploads; ``UserError`` if too few public examples have finite uploads."""
+        """Infer the attribute of victims with finite uploads, by classifiers trained on gradients of public examples.
+
+        ``UserError`` if too few of these are finite.
+        """
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):
@@ -135,7 +138,8 @@ METHODS: dict[str, type[MembershipMethod]] = {
 class SourceInference:
     """Attack that infers which client has an example (Hu et al. 2021, "Source inference attacks").
 
-    ``methods``: ``loss`` is the paper's, ``cosine`` compares gradients. ``members``: number of queried examples.
+    ``methods``: ``loss`` is the paper's, ``cosine`` compares gradients. ``members``: number of the clients' examples
+    whose owner is inferred.
     """
 
     about: ClassVar[About] = About.SOURCE

@@ -48,12 +48,12 @@ class Inference(Protocol):
 
 
 class Watch(Protocol):
-    """Observer of a training's rounds, which keeps none of them."""
+    """Observer that processes each round of a training as it ends, and stores none."""
 
     def add(self, read: ReadRound) -> None: ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """Return answers by method: scores of candidates by client, (C, N), higher for yes, or class shares (N, K)."""
+        """Return results by method: scores (C, N) of C candidates for N clients, or class shares (N, K)."""
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]: ...

@@ -53,7 +53,10 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Add the shares inferred in one of the last rounds; raise ``UserError`` if a class lacks public examples."""
+        """Infer each client's class shares, in the last ``shadow_rounds`` rounds only, and add them to ``total``.
+
+        ``UserError`` if a class lacks public examples.
+        """
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]
@@ -92,7 +95,10 @@ class _Shadows:
     names: tuple[str, ...]
 
     def trained(self, shares: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        """Return features (S, K) of S clients trained on ``size`` examples with class ``shares`` (S, K)."""
+        """Return features (S, K) of S clients trained on ``size`` examples each, with ``shares`` (S, K) of K classes.
+
+        A feature is the inner product of a client's mean gradient and a class's.
+        """
         labels = self.public.labels.cpu()
         weights = shares[:, labels] / labels.bincount(minlength=shares.shape[1])[labels]
         subsets, found = torch.multinomial(weights, size, replacement=True, generator=rng), []

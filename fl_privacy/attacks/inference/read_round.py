@@ -34,8 +34,8 @@ class Rehearsal:
 class ReadRound:
     """The uploads of one round, and the candidate examples.
 
-    ``victims``: pairs (row, upload of one example) for attribute inference; ``row`` is the victim's row in the scores
-    of A attribute values, (victims, A).
+    ``victims``: pairs (row, upload) for attribute inference: an upload of one example, and its row in the scores
+    (victims, A) of A attribute values.
     """
 
     observations: tuple[Observation, ...]  # K uploads, one for each client that replied
@@ -85,7 +85,7 @@ class ReadRound:
         return self.after_each(losses_of)
 
     def after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Return the values (C, K) of ``measure``, for C candidates and the models of K clients after their uploads."""
+        """Return ``measure(logits, labels)`` (C, K) of C candidates under each of K clients' models after training."""
         pairs = zip(self.observations, self.after, strict=True)
         return torch.stack([self.measured(o.model.to(self.device), state, measure) for o, state in pairs], 1)
 
@@ -147,9 +147,10 @@ def mean_gradient(observation: Observation) -> Tensors:
 
 
 def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
-    """Return the mean gradient behind a ``change`` (..., *shape) of the values ``sent`` (*shape), by name.
+    """Return the mean gradient of ``steps`` local steps that changed the values ``sent`` by ``change``, by name.
 
-    SGD's momentum and weight decay are removed to first order; for Adam, the mean normalized step is returned.
+    ``change`` may have leading dimensions. SGD's momentum and weight decay are removed to first order; for Adam, the
+    mean normalized step is returned.
     """
     if plan.optimizer != "sgd":
         return {name: t / (-plan.lr * steps) for name, t in change.items()}
@@ -184,7 +185,10 @@ def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return examples' signals (N, 4): loss, margin, entropy, and minus ``lowest_of`` for tokens, or the loss."""
+    """Return four membership signals (N, 4) of N examples: loss, margin, entropy, and one that depends on the data.
+
+    This is minus :func:`lowest_of` for texts, and the loss again for others.
+    """
     entropy, loss = torch.special.entr(logits.softmax(1)).sum(1), losses_of(logits, labels)
     of_tokens = labels.dim() > 1
     last, entropy = (-lowest_of(logits, labels), _mean_there(entropy, labels)) if of_tokens else (loss, entropy)

@@ -127,10 +127,10 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowMoves:
-    """P changes of one cell of a row of F encoded values.
+    """P possible changes, each of one column of a row of F encoded values.
 
-    ``rows``, ``labels``: public rows (N, F) and (N,). ``mask``, ``values``: (P, F) entries that a change sets, and
-    their values; :meth:`tried` draws new values of numbers.
+    ``rows``, ``labels``: public rows (N, F) and (N,). ``mask``: (P, F) entries that a change replaces. ``values``: (P,
+    F) their new values, redrawn by :meth:`tried` for numbers.
     """
 
     prior: RowPrior
@@ -141,7 +141,8 @@ class RowMoves:
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): the ``row`` of each of S searches after each of P changes."""
+        """Return rows (S, P, F): each of P changes applied to ``row`` (S, F), a row of F values in each of S searches.
+        """
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
         if len(at):
@@ -161,7 +162,10 @@ class RowMoves:
 
 
 def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
-    """Build the changes of a row from the attacker's public rows, or from rows drawn by the schema if these are few."""
+    """Build the changes of cells that a search tries on a guessed row.
+
+    Values come from the attacker's public rows or, if these are few, from rows drawn by the schema.
+    """
     schema, known = schema_of(observation.model), observation.knowledge
     assert schema is not None
     rows, labels = known.public_images, known.public_labels
@@ -211,7 +215,7 @@ class RowSearch:
         return self._losses(surprise, lambda guesser, some: guesser(rows[some], labels[some]))
 
     def of_one(self, place: int, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses (S, P) with the row at ``place`` replaced by rows (S, P, F) with labels (S, P)."""
+        """Return the losses (S, P) of S searches with the row at ``place`` replaced by each of P rows (S, P, F)."""
         (searches, number), size, prior = labels.shape, self.labels.shape[1], self.moves.prior
         if not self.additive or size == 1:
             whole, own = (each[:, None].repeat_interleave(number, 1) for each in (self.rows, self.labels))
@@ -245,7 +249,8 @@ class RowSearch:
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Sample changes of cells, the class or the row at ``place`` in each search; ``temperature`` is in nats."""
+        """Change cells, class or all of the row at ``place`` in each search, by sampling at ``temperature`` (in nats).
+        """
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -275,7 +280,7 @@ class RowSearch:
         self.losses = torch.where(take, losses[at, chosen], self.losses)
 
     def certainty(self) -> Tensor:
-        """Return the posterior probability (B, C) of each cell's value among those tried, for a single search."""
+        """Return the probability (B, C) of each cell's value against the others tried; for a single search only."""
         schema, found = self.moves.prior.schema, []
         for place in range(self.labels.shape[1]):
             tried = self.moves.tried(self.rows[:, place], self.rng)
@@ -291,11 +296,12 @@ class RowSearch:
 class LikeliestRows:
     """Attack that finds the rows with the largest posterior density, from all updates and a prior of rows.
 
-    The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
-    over all updates of the same rows. Searches start from public rows or, if these are few, rows drawn by the schema.
-    The prior, a tree of dependent columns, is learned from the same rows. Searches change cells, classes and whole
-    rows, at a falling temperature. ``evaluations``: number of evaluations of loss and gradient for each victim, which
-    limits the time. ``device``: ``None`` for that of the sent values.
+    The likelihood follows from the defense, known or inferred from the update
+    (:mod:`fl_privacy.attacks.likelihood.channel`), jointly over all updates of the same rows. Searches start from
+    public rows or, if these are few, rows drawn by the schema. From those rows is also learned the prior, a tree of
+    dependent columns. Searches change cells, classes and whole rows, at a falling temperature. ``evaluations``: number
+    of evaluations of loss and gradient for each victim, which limits the time. ``device``: ``None`` for that of the
+    sent model's values.
     """
 
     evaluations: int = 4800
@@ -353,7 +359,7 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at likely public rows and, if given, ``start``.
+    """Begin searches at the public rows of largest likelihood and, if given, at ``start``; ``moves``: changes to try.
 
     ``NotAttackableError`` if the likelihood of the updates is unknown.
     """
