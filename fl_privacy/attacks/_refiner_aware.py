@@ -118,8 +118,7 @@ def solve_gradient(
 ) -> Tensors:
     """Return a gradient g' with ``|w (g* - g')|^2 = squared``, nearest to a random start (Fan et al. 2025, appendix M).
 
-    The distance d of each element from the upload g* is multiplied by exp(-w^2 s), and s is found by bisection. If the
-    start is already closer than ``squared``, it is returned.
+    If the start is already closer than ``squared``, it is returned.
 
     Args:
         upload: g*.
@@ -153,13 +152,12 @@ def solve_gradient(
 class SolvedInversion(GradientInversion):
     """Gradient inversion of a gradient g' at a fixed weighted distance from the upload g*; see :func:`solve_gradient`.
 
-    ``constant``: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared. ``decay``: tau
-    in the weights w = |g* theta tau^i| for the values theta of the parameters in layer i (Fan et al. 2025, Eq. 3).
+    The weights are w = |g* theta tau^i| for the values theta of the parameters in layer i (Fan et al. 2025, Eq. 3).
     """
 
-    constant: float | None = None
+    constant: float | None = None  # ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times mean w squared
     radius: float = 0.1  # Refiner's epsilon
-    decay: float = 0.95
+    decay: float = 0.95  # tau
     scaled: bool = False
 
     def __call__(

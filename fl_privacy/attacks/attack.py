@@ -94,10 +94,7 @@ def in_parts(
     report: Report,
     attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
 ) -> dict[int, Reconstruction]:
-    """Attack ``size`` victims at a time, and divide the time left evenly among these parts.
-
-    Return the results under the keys of ``victims``. ``name``: label of this work on progress bars.
-    """
+    """Attack ``size`` victims at a time, each part with an even share of the time left; return results by victim."""
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):
         part = dict(items[begin : begin + size])

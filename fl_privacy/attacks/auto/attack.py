@@ -98,10 +98,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Reconstruct batches by :class:`CocktailParty`; ``None`` if inapplicable.
-
-    Uncertain results become first images of later gradient descents.
-    """
+    """Reconstruct batches by :class:`CocktailParty`; uncertain results become first images of gradient descents."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -120,10 +117,7 @@ _NO_DESCENT = 1e-2
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by :class:`ExactInversion`; ``None`` if inapplicable.
-
-    Uncertain results become first images of later gradient descents.
-    """
+    """Reconstruct images by :class:`ExactInversion`; uncertain results become first images of gradient descents."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -141,10 +135,7 @@ def solve(state: StageState, report: Report) -> Found | None:
 
 
 def solve_features(state: StageState, report: Report) -> Found | None:
-    """Solve for the inputs of a hidden fully connected layer, and store them in ``state.features``.
-
-    Return an empty mapping, or ``None`` if inapplicable.
-    """
+    """Store exact inputs of a hidden linear layer in ``state.features``; return ``{}``, or ``None`` if inapplicable."""
     if state.group.first.knowledge.bounds is not None:
         return None
     path = first_hidden_layer(state.group.first)
@@ -161,10 +152,7 @@ def solve_features(state: StageState, report: Report) -> Found | None:
 
 
 def deconvolve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images by blind deconvolution if the clients keep their first layers private.
-
-    ``None`` if they do not, or if a colluding client or shared features reveal these layers.
-    """
+    """Reconstruct images by blind deconvolution if the clients' first layers are private and stay unknown."""
     known = state.group.first.knowledge
     if known.private is None or known.colluder is not None or known.features is not None:
         return None
@@ -209,9 +197,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Find the images with the largest posterior probability, and store them in ``state.likeliest``.
-
-    Return an empty mapping, or ``None`` if no suitable defense is known.
+    """Store the likeliest images in ``state.likeliest`` for :func:`descend`; return ``{}``, or ``None`` if inapplicable.
     """
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
@@ -250,10 +236,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Return a :class:`Race` of gradient descents, and the number of evaluations for each victim.
-
-    The number is the configured one, or else as many as fit into the time left.
-    """
+    """Return a :class:`Race` of gradient descents, and the evaluations per victim: as configured, or as time allows."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -279,8 +262,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return, by the victim's position, the more probable of two results: the descents' in ``found``, or in ``likeliest``.
-    """
+    """Return by victim the more probable of two results: gradient descent's, ``found``, or that in ``likeliest``."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:
@@ -326,7 +308,7 @@ class AutoAttack:
     Attributes:
         budget: work for a victim. ``quick``, ``standard`` and ``thorough`` are reproducible numbers of evaluations. A
             number is seconds, shared by all victims; its results are not reproducible, and exact solutions take at most
-            three quarters of it. Each attempt of a descent has at least 25 evaluations.
+            three quarters of it.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. A run limited by seconds
             logs the number with which to repeat its descents. Their first images are repeated, too, unless the time
             limit cut the search for exact solutions or this search took more than ``evaluations / 12`` rounds.

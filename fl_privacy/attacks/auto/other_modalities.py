@@ -36,14 +36,9 @@ ORDERED = settings.Rearranging(tries=100, last=6)
 
 @dataclass(frozen=True, kw_only=True)
 class _Members:
-    """Base of the attacks of ``attack=auto`` on texts and on table rows.
+    """Base of the attacks of ``attack=auto`` on texts and on table rows."""
 
-    Attributes:
-        evaluations: evaluations of loss and gradient for each victim, shared by the gradient descents; ``None``: as
-            many as there is time for, at most three quarters of which go to exact solutions.
-    """
-
-    evaluations: int | None
+    evaluations: int | None  # evaluations of the loss for each victim; ``None``: as many as there is time for
     device: str | None = None
     most_victims: int | None = None
 
@@ -55,8 +50,8 @@ class TextMembers(_Members):
     """Attack on texts: DAGER, bag of words, gradient descents, a search for the word order, and the likeliest text.
 
     The result whose gradient is nearest to the update is kept. For defended updates, a search for the likeliest text
-    under the noise follows, which also starts from that result. If noise is most of an update, descents run only if
-    this search fails.
+    under the noise follows, which also starts from that result. If the update of a single text is mostly noise,
+    descents run only if this search fails.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -178,7 +173,8 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 class TableMembers(_Members):
     """Attack on table rows: exact solutions, TabLeak, and for defended updates a search for the likeliest rows.
 
-    Of the first two, the result whose gradient is nearer to the update is kept; it is also one start of the search.
+    The first two results are compared by their gradients' distance from the update; the better one also starts the
+    search.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -226,10 +222,7 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return each observation with the noise or rounding inferred from its update as known defense.
-
-    ``None`` for an observation with another inferred defense.
-    """
+    """Return observations that know their inferred noise or rounding; ``None`` if another defense was inferred."""
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
         inferred = own.knowledge.defense is None and seen.knowledge.defense

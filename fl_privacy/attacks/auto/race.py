@@ -49,7 +49,7 @@ class Judgment:
 
     ``mismatch``: (V,) geometric mean, over tensors, of 1 - cosine of the guess's gradient and the upload, in [0, 2];
     differences that a known or inferred defense explains do not count. ``score``: ``log(mismatch) + ROUGHNESS * total
-    variation``, infinite for NaN. If the noise is known, it determines the weight of total variation: the score is
+    variation``, infinite for NaN. A known noise level determines the weight of total variation: the score is then
     cosine distance / weight + total variation. Models that normalize by the batch are compared at equal contrast.
     """
 
@@ -99,7 +99,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return the fall of the log mismatch that overfitting alone explains: 2 pixels / elements (Akaike 1974).
+    """Return how far the log mismatch may fall by overfitting alone: 2 pixels / elements (Akaike 1974).
 
     The mismatch is that of the tensor with the most elements.
     """
@@ -188,8 +188,8 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
     """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if unchanged, or if no bias gradient was uploaded.
 
-    The output layer's mean gradient is p - y. With the mean softmax of ``images`` as p, y gives the counts of the
-    classes. Images keep their labels as far as the counts allow.
+    The counts of the classes follow from the output layer's gradient and the images' mean softmax. Images keep their
+    labels as far as the counts allow.
     """
     layer = labeling.output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:

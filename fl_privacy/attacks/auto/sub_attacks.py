@@ -51,9 +51,9 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 
 @dataclass(frozen=True)
 class Rung:
-    """Round of successive halving: each attempt has ``evaluations`` of the loss, in ``stages``.
+    """Round of successive halving, in which each attempt gets ``evaluations`` of the loss.
 
-    Total variation gets less weight from stage to stage.
+    They are split into ``stages``; from one to the next, total variation gets less weight.
     """
 
     attempts: int  # number of attempts
@@ -68,8 +68,7 @@ def most_attempts(evaluations: int) -> int:
 
 
 def affordable(evaluations: float, extra: int) -> int:
-    """Return the largest budget whose :func:`rungs`, with ``extra`` more attempts, need at most ``evaluations`` in total.
-    """
+    """Return the largest budget whose :func:`rungs`, with ``extra`` more attempts, take at most ``evaluations``."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + extra)
@@ -99,7 +98,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
     """Return and log the evaluations per victim that fit into the time left.
 
-    ``work``: function that runs n evaluations, which is timed. ``cut``: see :func:`how_to_repeat`.
+    ``work``: function that runs n evaluations; it is timed. ``cut``: ``True`` if time also ended an exact search.
     """
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
@@ -169,10 +168,7 @@ Entry = tuple[SubAttack, int, float]
 def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
-    """List at most ``most`` attempts at ``observation``, strongest first, each with start and weight.
-
-    ``placed``: function that sets the device and dtype of an attack.
-    """
+    """List at most ``most`` attempts at ``observation``, strongest first; ``placed`` sets an attack's device."""
     found = (replace(contender, attack=placed(contender.attack)) for contender in _sub_attacks_for(observation))
     curved, layered, squared, signed, usual = found
     # quasi-Newton methods get far if no layer has a kink or is a transformer's
@@ -216,10 +212,7 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """Return five gradient inversions, three by L-BFGS and two by signed Adam.
-
-    The former differ in their distance of gradients, the latter in a prior of batch-norm statistics.
-    """
+    """Return five gradient inversions: L-BFGS on three distances of gradients, signed Adam with and without a prior."""
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
         objective=Cosine(),

@@ -15,16 +15,12 @@ MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """Moments of each class, such as those of a fitted GaussianNB.
+    """Moments of K classes and F features, such as those of a fitted GaussianNB."""
 
-    ``means`` and ``variances`` are (K, F) for K classes and F features, ``counts`` (K,) of rows, if sent. ``var_`` of
-    scikit-learn is the variance plus ``smoothing``, its ``epsilon_``.
-    """
-
-    means: np.ndarray
-    variances: np.ndarray
-    counts: np.ndarray | None = None
-    smoothing: float = 0.0
+    means: np.ndarray  # (K, F), ``theta_``
+    variances: np.ndarray  # (K, F), ``var_``: variances plus ``smoothing``
+    counts: np.ndarray | None = None  # (K,) numbers of rows, if sent
+    smoothing: float = 0.0  # ``epsilon_`` of scikit-learn
 
     def __post_init__(self) -> None:
         if self.means.ndim != 2 or self.means.shape != self.variances.shape:
@@ -121,10 +117,7 @@ def _counted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
 
 
 def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | None:
-    """Find the one row of class ``label`` that came or went, without counts of rows.
-
-    ``None`` if no whole number of rows explains the means and variances.
-    """
+    """Find the one row of class ``label`` that came or went, without counts; ``None`` if no number of rows fits."""
     options = []
     for change, (old, new) in ((1, (before, after)), (-1, (after, before))):
         step = new.means[label] - old.means[label]

@@ -41,8 +41,7 @@ class FinalLoss(MembershipMethod):
 
 
 class FinalReference(FinalLoss):
-    """Membership by the fall of the loss from the first sent model to the final one (Mireshghallah et al. 2022, eq. 3).
-    """
+    """Membership by the fall of the loss from the first sent to the final model (Mireshghallah et al. 2022, eq. 3)."""
 
     title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"
 
@@ -77,7 +76,7 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
     """Return the ratio of the probability ``own`` to the one expected if membership is unknown.
 
-    ``usual`` is the mean over models not trained on the example; it also gives an estimate for models trained on it.
+    ``usual``: mean over models not trained on the example; it also gives an estimate for models that were.
     """
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
@@ -93,10 +92,7 @@ def ratio_to_others(read: ReadRound) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """S signals (loss, margin ...) of the attacked model and of M reference models, on N examples.
-
-    First come the candidates for membership, then the attacker's own examples.
-    """
+    """Signals (loss, margin ...) on N examples: candidates for membership, then the attacker's own examples."""
 
     own: Tensor  # (N, S) of the attacked model
     references: Tensor  # (M, N, S) of reference models
@@ -110,10 +106,7 @@ class Compared:
         return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
     def scaled(self, others: Tensor) -> Tensor:
-        """Return features of the N examples, standardized by those of the examples in the mask ``others`` (N,).
-
-        Features are signals and their differences to the reference models.
-        """
+        """Return signals and their differences to the references', standardized on the examples ``others`` (mask)."""
         ratio = ratio_to_usual((-self.own[:, :1]).exp(), self.usual((-self.references[..., :1]).exp())).log()
         found = torch.cat([self.own, self.own - self.usual(self.references), ratio], 1)
         sound = found[others & found.isfinite().all(1)]
@@ -212,10 +205,7 @@ class ByReferences(FinalLoss):
 
 
 def by_references(models: str, name: str) -> type[ByReferences]:
-    """Return the class of the membership method ``name``, a key of ``BY_REFERENCES``.
-
-    ``models``: global models that it compares with reference models, ``final`` or ``rounds``.
-    """
+    """Return the class of method ``name`` in ``BY_REFERENCES``; ``models``: ``final`` global one or all ``rounds``."""
     title, source, compare = BY_REFERENCES[name]
     of = "final model" if models == "final" else "all global models"
     shown = {"title": f"{title}, {of}", "source": source, "models": models, "compare": staticmethod(compare)}
@@ -227,9 +217,8 @@ def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, en
     """Test if a language model completes texts from their beginnings (Carlini et al. 2023, Def. 3.1).
 
     For the N texts that are long enough, return (N,) ``True`` if the greedy continuation equals the text's end, and the
-    log probability (N,) that a sampled one does (Hayes et al. 2024, "Measuring memorization through probabilistic
-    discoverable extraction"). ``logits``: function from L tokens (1, L) to a score of each token of the vocabulary. The
-    end of a text is its last half, of at most ``end`` tokens.
+    log probability (N,) that a sampled one does (Hayes et al. 2024). ``logits``: function from L tokens (1, L) to a
+    score of each token of the vocabulary. The end of a text is its last half, of at most ``end`` tokens.
     """
     greedy, sampled = list[bool](), list[float]()
     for text in (text for text in texts if len(text) >= SHORTEST):

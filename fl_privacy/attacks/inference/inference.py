@@ -16,13 +16,13 @@ from fl_privacy.errors import UserError
 class Canaries:
     """Number and kind of the canaries that a run inserts to audit differential privacy.
 
-    ``number``: each canary takes part with probability 1/2, independently. ``unit``: ``client``, an update as long as
-    the clipping norm, to which the defense of uploads applies in each round; ``example``, a gradient as long as the
-    clipping norm, sampled in local steps like an example; ``auto``, the unit that the defense protects.
+    ``unit``: ``client``, an update as long as the clipping norm, to which the defense of uploads applies in each round;
+    ``example``, a gradient as long as the clipping norm, sampled in local steps like an example; ``auto``, the unit
+    that the defense protects.
     """
 
     about: ClassVar[About] = About.CANARIES
-    number: int = 500
+    number: int = 500  # number of canaries; each takes part with probability 1/2, independently
     unit: Literal["auto", "client", "example"] = "auto"
 
     def __post_init__(self) -> None:

@@ -35,11 +35,10 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return the probability that another client's value is lower, for the values (C, K) of K clients.
+    """Return each value's chance (C, K) to exceed another client's, by a normal distribution fitted to the others.
 
-    It is that of a normal distribution fitted to the other clients' values, NaN if fewer than two are finite. For
-    statistics that are higher for members, this is a one-sided likelihood ratio of a client against the others (Zhu et
-    al. 2024, "FedMIA", Sec. 4).
+    It is NaN if fewer than two other values are finite. For statistics that are higher for members, this is a one-sided
+    likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
     """
     finite = values.isfinite()
     known, number = values.double().where(finite, 0.0), finite.sum(1, keepdim=True)
@@ -88,7 +87,7 @@ class Membership:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
         members: number of the clients' examples that are asked about.
         others: number of examples that are asked about and that no client has.
-        shadows: number of shadow models that ``lira`` trains in each round, like clients.
+        shadows: number of shadow models that ``lira`` trains in each round, in the same way as a client.
         shadow_rounds: number of last rounds with shadow models.
         references: number of models trained on the attacker's examples like a whole federation, for ``final_rmia``,
             ``rounds_rmia`` and the like; methods named ``..._stacked`` need at least two.

@@ -20,30 +20,22 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Defended uploads of public examples, from which an attacker who knows the defense learns to infer attributes.
+    """Defended uploads of public examples, from which an attacker who knows the defense learns to infer attributes."""
 
-    ``attributes``: (N,) classes of the attribute, one per example. ``uploads``: (model's values, n) -> uploads of the
-    first n examples, one each.
-    """
-
-    attributes: Tensor
-    uploads: Callable[[ModelState, int], Iterator[Observation]]
+    attributes: Tensor  # (N,) classes of the attribute, one per example
+    uploads: Callable[[ModelState, int], Iterator[Observation]]  # (model's values, n) -> uploads of n single examples
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadRound:
-    """The uploads of one round, and the candidate examples.
-
-    ``victims``: pairs (row, upload) for attribute inference: an upload of one example, and its row in the scores
-    (victims, A) of A attribute values.
-    """
+    """The uploads of one round, and the candidate examples."""
 
     observations: tuple[Observation, ...]  # K uploads, one for each client that replied
     candidates: Batch  # C examples
     public: Batch | None = None  # the attacker's examples
     public_attributes: Tensor | None = None  # (N,) of these, other than the class
     rehearsal: Rehearsal | None = None  # if the attacker knows the defense
-    victims: tuple[tuple[int, Observation], ...] = ()
+    victims: tuple[tuple[int, Observation], ...] = ()  # row in the scores of an attribute, upload of one example
     sent_next: ModelState | None = None  # global model after the round; ``None``: only uploads are known
     remaining: int = 0  # number of rounds to come
     seed: int = 0
@@ -147,10 +139,9 @@ def mean_gradient(observation: Observation) -> Tensors:
 
 
 def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
-    """Return the mean gradient of ``steps`` local steps that changed the values ``sent`` by ``change``, by name.
+    """Return the mean gradient of the local steps that changed ``sent`` (*shape) by ``change`` (..., *shape), by name.
 
-    ``change`` may have leading dimensions. SGD's momentum and weight decay are removed to first order; for Adam, the
-    mean normalized step is returned.
+    SGD's momentum and weight decay are removed to first order; for Adam, the mean normalized step is returned.
     """
     if plan.optimizer != "sgd":
         return {name: t / (-plan.lr * steps) for name, t in change.items()}
@@ -165,10 +156,7 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) (N,) for the label's probability p (Carlini et al. 2022, eq. 6); for texts, the mean.
-
-    The mean is over tokens. For the arguments see :func:`losses_of`.
-    """
+    """Return log(p / (1 - p)) (N,) of the label's probability p (Carlini et al. 2022, eq. 6); for texts, its mean."""
     known = labels.clamp_min(0).unsqueeze(1)
     margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)
     return margins if labels.dim() == 1 else _mean_there(margins, labels)
@@ -185,9 +173,9 @@ def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return four membership signals (N, 4) of N examples: loss, margin, entropy, and one that depends on the data.
+    """Return four membership signals (N, 4) of N examples: loss, margin, entropy, and one by the kind of data.
 
-    This is minus :func:`lowest_of` for texts, and the loss again for others.
+    The last is minus :func:`lowest_of` for texts, the loss again for others.
     """
     entropy, loss = torch.special.entr(logits.softmax(1)).sum(1), losses_of(logits, labels)
     of_tokens = labels.dim() > 1

@@ -21,10 +21,7 @@ FEWEST = 8  # least number of the attacker's examples in, and out of, a referenc
 
 @dataclass(eq=False)
 class ReferenceModels:
-    """Membership signals, such as the loss, of global and reference models on N examples.
-
-    These are the candidates, followed by the attacker's P examples.
-    """
+    """Signals (such as losses) of global and reference models on N examples: candidates, then P of the attacker's."""
 
     first: tuple[ModelState, LocalPlan] | None = None
     last: int = 0
@@ -78,9 +75,9 @@ class ReferenceModels:
 def _signals(
     measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
 ) -> tuple[Tensor, Tensor | None]:
-    """Return four signals (..., N, 4) of the round's N examples and, after the last round, those of the final model.
+    """Return four signals (..., N, 4) of N examples and, after the last round, those of the final model.
 
-    ``measure``: (examples, function of logits and labels) -> the function's values under one or many models.
+    ``measure``: (examples, function of logits and labels) -> its values under one or many models.
     """
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
@@ -185,10 +182,7 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return margins (S, C) of C candidates under S shadow models trained on ``size`` examples each.
-
-        Also return a mask (S, C), ``True`` if the candidate was among the model's examples.
-        """
+        """Return margins (S, C) of C candidates under S shadow models, and ``True`` (S, C) for training examples."""
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)

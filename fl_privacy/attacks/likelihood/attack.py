@@ -104,23 +104,15 @@ class MaximumAPosteriori(GroupAttack):
     (:mod:`fl_privacy.attacks.likelihood.channel`), jointly over all updates of the same examples. The prior is normal:
     mean and principal components of a class's public images, or the spectrum of photographs. A result counts as leakage
     only if it beats a control: the same attack on updates of other examples.
-
-    Attributes:
-        iterations: number of Adam's steps on the coefficients of the components.
-        lr: first learning rate, in standard deviations of a coefficient.
-        attempts: largest number of attempts at each victim, with different labels.
-        prior: ``auto``: prior of public images, if any, else of photographs; ``photographs``: always these.
-        device: device of the computation; ``None``: that of the sent model's values.
-        most_victims: largest number of victims in one chunk; ``None``: found from the free memory.
     """
 
-    iterations: int = 150
-    lr: float = 0.1
-    attempts: int = 2
-    prior: str = "auto"
+    iterations: int = 150  # number of Adam's steps on the coefficients of the components
+    lr: float = 0.1  # first learning rate, in standard deviations of a coefficient
+    attempts: int = 2  # largest number of attempts at each victim, with different labels
+    prior: str = "auto"  # ``auto``: that of public images, if any, else of photographs; ``photographs``: always these
     dtype: str = "float32"
-    device: str | None = None
-    most_victims: int | None = None
+    device: str | None = None  # device of the computation; ``None``: that of the sent model's values
+    most_victims: int | None = None  # largest number of victims in one chunk; ``None``: found from the free memory
 
     def __post_init__(self) -> None:
         whole("attack.iterations", self.iterations, at_least=1, example=150)
@@ -136,8 +128,7 @@ class MaximumAPosteriori(GroupAttack):
         return {position: one.reconstruction for position, one in self.explain(group, seed, report).items()}
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
-        """Return the likeliest images, by the victim's position in ``group``; raise ``NotAttackableError`` for texts and rows.
-        """
+        """Return the likeliest images by the victim's position; raise ``NotAttackableError`` for texts and rows."""
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
             raise NotAttackableError("Images are expected, but got texts or rows; use attack=auto.")
@@ -227,21 +218,15 @@ class MaximumAPosteriori(GroupAttack):
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Function from images and labels to V victims' negative log posterior density (V,), up to a constant.
-
-    ``images``, ``labels``: likeliest ones (V, B, C, H, W) and (V, B), if found.
-    """
+    """Negative log posterior density (V,) of V victims, a function of images and labels, up to a constant."""
 
     likelihood: Likelihood
     prior: PixelPrior
-    images: Tensor | None = None
+    images: Tensor | None = None  # (V, B, C, H, W) likeliest images, if found
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss at its batch in ``others``, or at its likeliest images if it has none there.
-
-        The loss is infinite for ``None``.
-        """
+        """Return each victim's loss at its batch in ``others`` (infinite for ``None``) or at its likeliest images."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -334,7 +319,7 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of V batches of B for A = ``number`` attempts, and the number of attempts that differ.
+    """Return labels (V, A, B) of V batches of B for A = ``number`` attempts, and how many attempts to make.
 
     If B = 1, the label is unknown and classes are few, attempt i has the i-th likeliest label; else all have the same.
     """

@@ -85,8 +85,7 @@ class PrivateConvolution:
         return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the convolution's outputs (N, O, H, W) before the activation, and a mask, ``False`` where a ReLU hides them.
-        """
+        """Return the outputs (N, O, H, W) before the activation and a mask, ``False`` where a ReLU hides them."""
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
         if isinstance(self.activation, nn.LeakyReLU):
@@ -138,16 +137,12 @@ class BlindDeconvolution(grouping.GroupAttack):
     and for the image. They start from the mean and single public images of the class, and from the first principal
     component of the inferred inputs. The prior is normal with mean and covariance of public images. With fewer than 50
     public images, the principal component itself is returned; its sign and contrast are unknown.
-
-    Attributes:
-        turns: number of turns of alternating least squares.
-        starts: number of public images of the class among the starts.
     """
 
     of_rounds = "last"
 
-    turns: int = 60
-    starts: int = 4
+    turns: int = 60  # number of turns of alternating least squares
+    starts: int = 4  # number of public images of the class among the starts
     recovery: Recovery = field(init=False, default_factory=lambda: Recovery(matching=_matching()))
 
     def __post_init__(self) -> None:
@@ -270,7 +265,7 @@ def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
 
 
 def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return V flat images of ``shape``: the first principal component of O channels in ``put_out`` (V, O, h, w)."""
+    """Return V flat images of ``shape``: the first principal component of the outputs ``put_out`` (V, O, h, w)."""
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
@@ -279,15 +274,12 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Deconvolution:
-    """Blind deconvolution of V images: ``put_out = W patches(image) + b`` is solved for W, b and the images.
-
-    ``put_out`` are the outputs of the private convolution, W and b its unknown parameters.
-    """
+    """Blind deconvolution of V images: ``put_out = W patches(image) + b`` is solved for W, b and the images."""
 
     private: PrivateConvolution
     basis: Tensor  # (M, N) of the images' prior
     means: Tensor  # (V, N)
-    put_out: Tensor  # (V, O, P) outputs at P positions
+    put_out: Tensor  # (V, O, P) outputs of the private convolution at P positions
     known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
@@ -326,16 +318,12 @@ class Deconvolution:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One turn of alternating least squares in S attempts at an image: solve for the convolution, then for the image.
-
-    ``put_out``: (O channels, P positions) outputs of the private convolution, scaled to standard deviation 1.
-    ``known``: (O, P) ``True`` for outputs that are known.
-    """
+    """One turn of alternating least squares in S attempts at an image: solve for the convolution, then the image."""
 
     mean_patches: Tensor  # (1, K, P) of the prior's mean
     moves: Tensor  # (M, K, P) change by each coefficient
-    put_out: Tensor
-    known: Tensor
+    put_out: Tensor  # (O, P) outputs of the private convolution: O channels, P positions, standard deviation 1
+    known: Tensor  # (O, P) ``True`` for outputs that are known
     filled: Tensor  # (S, O, P) outputs, with each attempt's fit in place of unknown ones
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:

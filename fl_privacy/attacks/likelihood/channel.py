@@ -24,17 +24,13 @@ _SAMPLES = 16  # draws that estimate the law of a simulated defense
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """Distribution of the uploads that a guess predicts for V victims, by tensor name.
-
-    ``std``: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise. ``hidden``:
-    (V, n) largest possible magnitude of an element that was not uploaded, infinite if unbounded; 0 for uploaded ones.
-    """
+    """Distribution of the uploads that a guess predicts for V victims, by tensor name."""
 
     mean: Tensors  # (V, n)
-    std: Mapping[str, Tensor | float]
+    std: Mapping[str, Tensor | float]  # (V, 1) or a number: standard deviation of the noise on the upload, 0 without
     law: Law = "normal"  # law of the noise, or of the values' encoding
     step: Mapping[str, Tensor] = field(default_factory=dict)  # (V, 1) distance of neighboring levels
-    hidden: Tensors = field(default_factory=dict)
+    hidden: Tensors = field(default_factory=dict)  # (V, n) largest magnitude of a withheld element; 0 if uploaded
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
         """Return the belief with independent noise ``std`` added; the sum of several noises counts as normal."""
@@ -79,8 +75,7 @@ class HasLikelihood(Protocol):
 
 @runtime_checkable
 class Simulated(Protocol):
-    """An effect that can be simulated: ``simulate(update, rng)`` applies it to V victims' tensors (V, *shape), by name.
-    """
+    """A part of a defense that can be simulated: ``simulate(update, rng)`` applies it to V victims' tensors."""
 
     def simulate(self, update: Tensors, rng: torch.Generator) -> Tensors: ...
 
@@ -98,8 +93,7 @@ class Channel:
     uploads: int = 1  # number of updates whose mean is ``observed``
 
     def joined(self, other: "Channel") -> "Channel":
-        """Return the likelihood of the mean of both channels' updates, which is exact under normal noise of known size.
-        """
+        """Return one likelihood for the mean of both updates, which is exact under normal noise of known size."""
         both, share = self.uploads + other.uploads, other.uploads / (self.uploads + other.uploads)
         observed = {name: value.lerp(other.observed[name], share) for name, value in self.observed.items()}
         return replace(self, observed=observed, uploads=both)
@@ -137,9 +131,9 @@ class Channel:
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
-    """Return the negative log likelihood (V,) of ``observed`` (V, n) given ``guessed`` (V, n) and ``noise`` of ``law``.
+    """Return the negative log likelihood (V,) of ``observed`` (V, n), if ``guessed`` (V, n) gets noise by ``law``.
 
-    ``step``: distance of rounding levels, ``None`` without rounding.
+    ``noise``: its standard deviation. ``step``: (V, 1) distance of rounding levels, ``None`` without rounding.
     """
     if law == "unknown":
         # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
@@ -198,8 +192,7 @@ def _adds_known_noise(effect: effects.Effect) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """What the attacker knows when computing an effect's likelihood; ``observed``: V victims' updates (V, n) by name.
-    """
+    """What the attacker knows to compute an effect's likelihood; ``observed``: V victims' updates (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]
@@ -213,7 +206,7 @@ class Setting:
 
 @singledispatch
 def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
-    """Return the function that applies the defense's ``effect`` to a :class:`Belief`; ``None`` if it is unknown.
+    """Return the function that applies the defense's ``effect`` to a :class:`Belief`; ``None`` if that is unknown.
 
     Register a function here for an effect without ``log_likelihood`` and ``simulate`` (``@likelihood_of.register``).
     """
@@ -223,7 +216,7 @@ def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
 
 
 def _simulated(effect: Simulated, setting: Setting) -> Step:
-    """Return a step of normal noise, with mean error and spread of simulations (synthetic likelihood, Wood 2010)."""
+    """Return a step that adds normal noise, with mean and spread found by simulation (Wood 2010)."""
 
     def step(belief: Belief) -> Belief:
         rng = torch.Generator().manual_seed(0)
@@ -255,7 +248,7 @@ def _unchanged(belief: Belief) -> Belief:
 def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
     """Return the step that clips guesses to the known norm or, if unknown, scales each to its update's estimated norm.
 
-    ``std``: noise on the update, ``None`` if unknown. ``unit``: norm of the upload for ``effect.norm`` 1.
+    ``std``: noise on the update, ``None`` if unknown. ``unit``: factor from ``effect.norm`` to the upload's norm.
     """
 
     def norm(update: Tensors) -> float:
@@ -428,7 +421,6 @@ def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tens
 
 
 def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
-    """Return half the squared distance, divided by ``std`` squared, of ``guessed`` from [``low``, ``high``]: (V, n) to (V,).
-    """
+    """Return half the squared distance (V,) of ``guessed`` (V, n) from [``low``, ``high``], in units of ``std``."""
     beyond = (low - guessed).clamp_min(0) + (guessed - high).clamp_min(0)
     return (0.5 * (beyond / std).square()).sum(1)

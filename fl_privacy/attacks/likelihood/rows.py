@@ -127,22 +127,17 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowMoves:
-    """P possible changes, each of one column of a row of F encoded values.
-
-    ``rows``, ``labels``: public rows (N, F) and (N,). ``mask``: (P, F) entries that a change replaces. ``values``: (P,
-    F) their new values, redrawn by :meth:`tried` for numbers.
-    """
+    """P possible changes, each of one column of a row of F encoded values."""
 
     prior: RowPrior
-    rows: Tensor
-    labels: Tensor
-    mask: Tensor
-    values: Tensor
+    rows: Tensor  # (N, F) public rows
+    labels: Tensor  # (N,)
+    mask: Tensor  # (P, F) entries that a change replaces
+    values: Tensor  # (P, F) their new values; :meth:`tried` draws those of numbers anew
     column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
-        """Return rows (S, P, F): each of P changes applied to ``row`` (S, F), a row of F values in each of S searches.
-        """
+        """Return rows (S, P, F): each of P changes applied to the ``row`` of F values in each of S searches."""
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
         if len(at):
@@ -162,10 +157,7 @@ class RowMoves:
 
 
 def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
-    """Build the changes of cells that a search tries on a guessed row.
-
-    Values come from the attacker's public rows or, if these are few, from rows drawn by the schema.
-    """
+    """Build the changes of cells that a search tries, with values of public rows or, if few, of drawn rows."""
     schema, known = schema_of(observation.model), observation.knowledge
     assert schema is not None
     rows, labels = known.public_images, known.public_labels
@@ -249,8 +241,7 @@ class RowSearch:
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Change cells, class or all of the row at ``place`` in each search, by sampling at ``temperature`` (in nats).
-        """
+        """Change cells, the class or all of the row at ``place`` in each search, sampled at ``temperature`` (nats)."""
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -298,14 +289,12 @@ class LikeliestRows:
 
     The likelihood follows from the defense, known or inferred from the update
     (:mod:`fl_privacy.attacks.likelihood.channel`), jointly over all updates of the same rows. Searches start from
-    public rows or, if these are few, rows drawn by the schema. From those rows is also learned the prior, a tree of
-    dependent columns. Searches change cells, classes and whole rows, at a falling temperature. ``evaluations``: number
-    of evaluations of loss and gradient for each victim, which limits the time. ``device``: ``None`` for that of the
-    sent model's values.
+    public rows or, if these are few, rows drawn by the schema. The prior, a tree of dependent columns, is learned from
+    the same rows. Searches change cells, classes and whole rows, at a falling temperature.
     """
 
-    evaluations: int = 4800
-    device: str | None = None
+    evaluations: int = 4800  # evaluations of loss and gradient for each victim, which limit the time
+    device: str | None = None  # ``None``: that of the sent model's values
 
     def __call__(
         self,

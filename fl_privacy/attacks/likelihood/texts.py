@@ -225,19 +225,17 @@ class LikeliestText(GroupAttack):
     The likelihood follows from the defense, known or inferred from the update
     (:mod:`fl_privacy.attacks.likelihood.channel`). Searches start from public texts, whose trigrams are the prior, or
     from random words. A distribution of words at each position is optimized at a falling temperature (relaxed as in Guo
-    et al. 2021). Clients must train one step: with SGD on up to four texts, with Adam on one. ``evaluations``: number
-    of evaluations of loss and gradient for each victim. ``device``: ``None`` for that of the sent model's values.
+    et al. 2021). Clients must train one step: with SGD on up to four texts, with Adam on one.
     """
 
-    evaluations: int = 4800
-    device: str | None = None
+    evaluations: int = 4800  # evaluations of loss and gradient for each victim
+    device: str | None = None  # ``None``: that of the sent model's values
 
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         return undo_evident_defenses(observations)
 
     def prepared(self, group: Group, seed: int) -> Prepared:
-        """Prepare ``group`` for the search, whose gradients are directions of clients' steps; ``NotAttackableError`` if impossible.
-        """
+        """Prepare ``group``, with directions of the clients' steps as gradients, or raise ``NotAttackableError``."""
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
         settings = Settings(

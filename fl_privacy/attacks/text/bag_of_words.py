@@ -246,11 +246,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:
-    """Return token ids (N, L) of the N texts, padded with -1.
-
-    For a single text, these are its words in order, if known. Otherwise the words are divided among texts of known or
-    equal lengths.
-    """
+    """Return token ids (N, L): the words in their order, if known for a single text, else divided among N texts."""
     if bag.ordered is not None:
         return bag.ordered[None]
     number, words = observation.upload.num_examples, bag.all

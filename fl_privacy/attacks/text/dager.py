@@ -48,15 +48,11 @@ _ROUNDED = 1e-6  # distance from the span that is rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts found in an update, with evidence that they are right.
+    """Texts found in an update, and the largest distance of their hidden states from the row space of the gradient."""
 
-    ``apart``: largest distance of their hidden states from the gradient's row space, which contains the right ones.
-    ``clear``: ``True`` if no other texts fit; if they also reproduce the whole update, they are certain.
-    """
-
-    texts: Sequence[Tensor]
-    apart: float
-    clear: bool
+    texts: Sequence[Tensor]  # token ids (L,) of each
+    apart: float  # largest distance, about 0 for right texts
+    clear: bool  # ``True`` if no other texts fit; such texts are certain if they reproduce the whole update
 
 
 def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
@@ -114,16 +110,12 @@ class Dager(grouping.GroupAttack):
     farther from a span. If a text occurs several times in the batch, the update's scale has to fit, too. Alternatives
     are all other tokens and, for several texts, all other choices of tokens inside the span; if lengths are unknown,
     also other lengths.
-
-    Attributes:
-        tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.
-        rounds: number of searches for the texts of an encoder.
     """
 
     of_rounds = "apart"
 
-    tolerance: float = 0.05
-    rounds: int = 4
+    tolerance: float = 0.05  # distance from a span up to which a vector lies in it, as a share of a random one's
+    rounds: int = 4  # number of searches for the texts of an encoder
 
     def __post_init__(self) -> None:
         number("attack.tolerance", self.tolerance, above=0, below=1, example=0.05)

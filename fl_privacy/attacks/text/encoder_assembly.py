@@ -36,13 +36,10 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """Search for texts of candidate tokens for which the model's hidden states lie in ``span``.
-
-    ``span``: row space of the gradient of the second block's attention, which contains the right texts' states.
-    """
+    """Search for texts of candidate tokens for which the model's hidden states lie in ``span``."""
 
     model: TextModel
-    span: Span
+    span: Span  # row space of the gradient of the second block's attention, which contains the right texts' states
     classified: int | None  # position of the only token whose state is in the span; ``None`` if all are
     candidates: Candidates
     any_length: bool = False
@@ -123,7 +120,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep, at each position, the candidate tokens with which random texts come nearest to the gradient's span."""
+    """Keep, at each position, the candidate tokens that bring random texts nearest to the span of the gradient."""
     if assembly.classified is not None:
         return assembly
     tokens = list(assembly.candidates.tokens[: lengths.longest])
@@ -235,22 +232,17 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
-    """Texts guessed from the positions of their words; most of their tokens are right.
+    """Texts guessed from the positions of their words; most of their tokens are right."""
 
-    ``tokens``: for each position, the ids (n,) of its n possible tokens. ``texts``: ids (L,) of each text, the shortest
-    first; if lengths are unknown, all have the maximum length. ``held``: mask (L,) for each text, ``True`` for words
-    found at one position only, which stay there in later searches.
-    """
-
-    tokens: Sequence[Tensor]
-    texts: Sequence[Tensor]
-    held: Sequence[Tensor]
+    tokens: Sequence[Tensor]  # (n,) possible tokens at each position
+    texts: Sequence[Tensor]  # (L,) tokens of each text, the shortest first; at maximum length if lengths are unknown
+    held: Sequence[Tensor]  # (L,) ``True`` for words found at one position only, which are reliable
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
     """Guess the texts of a batch from the first block's gradient, a sum over all texts.
 
-    ``words``: (V,) ids of the words that may occur. ``None`` if too few words were found at one position only.
+    ``words``: (V,) ids that may occur. ``None`` if fewer words than texts were found at one position only.
     """
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
@@ -286,8 +278,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
     """Split the first block's query, key and value gradients into a summand for each word and each position.
 
-    ``words``: V possible tokens. ``longest``: number of positions. ``None`` if these three weights are fused or were
-    not uploaded, if no layer norm precedes them, or if there are more summands than the layer has inputs.
+    ``words``: V possible tokens. ``longest``: number of positions. ``None`` if this block or update does not permit it.
     """
     names, norm = model.attention_weights[0], model.entry_norm
     if norm is None or len(names) != 3 or model.transposed or not all(name in gradient for name in names):
@@ -337,7 +328,7 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return how much (T, n) the gradient of each of T words depends on n tokens, by attention; about 0 in other texts.
+    """Return how much (T, n) the gradient of each of T words depends on n tokens; near 0 for tokens of other texts.
 
     ``parts``: first block's gradient, split by word. ``alone``: indices (T,) of words that are at one position only.
     ``tokens`` (n,) are at ``positions`` (n,). The method is sparse Bayesian learning (Tipping 2001).
@@ -357,10 +348,9 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
-    """Estimate by EM the variances (T, n) of the coefficients with which n atoms add up to the gradients of T words.
+    """Estimate by EM the variances (T, n) of the coefficients with which n ``atoms`` (H, m, n) add up to ``seen``.
 
-    ``atoms``: (H, m, n) for the keys and queries (H) of all heads, of width m. ``seen``: (T, H, m) gradients. The
-    variances are the same for all H.
+    ``seen``: (T, H, m) gradients of T words. H: keys and queries of all heads, which share the variances.
     """
     noise = _NOISE * torch.eye(atoms.shape[1], dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
@@ -376,8 +366,7 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
     """Divide T tokens into ``number`` groups (T,), their texts, by spectral clustering (Damle, Minden, Ying 2019).
 
-    ``support``: (T, T) affinities, at least 0. ``positions``: (T,) of the tokens; those at the same position get
-    affinity 0.
+    ``support``: (T, T) affinities, at least 0. ``positions`` (T,): tokens at the same position get affinity 0.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

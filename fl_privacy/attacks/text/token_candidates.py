@@ -65,10 +65,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return (basis, d): an orthonormal basis (r, d) of the row space of ``rows`` (m, d), and d.
-
-    Directions of noise, or with singular values below ``least``, are left out.
-    """
+    """Return a basis (r, d) of the row space of ``rows``, without noise or singular values below ``least``, and d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0

@@ -27,14 +27,11 @@ _ULPS = 4.0  # roundings in single precision by which a step of Adam from zero m
 
 @dataclass(frozen=True, eq=False)
 class Entrance:
-    """A linear layer before any attention, whose input depends on one token only.
-
-    ``through``: name of the weight (d, n) of a linear layer directly before it, such as an adapter's A; else ``None``.
-    """
+    """A linear layer before any attention, whose input depends on one token only."""
 
     weight: str  # name of its parameter, (O, d), or (d, O) if ``transposed``
     module: str  # path of the layer whose input is a function of token and position
-    through: str | None
+    through: str | None  # name of the weight (d, n) of a linear layer directly before, such as an adapter's A
     transposed: bool
     positioned: bool  # ``True`` if a token's input depends on its position
 
@@ -91,10 +88,7 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return the gradients of the layers ``entrances``; their rows are weighted sums of the layers' inputs.
-
-    Gradients of layers with equal inputs are joined.
-    """
+    """Return the gradients of ``entrances``, whose rows are weighted sums of the inputs, joined for equal inputs."""
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []
@@ -325,7 +319,10 @@ def found_pairs(
 
 
 def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
-    """Return at most ``most`` tokens with more evidence, summed over a victim's ``bases``, than chance explains."""
+    """Return at most ``most`` tokens with more evidence than chance explains, summed over a victim's ``bases``.
+
+    ``bases``: spans of layers' gradients. ``texts``: number of texts; it limits the expected number of false tokens.
+    """
     total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
     views = (torch.tensor([basis.numbers for basis in bases]) > 0).sum(0)
     which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
@@ -355,8 +352,8 @@ def _alike(
     """Count ``tokens`` (k,), the surest first, that may be found only because they resemble the tokens before them.
 
     In trained embeddings, similar tokens share directions; only the component outside the span of those before proves a
-    token's presence. ``which``: index of the number of leading directions used in each basis. ``evidence``: (k, L) that
-    each token is at each position.
+    token's presence. ``bases``: spans of layers' gradients. ``which``: index of the number of leading directions used
+    in each. ``evidence``: (k, L) that each token is at each position.
     """
     place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
     used = [basis for basis in bases if basis.numbers[which]]

@@ -74,7 +74,6 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Return texts (number, length) cut from ``public`` texts, or of random tokens if these are ``None``."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -96,7 +95,6 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """Fit a normal distribution to ``rows`` (m, d), along leading singular directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -204,15 +202,10 @@ _ULPS = 4.0  # roundings in single precision, in each local step, by which an un
 
 @dataclass(frozen=True, eq=False)
 class WordRows:
-    """Rows of updates, one for each of the vocabulary's V tokens.
+    """Rows of updates, one for each of the vocabulary's V tokens, minus the row that absent tokens have."""
 
-    ``values``: (n, V, d) rows of n victims, with the sign of a gradient and the scale of the upload; the row that
-    absent tokens have is subtracted. ``untouched``: (n, V) ``True`` if the row equals an absent token's, up to
-    rounding.
-    """
-
-    values: Tensor
-    untouched: Tensor
+    values: Tensor  # (n, V, d) rows of n victims, with the sign of a gradient and the scale of the upload
+    untouched: Tensor  # (n, V) ``True`` if the row equals an absent token's, up to rounding
     where: Where
 
     def of(self, number: int) -> "WordRows":
@@ -350,7 +343,7 @@ def is_exact(rows: WordRows, most: int, stated_noise: float | None) -> bool:
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
     """Return the distribution in ``expected``, and its scale (1,), under which the rows ``values`` are likeliest.
 
-    ``odds``: (V,) probability of each token to occur. ``variance``: that of an element's noise.
+    ``odds``: (V,) probability of each token to occur. ``variance``: that of the noise on an element.
     """
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
@@ -369,8 +362,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
 def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -> Tensor:
     """Return log likelihood ratios (V, S): each of V rows as a word's, at each of S ``scales``, against pure noise.
 
-    A word's row is N(s mean, s^2 spread + variance) at scale s, with mean and spread of ``model``; noise is N(0,
-    variance).
+    At scale s, a word's row is N(s mean, s^2 spread + variance) for ``model``; noise is N(0, variance).
     """
     spread, mean = (t.double() for t in (model.spread, model.mean))
     wide = scales[:, None] ** 2 * spread + variance
