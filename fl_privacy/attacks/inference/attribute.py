@@ -67,7 +67,7 @@ class AttributeWatch:
     seen: Tensor = field(repr=False)  # (V,) ``True`` for victims with finite uploads so far
 
     def add(self, read: ReadRound) -> None:
-        """Infer the attributes of victims with finite uploads; ``UserError`` if too few public examples have finite ones.
+        """Infer attributes of victims with finite uploads; ``UserError`` if too few public examples have finite ones.
         """
         if not read.victims:
             return
