@@ -197,8 +197,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Store the likeliest images (``state.likeliest``) for :func:`descend`; return ``{}``, or ``None`` if impossible.
-    """
+    """Store likeliest images in ``state.likeliest`` for :func:`descend`; return ``{}``, or ``None`` if impossible."""
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
         return None

@@ -67,8 +67,7 @@ class AttributeWatch:
     seen: Tensor = field(repr=False)  # (V,) ``True`` for victims with finite uploads so far
 
     def add(self, read: ReadRound) -> None:
-        """Infer attributes of victims with finite uploads; ``UserError`` if too few public examples have finite ones.
-        """
+        """Infer attributes of victims with finite uploads; ``UserError`` if too few public examples have one."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):
