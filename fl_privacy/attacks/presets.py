@@ -50,7 +50,7 @@ def inverting_gradients(
     images), and clamped. ``total_variation`` is a weight for normalized images; the published code's default is 0.1.
 
     Later variants: ``per_layer`` takes the mean of the tensors' cosine distances; ``sign="soft"``; ``isotropic`` takes
-    Euclidean total variation; the option ``noise`` is a standard deviation on the pixels' gradient; the option
+    Euclidean total variation. Among ``options``, ``noise`` is the standard deviation of noise on the pixels' gradient;
     ``projection`` is ``minmax`` instead of ``clamp``, or ``none`` with the penalty ``color_range`` on pixels outside
     [0, 1].
     """
@@ -220,7 +220,7 @@ def sapag(
     projects images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
 
     Args:
-        form, per: formula and unit of a kernel; ``per="layer", form="literal"`` is Equation 4, ``per="element"`` 6 and
+        form, per: formula and unit of a kernel; ``per="layer", form="literal"`` is Eq. 4, ``per="element"`` Eq. 6 and
             7.
         bandwidth: factor on the squared width; ``None``: 1 for AdamW and ``per="element"``, else 10, since L-BFGS stops
             where the kernel is flat.
@@ -257,8 +257,7 @@ def tableak(
     30 restarts and ``counted=False``; its softmax has temperature 1, which the authors' program cools.
 
     ``counted``, beyond the paper, infers how often each category occurs, leaves out absent ones and starts from the
-    counts; a third of the paper's iterations then reconstructs more. ``pooled`` takes the attempts' median, not the
-    best.
+    counts; a third of the paper's iterations then reconstructs more. ``pooled`` takes the median of attempts.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(
@@ -408,8 +407,7 @@ def gifd(
         layers: number of layers optimized; 0 stops at the latents.
         reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
             their generators.
-        total_variation: weight of total variation; where angles between gradients are small, even 1e-4 gives plain
-            gray.
+        total_variation: weight of total variation; if gradients differ little in angle, even 1e-4 leaves only gray.
     """
     whole("attack.layers", layers, at_least=0, example=2)
     number("attack.reach", reach, at_least=0, example=0.3)

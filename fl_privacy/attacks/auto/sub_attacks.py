@@ -212,7 +212,7 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """Return five gradient inversions: L-BFGS on three distances of gradients, signed Adam with and without a prior."""
+    """Return five gradient inversions: L-BFGS on three distances of gradients, signed Adam with and without prior."""
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
         objective=Cosine(),

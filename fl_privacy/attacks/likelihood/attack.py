@@ -128,7 +128,7 @@ class MaximumAPosteriori(GroupAttack):
         return {position: one.reconstruction for position, one in self.explain(group, seed, report).items()}
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
-        """Return the likeliest images by the victim's position; raise ``NotAttackableError`` for texts and rows."""
+        """Return the likeliest images by position in ``group``; raise ``NotAttackableError`` for texts and rows."""
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
             raise NotAttackableError("Images are expected, but got texts or rows; use attack=auto.")
@@ -254,7 +254,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction, the joint posterior of the victims in its group, and this victim's row in that posterior."""
+    """A reconstruction, the joint posterior of its group of victims, and the victim's row in that posterior."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None

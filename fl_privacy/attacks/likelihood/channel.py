@@ -313,7 +313,7 @@ def _of_noised_layers(effect: effects.NoisedLayers, setting: Setting) -> Step | 
 
 @likelihood_of.register
 def _of_dp_sgd(effect: effects.ClippedExamples, setting: Setting) -> Step:
-    """Return the step that adds noise and, for a single example, clips; :class:`Guesser` clips several."""
+    """Return the step that adds noise and clips a single example's gradient; :class:`Guesser` clips several."""
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size

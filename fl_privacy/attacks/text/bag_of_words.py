@@ -204,13 +204,13 @@ class BagOfWords(GroupAttack):
 
     Each token of the vocabulary has a row. Only tokens of the batch change theirs, even after pruning, rounding and
     several steps of any optimizer. Under noise, each row's likelihood is compared with that of noise resampled from the
-    upload, so that at most a tenth of the found words, and 0.5 words for each text, are expected to be false. A word's
-    count follows from the norm of its row, or for a single text from the rows of the position embedding, which also
-    give the order.
+    upload; at most a tenth of the found words, and 0.5 words for each text, are expected to be false. A word's count
+    follows from the norm of its row, or for a single text from the rows of the position embedding, which also give the
+    order.
 
-    If embeddings and output layer share their weights, or if only the output layer is uploaded, words are rows with
-    unusually large norms. Then no word is found under noise or for a confident model, and the words are never certain
-    (``words_exact``). If neither gradient is uploaded, :mod:`fl_privacy.attacks.text.token_evidence` is used.
+    If embeddings and output layer share weights, or if only the output layer is uploaded, words are rows with unusually
+    large norms. Then no word is found under noise or for a confident model, and none is certain (``words_exact``). If
+    neither gradient is uploaded, :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 
     of_rounds = "apart"
