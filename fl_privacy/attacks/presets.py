@@ -84,8 +84,9 @@ def grad_inversion(
 
     Priors are total variation, image norm, batch norm and, with several ``restarts`` (an option), ``consistency``.
     ``first_layer`` is the factor on the first batch-norm term (1 in the paper). The option ``noise`` is the standard
-    deviation on the pixels' gradient: 0.2 of the learning rate in the paper. For ``isotropic`` and ``color_range`` see
-    :func:`inverting_gradients`. The comparison by Refiner's authors uses ``lr=0.01, iterations=4000``.
+    deviation of noise on the pixels' gradient: 0.2 of the learning rate in the paper. For ``isotropic`` and
+    ``color_range`` see :func:`inverting_gradients`. The comparison by Refiner's authors uses ``lr=0.01,
+    iterations=4000``.
     """
     published = GradientInversion(
         objective=L2(),

@@ -216,8 +216,8 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 class Race:
     """Successive halving of gradient descents for each victim of a group: in each round, the best attempts stay.
 
-    ``entered``: attempts. ``features``: exact inputs of a hidden layer, by the victim's position; with these, one more
-    attempt compares the inputs, too. Raise ``NotAttackableError`` if no sub-attack can attack the group.
+    ``entered``: attempts at each victim. ``features``: exact inputs of a hidden layer, by the victim's position; with
+    these, one more attempt compares the inputs, too. ``NotAttackableError`` if no sub-attack can attack the group.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Return the attempts ``blank`` at ``victim``, some with other likely labels than the inferred ones."""
+        """Return the attempts ``blank`` at ``victim``, some with likely labels other than the inferred ones."""
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]

@@ -226,7 +226,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss at its batch in ``others`` (infinite for ``None``) or at its likeliest images."""
+        """Return each victim's loss at its batch in ``others`` (infinite for ``None``), else at likeliest images."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()

@@ -164,7 +164,7 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
     """Build the likelihood of V victims' ``updates`` under a ``defense``, given by its public description.
 
     ``clientele``: facts about the clients. If the description is empty or an effect in it has no known likelihood, the
-    law is ``unknown``. ``like``: tensor with device and dtype.
+    noise's law is ``unknown``. ``like``: tensor with device and dtype.
     """
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}

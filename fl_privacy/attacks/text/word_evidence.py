@@ -383,8 +383,7 @@ def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generat
     """Draw rows (m, d) of pure noise like the noise in V rows, ``values`` (V, d); m is chosen here.
 
     Each element is drawn from the same column of ``values``, but not from the rows of possible ``words`` (k,). All rows
-    are then scaled to the median squared length of ``values``. ``energy``: (V,) squared length of each row of
-    ``values``.
+    are then scaled to the median squared length of ``values``. ``energy``: (V,) squared lengths of ``values``.
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False
