@@ -207,8 +207,7 @@ class RowSearch:
         return self._losses(surprise, lambda guesser, some: guesser(rows[some], labels[some]))
 
     def of_one(self, place: int, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses (S, P) of S searches if the row at ``place`` is replaced by each of P ``rows`` (S, P, F).
-        """
+        """Return losses (S, P): those of S searches if each of P ``rows`` (S, P, F) replaces the row at ``place``."""
         (searches, number), size, prior = labels.shape, self.labels.shape[1], self.moves.prior
         if not self.additive or size == 1:
             whole, own = (each[:, None].repeat_interleave(number, 1) for each in (self.rows, self.labels))
