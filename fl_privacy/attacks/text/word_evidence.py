@@ -312,11 +312,11 @@ def found_words(
 
 
 def words_of_head(rows: WordRows, most: int) -> FoundWords:
-    """Find words in the ``rows`` of a language model's output layer, for one victim.
+    """Find at most ``most`` words in the ``rows`` of a language model's output layer, for one victim.
 
     The gradient sums (p - y) h^T over all positions, with prediction p, label y and hidden state h. A word's row is
-    many times as long as others; under noise or for a confident model, none is found. Rows in the direction of the
-    others belong to tokens that the model expected, and are left out.
+    many times as long as others; under noise or for a confident model, none is found. Rows with nearly the direction of
+    most rows are left out: the model only expected their tokens.
     """
     values = rows.values[0]
     lengths = torch.linalg.vector_norm(values, dim=1)
