@@ -41,9 +41,9 @@ class FinalLoss(MembershipMethod):
 
 
 class FinalReference(FinalLoss):
-    """Membership by the fall of the loss from the first sent to the final model (Mireshghallah et al. 2022, eq. 3)."""
+    """Membership by how far an example's loss falls from the first to the final model (Mireshghallah et al. 2022)."""
 
-    title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"
+    title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"  # eq. 3
 
     def evidence(self, read: ReadRound) -> Tensor:
         found = super().evidence(read)

@@ -274,7 +274,7 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Deconvolution:
-    """Blind deconvolution of V images: ``put_out = W patches(image) + b`` is solved for W, b and the images."""
+    """Blind deconvolution: ``put_out = W patches(image) + b`` is solved for the private layer's W, b and V images."""
 
     private: PrivateConvolution
     basis: Tensor  # (M, N) of the images' prior
