@@ -69,7 +69,8 @@ LEAST_SPLIT = 8  # least number of groups of a split sample
 def is_split(values: Sequence[float], *, groups: int) -> bool:
     """Return whether a few values are far from all others, such as a few exact guesses among bad ones.
 
-    The mean's interval is then too narrow. Samples of zeros and ones, or of few ``groups``, are never split.
+    The mean's usual interval is then too narrow. Fewer than ``LEAST_SPLIT`` independent ``groups`` of values, and
+    samples of zeros and ones, are never split.
 
     >>> is_split([11.0, 9.0, 12.0, 10.0, 13.0, 8.0, 9.5, 100.0], groups=8)
     True
@@ -194,7 +195,10 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Return the calibrated averaged performance, the mean of ``calibrated`` (SPN, Eq. 1); higher is better."""
+    """Return the calibrated averaged performance (SPN, Eq. 1): the mean of accuracy times distance over ``points``.
+
+    Each point is one strength of a defense; higher is better.
+    """
     if not points:
         raise UserError("cap is expected to get at least one point, but got none; measure one strength of a defense.")
     return sum(point.calibrated for point in points) / len(points)
@@ -216,7 +220,7 @@ class Coincidences:
 
     @classmethod
     def counted(cls, equal: np.ndarray) -> "Coincidences":
-        """Estimate both fields from N examples; ``equal`` (N,): number of other examples that equal each."""
+        """Estimate both probabilities from N examples; ``equal`` (N,): number of other examples that equal each."""
         number = len(equal)
         if number < 2:
             return cls()
@@ -269,10 +273,10 @@ def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] 
 
 
 def _with_overlap(drawn: float, best: np.ndarray, strata: Sequence[tuple[int, np.ndarray]]) -> float:
-    """Combine the chance ``drawn`` with a second test (Bonferroni): how many of the upload's examples are in ``best``.
+    """Combine the p-value ``drawn`` with that of a second test by Bonferroni's correction.
 
-    ``best``: index of the best fitting example of each guess. ``strata``: for each class, the number of the upload's
-    examples and the indices of all examples, the upload's first.
+    The second test counts the upload's examples in ``best``, the index of the best matching example of each guess.
+    ``strata``: for each class, the number of the upload's examples and the indices of all examples, the upload's first.
     """
     found, mass = 0, np.ones(1)
     for own_of, columns in strata:
@@ -298,10 +302,11 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability (permutation test) that the words ``guess`` fit other texts at least as well as ``own``.
+    """Return the probability that other texts match the guessed words at least as well as the upload's own texts do.
 
-    ``own`` and ``others``: words of each text of the upload, and of each other text; the result is 1 if either is
-    empty. With ``few``, the number of shared words is also tested.
+    It is the p-value of a permutation test on the F1 score. ``guess``: guessed words; ``own``, ``others``: words of
+    each text of the upload, and of each other text. It is 1 if either has no text. With ``few``, the number of shared
+    words is also tested.
     """
     texts = [*own, *others]
     if not others or not own:
@@ -336,11 +341,11 @@ def either(*chances: float) -> float:
 
 
 def combined(chances: Sequence[float]) -> float:
-    """Return a bound on the probability that n independent uploads have p-values as small as ``chances``.
+    """Return one p-value for the p-values ``chances`` of n independent uploads.
 
-    For each k, the probability that at least k of n p-values are at most the k-th smallest is computed. The bound is
+    For each k, the probability that at least k of n p-values are at most the k-th smallest is computed. The result is
     the least of these, times 1 + log2(n). P-values above 1 - ``BAND`` do not count as k-th smallest; if none counts, or
-    n is 1, the bound is the least p-value.
+    n is 1, the result is the least p-value.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -90,7 +90,10 @@ def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a ba
 
 
 def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of least total ``cost`` (N, M); ``of``: matched things, for the error without scipy."""
+    """Return the rows and the columns of the one-to-one assignment with the least total ``cost`` (N, M).
+
+    ``of``: plural of what is matched, for the error without scipy.
+    """
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:
@@ -134,7 +137,7 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def numbered(tokens: Tensor) -> Tensor:
-    """Return integers (..., L), equal for equal tokens that have occurred equally often before in their text."""
+    """Return integers (..., L) for tokens: the k-th occurrence of a token gets the same integer in every text."""
     return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 

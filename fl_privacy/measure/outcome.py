@@ -66,10 +66,11 @@ READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})  # o
 
 @dataclass(frozen=True, kw_only=True)
 class GuessComparison:
-    """Figures of a guess compared with its original, candidates and controls; ``None`` if not measured.
+    """Figures that compare a guess with its original, with candidates and with controls; ``None`` if not measured.
 
-    Fields are recorded in this order. Correlations and shares are in [0, 1], PSNRs in dB, leads in standard deviations
-    of the candidates; ``control_X`` is the figure X of the best guess that never saw the update.
+    Candidates are other images that the guess may show. A control is a guess that never saw the update; ``control_X``
+    is the figure X of the best one. A lead is the margin of the original over the nearest candidate, in standard
+    deviations of the candidates. Correlations and shares are in [0, 1], PSNRs in dB. Fields are recorded in this order.
     """
 
     exact: bool | None = None  # ``True`` if image or row equal the original up to rounding
@@ -122,7 +123,7 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return whether the original is nearer to the guess than all candidates, with a large lead or likeness."""
+        """Return whether the original is nearer to the guess than all candidates are, with a large lead or likeness."""
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))
@@ -131,13 +132,14 @@ class GuessComparison:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageScore:
-    """Score of one image, text or row.
+    """Score of an attack on one image, text or table row.
 
     Attributes:
-        guess: index of the guess in the reconstruction; ``None`` without a guess, or if the score comes from a record.
+        guess: index of the guess in the reconstruction; ``None`` without a guess, or if the score is loaded from a
+            record.
         values: value of each metric by its name in ``METRICS``, NaN if undefined; empty after a failure.
         failure: reason for a missing guess, or ``None``.
-        compared: figures that decide the outcome, empty if not requested.
+        compared: comparison with distractors and controls that decides the outcome, empty if not requested.
     """
 
     image: int
@@ -196,8 +198,9 @@ class ImageScore:
     def chance(self) -> float:
         """Return the probability that a guess made without the update scores as well as this guess.
 
-        It is computed from an image's lead, or from the number of a text's right words; for a row, it is 1 - ``BAND``.
-        It is 0 for an image or a text far above its control.
+        It is computed from the original's lead over other images, or from the number of a text's right words; for a
+        row, it is 1 - ``BAND``. It is 0 for an image or a text far above its control, the best guess without the
+        update.
         """
         if TABLE_METRIC in self.values:
             return 1 - BAND
@@ -210,7 +213,7 @@ class ImageScore:
 
     @property
     def words_are_read(self) -> bool:
-        """Return whether the words inferred from the upload match better than words guessed by frequency."""
+        """Return whether the words guessed for an upload match its texts better than equally many frequent words do."""
         control, chance = self.compared.word_control_f1, self.compared.word_chance
         if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False

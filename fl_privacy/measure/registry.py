@@ -43,15 +43,15 @@ class Threshold:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """Metric and its interpretation.
+    """Metric of a guess and the interpretation of its values.
 
     Attributes:
         function: function (guesses, truths) -> (N,); ``None`` if a run supplies it.
         of: compared data: images (N, C, H, W) in [0, 1], labels (N,), a defense's transformed images, texts (N, L) or
-            their words, padded with -1, or right cells (N, C) of rows.
-        leaks: ``low`` if better guesses have lower values, else ``high``.
+            their words, padded with -1, or cells: booleans (N, C), true for right cells, and for numeric ones.
+        leaks: ``high`` if better guesses have higher values, else ``low``.
         range: least and largest possible value.
-        threshold: threshold of recognizable examples, if published.
+        threshold: published value from which an example counts as recognizable, if any.
         digits: function that formats a value without its unit.
         package: optional package without which the metric is left out.
         of_papers: ``True`` if the metric serves only comparisons with papers.
