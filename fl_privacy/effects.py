@@ -149,7 +149,7 @@ class Sparse(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(Sparse):
-    """Sparse upload, clamped to [-``bound``, ``bound``] and noised; epsilon grows with the number of kept elements."""
+    """Upload of few elements, clamped to [-``bound``, ``bound``] and noised; epsilon grows with their number."""
 
     bound: float | None = field(default=None, metadata=_POSITIVE)
 
@@ -177,8 +177,8 @@ class Quantized(PostProcessing):
 class Transformed(PerExample):
     """Transformation of each training image by one of the ``policies``, chosen at random (ATS).
 
-    A policy such as ``3-43-15`` lists operations by number, as numbered in the ``table`` of the paper or of the
-    authors' code. With ``by_probability``, an operation may be skipped at random.
+    A policy such as ``3-43-15`` applies operations 3, 43 and 15 in this order; ``table``: their numbering, that of the
+    paper or of the authors' code. With ``by_probability``, an operation may be skipped at random.
     """
 
     policies: tuple[str, ...] | None
@@ -205,7 +205,7 @@ class OtherImages(Heuristic):
 class Mixed(OtherImages):
     """Training on weighted sums of ``images`` images, with the sign of random pixels flipped (InstaHide).
 
-    The label is summed with the same weights, over the ``labeled`` images that have labels.
+    Labels are summed with the same weights; only ``labeled`` of the images have one.
     """
 
     images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
@@ -213,7 +213,7 @@ class Mixed(OtherImages):
 
 
 class RobustGradient(Heuristic):
-    """Upload of a gradient of noise-like images, which is close to the gradient of the client's images."""
+    """Upload of a gradient that is close to the true one, but computed from images that look like noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ class MutedFeatures(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class SlicedNoise(Heuristic):
-    """Gaussian noise of standard deviation ``std`` on random slices of the gradient."""
+    """Gaussian noise of standard deviation ``std`` on random parts of the gradient; the rest is unchanged."""
 
     std: float | None
 
@@ -302,7 +302,10 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the effect of a defense that changes images only by mixing them; ``None`` for other defenses."""
+    """Return the effect of a defense that changes images only by mixing them; ``None`` for other defenses.
+
+    ``parts``: description of the defense.
+    """
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 
@@ -319,7 +322,7 @@ def settings_in_words(parts: Iterable[Part]) -> str:
 
 
 def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """Convert ``parts`` to JSON values."""
+    """Convert the parts of a defense to JSON values, one dictionary for each."""
     return [
         {"name": p.name, "settings": dict(p.settings), "strength": p.strength, "effect": _effect_to_plain(p.effect)}
         for p in parts

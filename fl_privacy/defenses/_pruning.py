@@ -71,7 +71,7 @@ OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 
 
 def step_scores(by: Criterion, gradients: Tensors, step: LocalStep, samples: int | None = None) -> Tensors:
-    """Score the elements of ``gradients`` by one of ``OF_STEPS``, the more important the higher; see ``pruning``."""
+    """Return the importance of each element of ``gradients`` by one of the criteria ``OF_STEPS``; see ``pruning``."""
     weights = {name: step.sent.parameters[name].detach() for name in gradients}
     if by == "weight":
         return {name: w.abs() for name, w in weights.items()}
@@ -100,7 +100,8 @@ def pruning(
         by: importance of an element: ``gradient`` is its magnitude in the upload, ``random`` a random number. The
             others prune the gradient of every local step: ``weight`` (|parameter|), ``product`` (|parameter x
             gradient|), ``integrated_gradients`` (|parameter x mean gradient on the line from zero to the parameters|)
-            and ``shapley`` (Shapley value of the element's neuron for the batch's loss, else ``product``).
+            and ``shapley`` (Shapley value of the element's neuron for the batch's loss; ``product`` if it has no
+            neuron).
         scope: ``layer`` prunes the share of each parameter tensor, ``global`` of the whole update.
         error_feedback: ``True`` adds the pruned elements to the next update.
         samples: number of points of ``integrated_gradients`` (a pass each), or of random orders of ``shapley`` (a pass

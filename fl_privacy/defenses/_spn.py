@@ -38,8 +38,8 @@ def spn(
     head and codes.
 
     Args:
-        alpha1: factor of the cross entropy CE, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)
-            times the gradient of the cross entropy.
+        alpha1: factor of the cross entropy CE, above 0. If it is not 1, the perturbation shown in reports includes
+            (alpha1 - 1) times the gradient of the cross entropy.
         alpha2: factor of the polarization loss LP, at least 0.
         bits: length K of the codes (32, 64 or 128 in the paper).
         margin: margin m of LP (Eq. 5), at least 1.
@@ -157,7 +157,8 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 class PolarizationHead(nn.Module):
     """Private head: linear layers from F ``features`` to K ``bits``, and a random code for each class (SPN, sec. 3.1).
 
-    Weights and biases start from U(-bound, bound).
+    Outputs are trained towards the code of an example's class. Initial weights and biases are uniform between
+    -``bound`` and ``bound``.
 
     Attributes:
         weight: weight (K, W) of the last layer; W is the last of ``widths``, or F.

@@ -95,7 +95,7 @@ def noise_multiplier_for(
 ) -> float:
     """Return the least noise multiplier that spends at most ``epsilon``; ``UserError`` if no noise is enough.
 
-    The result is tight to a thousandth of ``epsilon``, for ``prv`` to 0.02. For the arguments see ``epsilon``.
+    It spends at least 99.9 % of ``epsilon`` or, with ``prv``, epsilon - 0.02. For the arguments see :func:`epsilon`.
     """
     checks.number("epsilon", epsilon, above=0, example=8.0)
     _expect(sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant)
@@ -147,7 +147,10 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Return the least noise multiplier at which ``mixture_epsilon`` is ``epsilon``; ``UserError`` if there is none."""
+    """Return the least noise multiplier with which :func:`mixture_epsilon` is ``epsilon``, or raise ``UserError``.
+
+    ``share``: probability that a release uses a given example.
+    """
     checks.number("epsilon", epsilon, above=0, example=8.0)
     low, high = 1e-2, 1e6
     settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}
@@ -348,7 +351,7 @@ def _norm(effect: Effect | None) -> float | None:
 
 
 def noise_of(effect: Effect | None) -> float | None:
-    """Return the standard deviation or noise multiplier of ``effect``; ``None`` if it is unknown or has no noise."""
+    """Return the noise multiplier of ``effect`` if it clips examples, else its noise's standard deviation, if known."""
     if isinstance(effect, ClippedExamples):
         return effect.noise_multiplier
     return effect.std if isinstance(effect, Noise) else None

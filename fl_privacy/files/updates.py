@@ -163,7 +163,10 @@ def _array(data: bytes) -> Tensor:
 
 
 def _of_flare(file: Any, length: int) -> SavedArrays:
-    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file (msgpack), without importing NVFlare's classes."""
+    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file (msgpack), without importing NVFlare's classes.
+
+    ``length``: size of the file in bytes.
+    """
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
@@ -201,7 +204,10 @@ def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
 
 
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays to tensors, other classes to their contents."""
+    """Convert nested values unpacked from FOBS or Fed-BioMed: arrays to tensors, other classes to their contents.
+
+    ``blobs``: content of separately stored arrays by id. ``depth``: depth of ``value``; too deep ones are refused.
+    """
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")
     if not isinstance(value, dict):

@@ -108,12 +108,12 @@ class Knowledge:
     Attributes:
         labels: client's labels, (B,) class indices or (B, K) class probabilities.
         defense: parts of the client's defense, for an adaptive attacker.
-        same_data: name of the client's examples; an adaptive attacker attacks updates with one name together. ``None``
-            if the defense makes new images each time, other than mixtures.
+        same_data: name shared by updates from the same examples, which an adaptive attacker attacks together; ``None``
+            if a defense generates new images for each update, except by mixing.
         public_images: images (N, C, H, W) in [0, 1] of the same domain, or texts (N, L), padded with -1.
         public_labels: classes (N,) of the public images.
         previous: reconstruction (B, C, H, W) in [0, 1] of the same examples in an earlier round.
-        private: substitutes for the victim's private values: a colluding client's, or random ones.
+        private: substitutes for values that the victim keeps private: a colluding client's, or random ones.
         colluder: number of the client that gave ``private``.
         features: outputs (B, ...) of the victim's private layers for its examples.
         features_at: name of the module whose inputs are ``features``, if not the first public layer.
@@ -248,12 +248,12 @@ class Observation:
         """Build an observation of a client's weights before and after local training, as in FedAvg.
 
         Args:
-            before: model as sent; if ``model`` is given, also its ``state_dict()``, or the arrays of that dict in
-                order.
+            before: model as sent or, if ``model`` is given, its ``state_dict()``, or the arrays of that dict in order.
             after: model after the training, its ``state_dict()``, or the arrays of that dict in order.
             plan: client's plan, known to the server: ``LocalPlan(lr=0.1, steps=5, batch_size=8)``.
-            input_shape, number: see :meth:`of_gradients`.
+            num_examples: number of the client's examples.
             model: architecture, if ``before`` is no model.
+            input_shape, loss, input_range, schema, number: see :meth:`of_gradients`.
 
         Raises:
             UserError: weights do not fit the model or did not change, or a number is invalid.
@@ -300,7 +300,7 @@ class Observation:
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
 
     def assumed(self) -> ModelState:
-        """Return the sent values, completed by the attacker's substitutes for private values, if any."""
+        """Return the values that the server sent, and the attacker's substitutes for the client's private values."""
         private = self.knowledge.private
         if private is None:
             return self.sent

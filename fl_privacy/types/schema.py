@@ -29,7 +29,7 @@ class Column:
         categories: names of the categories, in the order of their encoded values; empty for a numeric column.
         shift, scale: offset and divisor of each value: its mean and standard deviation, or 0 and 1.
         low, high: least and largest number of the column.
-        std: standard deviation for the tolerance of right numbers; 0 takes ``scale``.
+        std: standard deviation to which the largest error of a right number is proportional; 0 takes ``scale``.
     """
 
     name: str
@@ -150,7 +150,10 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the usual values (F,): shares of categories (equal if not known); for numbers 0, clamped to bounds."""
+        """Return the encoded row (F,) to guess without an update: shares of categories, and the means of numbers, 0.
+
+        Unknown shares are equal; 0 is clamped to a number's bounds.
+        """
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:

@@ -99,7 +99,10 @@ def read_gradients(
 def examples_by_rank(
     plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> int | None:
-    """Infer the number of examples from the rank of ``gradients``, changes of the ``parameters`` of ``plain``."""
+    """Infer the number of examples from the ranks of the layers' ``gradients`` as matrices; ``None`` if unknown.
+
+    ``plain``: model; ``shape``: shape of an example; ``gradients``: changes of ``parameters`` in training.
+    """
     num_classes, vectors = _watched(plain, shape, parameters)
     return _Evidence(parameters, gradients, num_classes, vectors, of_weights=True).batch_size()
 
@@ -228,7 +231,7 @@ def _singular_values(gradient: Tensor) -> Tensor:
 
 
 def _sketched(values: Tensor) -> Tensor:
-    """Mix the columns of ``values`` (M, N) to fewer at random; a rank up to ``_MOST`` stays (Halko et al. 2011)."""
+    """Reduce the columns of ``values`` (M, N) by a random matrix; ranks up to ``_MOST`` stay (Halko et al. 2011)."""
     values = values.double() if values.numel() <= _LARGE else values.float()
     if values.shape[1] <= _MOST + _SPARE:
         return values
@@ -238,7 +241,7 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence for the number of examples behind a gradient."""
+    """Gradients of a model, from which the number of examples behind them is inferred."""
 
     parameters: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
@@ -337,7 +340,7 @@ def read_update(
     num_examples: int,
     loss: LossLike | None,
 ) -> UserUpload:
-    """Return a user's weights before and after training; see :meth:`fl_privacy.types.Observation.of_update`."""
+    """Check a user's weights before and after training; see :meth:`fl_privacy.types.Observation.of_update`."""
     if model is None and not isinstance(before, nn.Module):
         raise UserError(
             "before is expected to be the model as it was sent, but got its values alone; give model=net as well."

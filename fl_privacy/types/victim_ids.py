@@ -11,10 +11,10 @@ _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9
 @total_ordering
 @dataclass(frozen=True)
 class VictimId:
-    """Name of an attacked update, of its random streams and of its files.
+    """Identifier of an attacked update, which also names its random generators and files.
 
-    As text: ``round-3/client-2/victim-0`` for a probe, ``round-3/client-2`` for a training update. ``ValueError`` if a
-    number is negative, or ``part`` is no word.
+    As text: ``round-3/client-2/victim-0`` for a probe (an extra upload made for the attack), ``round-3/client-2`` for a
+    training update. ``ValueError`` if a number is negative, or ``part`` is not a word.
     """
 
     round: int  # round from 1; 0 if no round was trained

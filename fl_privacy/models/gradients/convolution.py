@@ -26,7 +26,7 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """Number of victims in the current forward pass."""
+    """Counter of the victims (attacked batches) that are stacked in the current forward pass."""
 
     count: int = 1
 
@@ -90,7 +90,10 @@ class FrozenNorm(nn.Module):
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Return V victims' sums (V, C) of ``inputs * deltas`` and of ``deltas``, over images and positions."""
+    """Return sums (V, C) of ``inputs * deltas`` and of ``deltas`` over images and positions, for each of V batches.
+
+    ``inputs``, ``deltas`` (V, B, C, H, W): a layer's inputs, and the gradients with respect to its outputs.
+    """
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
@@ -121,8 +124,9 @@ class _ChannelSums(torch.autograd.Function):
 def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
     """Return a copy of ``model`` with each norm layer separated into a normalization and an :class:`Affine`.
 
-    This gives access to each victim's statistics, and avoids wrong second derivatives under ``vmap``. Also return a
-    mapping of parameter names to those in the copy, and the number of victims, to be set before each pass.
+    This allows separate batch statistics for each victim (attacked batch), and avoids wrong second derivatives under
+    ``vmap``. Also return a mapping of parameter names to those in the copy, and a :class:`Victims`, whose ``count`` the
+    caller sets before each pass.
     """
     copied, victims = copy.deepcopy(model), Victims()
     original = {id(p): name for name, p in copied.named_parameters()}
@@ -444,7 +448,7 @@ def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
 
 
 def fold(model: nn.Module, pairs: Sequence[tuple[str, str]]) -> None:
-    """Replace each pair of :func:`foldable` in ``model`` by a :class:`FoldedConvolution`."""
+    """Replace each (convolution, norm) pair of layers, found by :func:`foldable`, by a :class:`FoldedConvolution`."""
     for name, behind in pairs:
         convolution, norm = model.get_submodule(name), model.get_submodule(behind)
         assert isinstance(convolution, FrozenConv2d) and isinstance(norm, FrozenNorm)

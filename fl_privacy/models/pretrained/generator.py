@@ -255,7 +255,7 @@ def save_training(state: Mapping[str, Tensor], file: Path, key: str) -> None:
 
 
 def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
-    """Return the state of the training ``key`` in ``file``; ``None`` if missing, ``UserError`` if damaged."""
+    """Return the saved state of the interrupted training ``key``; ``None`` if missing, ``UserError`` if damaged."""
     if not file.is_file():
         return None
     with readable("The state of a training", file, "remove it"):
@@ -270,7 +270,7 @@ _TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="a
 
 
 def expect_faces() -> Path:
-    """Return the file with the weights of the generator of faces; ``UserError`` if the package is missing."""
+    """Return the file with the weights of the pretrained generator of faces; ``UserError`` without its package."""
     found = importlib.util.find_spec(_PACKAGE)
     for place in (found and found.submodule_search_locations) or ():
         if (file := Path(place) / "weights.tar").is_file():
