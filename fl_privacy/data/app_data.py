@@ -122,10 +122,7 @@ def _pixels(image: Any) -> Tensor:
 
 
 def probe_seed(probe: int, size: int) -> int:
-    """Return the seed for global random generators while the ``size`` examples of an extra attacked batch are drawn.
-
-    ``probe``: number of that batch.
-    """
+    """Return the seed of global random generators while the ``size`` examples of extra batch ``probe`` are drawn."""
     return derive_seed(0, "probe", probe, size)
 
 
@@ -208,7 +205,6 @@ def _generators(data: object) -> list[Generator]:
 
 
 def _putting_back(generator: Generator) -> Callable[[], object]:
-    """Return a function that restores the present state of ``generator``."""
     if isinstance(generator, np.random.Generator):
         return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
     if isinstance(generator, random.Random):

@@ -249,9 +249,9 @@ def load_with_attribute(
 ) -> Dataset:
     """Load a data set whose examples have an attribute in addition to their class.
 
-    ``name``: see ``load_data``, also for other arguments. ``task``: coarse classes, each a list of the data set's
-    classes, which become attributes. ``attribute_column``: column of the attributes, instead of ``task``. ``UserError``
-    if both or neither are given, there is no such data set or column, or ``task`` does not contain each class once.
+    ``task``: coarse classes, each a list of the data set's classes, which become attributes. ``attribute_column``:
+    column of the attributes, instead of ``task``. For other arguments, see :func:`load_data`. ``UserError`` if both or
+    neither are given, there is no such data set or column, or ``task`` does not contain each class once.
     """
     if (task is None) == (attribute_column is None):
         raise UserError(

@@ -17,9 +17,9 @@ from fl_privacy.types import Tensors
 
 
 def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
-    """Return boolean masks that are false at the floor(drop * n) smallest of n ``scores``; ties are broken arbitrarily.
+    """Return boolean masks that are false at the floor(drop * n) smallest of n ``scores``, for ``drop`` in [0, 1).
 
-    ``drop`` is in [0, 1). The scope ``layer`` counts n within each tensor, ``global`` over all.
+    The scope ``layer`` counts n within each tensor, ``global`` over all.
     """
     if scope == "layer":
         return {name: _mask(s.flatten(), drop).view(s.shape) for name, s in scores.items()}
@@ -48,8 +48,7 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``
-    first.
+    """Return ``compress(tensors)``; with ``feedback``, parts that earlier calls left out are added to ``tensors``.
 
     These parts are kept in ``state``, under names that begin with ``owner``. ``compress`` must add no noise: feedback
     would undo it.

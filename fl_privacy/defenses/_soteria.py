@@ -99,10 +99,9 @@ def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]
 def estimated_row_norms(
     features: Features, inputs: Tensor, *, directions: int, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the results of ``exact_row_norms`` from ``directions`` Jacobian products with random sign vectors v.
+    """Estimate the results of :func:`exact_row_norms` from ``directions`` Jacobian products with random sign vectors.
 
-    E[(J v)_i^2] = ||J_i||^2; the relative error of a norm is about 1 / sqrt(2 directions). ``features`` are
-    differentiated in forward mode.
+    The relative error of a norm is about 1 / sqrt(2 directions). ``features`` are differentiated in forward mode.
     """
     x = inputs.detach()
 
@@ -253,10 +252,9 @@ def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) 
 
 
 def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generator) -> dict[str, float]:
-    """Estimate, by parameter name, the Frobenius norm of the derivative J of a gradient with respect to the inputs.
+    """Estimate, by parameter name, the Frobenius norm of the derivative of a gradient with respect to the inputs.
 
-    It uses ``directions`` products with random sign vectors v, forward over reverse mode: E||J v||^2 = ||J||_F^2.
-    Batch-norm layers are in evaluation mode.
+    It uses ``directions`` products with random sign vectors. Batch-norm layers are in evaluation mode.
     """
     parameters = {name: p.detach() for name, p in step.sent.parameters.items()}
 

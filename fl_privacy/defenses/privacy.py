@@ -123,12 +123,9 @@ def noise_multiplier_for(
 def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
     """Return epsilon after ``steps`` Gaussian releases, each of which uses a given example at random.
 
-    With probability ``share`` a release of sensitivity 1 depends on the example. Since exp((a - 1) D_a) is jointly
-    convex, its Renyi divergence D_a of order a is at most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a - 1).
-
     Args:
-        noise_multiplier: noise multiplier s, above 0.
-        share: probability q, in (0, 1].
+        noise_multiplier: noise multiplier s of a release with sensitivity 1, above 0.
+        share: probability q that a release depends on the example, in (0, 1].
         steps: number of releases, at least 1.
         delta: probability in (0, 1).
     """
@@ -141,16 +138,15 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
         from opacus.accountants.analysis import rdp  # noqa: PLC0415
 
         orders = np.array([a for a in RDPAccountant.DEFAULT_ALPHAS if a > 1])
+        # since exp((a - 1) D_a) is jointly convex, the Renyi divergence D_a of order a is at most
+        # log(1 - q + q exp((a - 1) a / (2 s^2))) / (a - 1)
         exponents = (orders - 1) * orders / (2 * noise_multiplier**2)
         divergences = np.logaddexp(np.log1p(-share) if share < 1 else -np.inf, np.log(share) + exponents) / (orders - 1)
         return float(rdp.get_privacy_spent(orders=orders, rdp=steps * divergences, delta=delta)[0])
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Return the least noise multiplier with which :func:`mixture_epsilon` is ``epsilon``, or raise ``UserError``.
-
-    ``share``: probability that a release uses a given example.
-    """
+    """Return the least noise multiplier with which :func:`mixture_epsilon` is ``epsilon``, or raise ``UserError``."""
     checks.number("epsilon", epsilon, above=0, example=8.0)
     low, high = 1e-2, 1e6
     settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}

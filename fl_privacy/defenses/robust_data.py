@@ -65,10 +65,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return a function from robust data (B, ...) to UM (B,) of each example; see :func:`batch_gap`.
-
-    ``target``, ``weights``: (B, *shape) by name.
-    """
+    """Return a function from robust data (B, ...) to each example's UM (B,); see :func:`batch_gap`."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -91,8 +88,7 @@ def descend(
     """Yield the iterates, in [0, 1], of gradient descent from ``start`` on gap / unit - beta privacy (Refiner, Eq. 2).
 
     ``start``: images (B, C, H, W), or embedded texts (B, L, d). ``gap``: distance UM of gradients; ``unit``: its scale,
-    () or (B,), or (1,) for the batch. ``privacy``: PM. The step along the gradient g of gap / unit is at most Polyak's,
-    gap / unit / ||g||^2.
+    () or (B,), or (1,) for the batch. ``privacy``: PM. Steps along the gradient of gap / unit are at most Polyak's.
     """
     images = start
     for _ in counted("refining images", range(iterations)):

@@ -51,8 +51,7 @@ def read_arrays(path: Path) -> SavedArrays:
     """Read a file of named arrays; its content, not its name, decides on the format.
 
     Formats are safetensors, ``.npz``, PyTorch checkpoints (``weights_only``), NVFlare's DXO, Fed-BioMed's ``.mpk`` and
-    OpenFL's ``.pbuf``. Stated sizes are checked before memory is allocated. ``UserError`` if the file is missing, too
-    large, damaged, a plain pickle, or of another format.
+    OpenFL's ``.pbuf``. ``UserError`` if the file is missing, too large, damaged, a plain pickle, or of another format.
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:

@@ -1,7 +1,4 @@
-"""Descriptors of small gray images: the product of two descriptors is the images' correlation.
-
-A guess has descriptors for all shifts by up to a tenth of its width and for its mirror image.
-"""
+"""Descriptors of small gray images: the product of two descriptors is the images' correlation."""
 
 import hashlib
 from collections.abc import Callable, Iterator

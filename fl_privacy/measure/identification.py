@@ -67,10 +67,7 @@ class PublicImages:
         return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the public image nearest but unequal to ``original``, and K public images (K, C, H, W) almost equal.
-
-        ``None`` if all public images equal ``original``.
-        """
+        """Return the nearest public image unequal to ``original``, if any, and K public images almost equal to it."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)[0]
         found = [(self.images, largest(places, self.gallery.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -216,8 +213,7 @@ class Look:
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
     """Rank originals among candidates by their best comparison with any guess.
 
-    ``ways``: comparisons of each guess, such as after rotation; ``candidates``: number of distractors. Leads are
-    reduced by ``LUCK_OF_MORE``, since the best of further comparisons leads by chance.
+    ``ways``: comparisons of each guess; ``candidates``: number of distractors. Leads are reduced by ``LUCK_OF_MORE``.
     """
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []

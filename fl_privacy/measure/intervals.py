@@ -34,9 +34,8 @@ def aggregate(
     """Return statistics of ``values`` without NaN; ``None`` if no value is left.
 
     The interval is Student's t; with ``groups``, one for each value, the cluster-robust CR2 interval of Bell and
-    McCaffrey 2002, since images of one upload are not independent. For G groups of n_g among n values, the variance of
-    the mean is the sum of the groups' squared sums of deviations over n (n - n_g), with Satterthwaite's degrees of
-    freedom, at most G - 1. ``within``: range of possible values, to which the interval is cut.
+    McCaffrey 2002, since images of one upload are not independent. ``within``: range of possible values, to which the
+    interval is cut.
 
     >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
     >>> found.mean, found.n, found.groups
@@ -97,8 +96,7 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """Return the one-sided 95 % upper bound of a proportion observed as ``count / n`` (Clopper and Pearson 1934).
 
-    If there are fewer independent ``groups`` than ``n``, their number is the sample size, and the count is scaled to it
-    and rounded up.
+    If there are fewer independent ``groups`` than ``n``, their number is the sample size.
 
     >>> round(share_at_most(0, 100), 3)  # none of a hundred
     0.03
@@ -135,8 +133,7 @@ def poisson_tail(count: int, mean: float) -> float:
 def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
     """Return the 95 % interval of a proportion observed as ``count / n`` (Clopper and Pearson 1934).
 
-    If there are fewer independent ``groups`` than ``n``, their number is the sample size. The scaled count is rounded
-    down for the lower end, and up for the upper end.
+    If there are fewer independent ``groups`` than ``n``, their number is the sample size.
 
     >>> [round(end, 2) for end in share_interval(0, 4)]
     [0.0, 0.6]
@@ -162,6 +159,7 @@ def _interval(
     sizes = np.bincount(labels).astype(float)
     if len(sizes) < 2 or not math.isfinite(mean):
         return None
+    # groups' squared sums of deviations over n (n - n_g), with Satterthwaite's degrees of freedom, at most G - 1
     weights = 1 / (sample.size * np.sqrt(1 - sizes / sample.size))
     variance = float(np.square(weights * np.bincount(labels, weights=sample - mean)).sum())
     # covariance of the groups' weighted sums for independent values: G = diag(a) - b b', by its traces
@@ -195,10 +193,7 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Return the calibrated averaged performance (SPN, Eq. 1): the mean of accuracy times distance over ``points``.
-
-    Each point is one strength of a defense; higher is better.
-    """
+    """Return the calibrated averaged performance (SPN, Eq. 1), the mean of accuracy x distance; higher is better."""
     if not points:
         raise UserError("cap is expected to get at least one point, but got none; measure one strength of a defense.")
     return sum(point.calibrated for point in points) / len(points)
@@ -341,15 +336,14 @@ def either(*chances: float) -> float:
 
 
 def combined(chances: Sequence[float]) -> float:
-    """Return one p-value for the p-values ``chances`` of n independent uploads.
+    """Return one p-value for several independent uploads with the p-values ``chances``.
 
-    For each k, the probability that at least k of n p-values are at most the k-th smallest is computed. The result is
-    the least of these, times 1 + log2(n). P-values above 1 - ``BAND`` do not count as k-th smallest; if none counts, or
-    n is 1, the result is the least p-value.
+    P-values above 1 - ``BAND`` do not count; if none counts, or there is only one, it is the least of them.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)
     if number < 2 or not small:
         return min(chances, default=1.0)
+    # probability that at least k of n p-values are at most the k-th smallest, the least over k
     least = min(binomial_tail(k, number, chance) for k, chance in enumerate(small, 1))
     return min(1.0, (1 + math.log2(number)) * least)

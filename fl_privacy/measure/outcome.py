@@ -1,7 +1,4 @@
-"""Outcome of an attack on one image, text or row, decided from its score without PyTorch.
-
-The constants were fixed on training splits; ``experiments/verdict_pairs.py`` measures them on other splits.
-"""
+"""Outcome of an attack on one image, text or row, decided from its score without PyTorch."""
 
 import math
 from collections.abc import Mapping
@@ -14,6 +11,7 @@ from fl_privacy.measure.intervals import BAND, binomial_tail
 from fl_privacy.measure.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.types.victim_ids import Certainty
 
+# fixed on training splits; ``experiments/verdict_pairs.py`` measures these constants on other splits
 LIKENESS = 0.5  # least likeness of an identified guess to its original
 LEAD = 0.6  # least lead of an identified original over the nearest candidate, in the candidates' standard deviations
 CHANCE, CHANCE_FALLS = 0.02, 0.6
@@ -69,8 +67,8 @@ class GuessComparison:
     """Figures that compare a guess with its original, with candidates and with controls; ``None`` if not measured.
 
     Candidates are other images that the guess may show. A control is a guess that never saw the update; ``control_X``
-    is the figure X of the best one. A lead is the margin of the original over the nearest candidate, in standard
-    deviations of the candidates. Correlations and shares are in [0, 1], PSNRs in dB. Fields are recorded in this order.
+    is the best one's figure X. A lead is the original's margin over the nearest candidate, in standard deviations of
+    the candidates. Correlations and shares are in [0, 1], PSNRs in dB. Fields are recorded in this order.
     """
 
     exact: bool | None = None  # ``True`` if image or row equal the original up to rounding
@@ -132,22 +130,14 @@ class GuessComparison:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageScore:
-    """Score of an attack on one image, text or table row.
-
-    Attributes:
-        guess: index of the guess in the reconstruction; ``None`` without a guess, or if the score is loaded from a
-            record.
-        values: value of each metric by its name in ``METRICS``, NaN if undefined; empty after a failure.
-        failure: reason for a missing guess, or ``None``.
-        compared: comparison with distractors and controls that decides the outcome, empty if not requested.
-    """
+    """Score of an attack on one image, text or table row."""
 
     image: int
-    guess: int | None
-    values: Mapping[str, float]
-    failure: str | None = None
+    guess: int | None  # index of the guess; ``None`` without a guess, or if the score is loaded from a record
+    values: Mapping[str, float]  # value of each metric in ``METRICS``, NaN if undefined; empty after a failure
+    failure: str | None = None  # reason for a missing guess
     certainty: Certainty = Certainty.APPROXIMATE
-    compared: GuessComparison = GuessComparison()
+    compared: GuessComparison = GuessComparison()  # comparison that decides the outcome, empty if not requested
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "ImageScore":

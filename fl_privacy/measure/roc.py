@@ -28,14 +28,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of members, ``positives`` (P,), and of others, ``negatives`` (N,), whose difference is measured.
-
-    ``seed``: seed of bootstrap samples, and of the split into halves to choose and to judge a threshold.
-    """
+    """Scores of members, ``positives`` (P,), and of others, ``negatives`` (N,), whose difference is measured."""
 
     positives: Scores
     negatives: Scores
-    seed: int = 0
+    seed: int = 0  # seed of bootstrap samples, and of the halves on which a threshold is chosen and judged
 
     def halves(self) -> tuple["Separation", "Separation"]:
         rng = np.random.default_rng(self.seed)
@@ -220,11 +217,9 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
-    """Return the largest epsilon that the scores disprove at ``delta`` with 95 % confidence, at least 0.
-
-    The best threshold is chosen on one half of the examples. On the other half, the two rates are bounded as by Clopper
-    and Pearson, with an error of 2.5 % each (Nasr et al. 2021, "Adversary instantiation").
-    """
+    """Return the largest epsilon that the scores disprove at ``delta`` with 95 % confidence, at least 0."""
+    # the threshold is chosen on one half of the examples; on the other half, both rates are bounded as by Clopper and
+    # Pearson, with an error of 2.5 % each (Nasr et al. 2021, "Adversary instantiation")
     chosen_on, judged_on = found.halves()
     best, threshold, side = 0.0, math.inf, True
     fpr, tpr = curve(chosen_on)

@@ -40,10 +40,7 @@ def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Match guessed rows (G, C) one to one to true rows (B, C); return each true row's guess (B,), -1 for none.
-
-    The matching has the fewest wrong cells.
-    """
+    """Match guesses (G, C) to true rows (B, C) with fewest wrong cells; return each row's guess (B,), -1 for none."""
     return order_of((len(truths), len(guesses)), lambda: misfit(schema, guesses, truths), "rows")
 
 

@@ -99,10 +99,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Return guesses (N, L) made without an upload: the most frequent tokens of ``public`` texts, padded with -1.
-
-    ``lengths`` (N,): number of tokens of each guess.
-    """
+    """Return guesses (N, L) without an upload: the most frequent ``public`` tokens, as many as ``lengths`` (N,)."""
     tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

@@ -320,8 +320,8 @@ class Turning(Once):
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
     """Return the likeness (V, N) of V guesses to N images, each rebuilt from its own tiles to resemble the guess.
 
-    ``pieces`` (V, T, D), ``tiles`` (N, T, D): tiles of the guesses and of the images. Each tile of a guess is replaced
-    by the image's nearest tile. The likeness of a guess a and a rebuilt image b is 2ab / (aa + bb).
+    ``pieces`` (V, T, D), ``tiles`` (N, T, D): T tiles of each guess and image. The likeness of a guess a and a rebuilt
+    image b is 2ab / (aa + bb).
     """
     sizes = tiles.square().sum(-1)
     found = []
@@ -377,8 +377,8 @@ def _slacks(poses: Poses) -> list[tuple[Tensor, float]]:
 def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
     """Return the largest absolute correlation (K, S) of each of K images with a guess in each of S poses.
 
-    ``tried``: K x S poses; ``gray``: gray guess, repeated for each pose; ``windows``: windows of the images; ``side``:
-    resolution in pixels.
+    ``tried``: all K x S poses; ``gray``: guess for each; ``windows``: those of the images; ``side``: resolution in
+    pixels.
     """
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])

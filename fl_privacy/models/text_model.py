@@ -67,7 +67,7 @@ class BlockModel(TextModel):
         return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the states (B, L, d) after all blocks; with ``first``, of the first token alone, (B, 1, d).
+        """Return the states (B, L, d) after all blocks or, with ``first``, the first token's alone, (B, 1, d).
 
         ``there`` (B, L): true for tokens, false for padding.
         """
@@ -102,7 +102,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Return the attention's outputs (B, L, d); with ``first``, of the first token alone, (B, 1, d).
+        """Return the attention's outputs (B, L, d) or, with ``first``, the first token's alone, (B, 1, d).
 
         ``there`` (B, L): true for tokens, false for padding.
         """

@@ -45,10 +45,7 @@ def shots(moments: int) -> frozenset[int]:
 
 
 def frame(at: int, images: Tensor) -> Frame:
-    """Return a snapshot of the first of ``images`` (B, C, H, W), clamped to [0, 1], after ``at`` iterations.
-
-    Its sides have at most ``LARGEST`` pixels.
-    """
+    """Return a snapshot of the first of ``images`` (B, C, H, W) after ``at`` iterations, at most 64 pixels a side."""
     from torch.nn.functional import interpolate  # noqa: PLC0415  (pages go without)
 
     image = images[:1].detach().clamp(0, 1).float().cpu()

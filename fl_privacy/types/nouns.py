@@ -79,19 +79,12 @@ class ModelState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Upload:
-    """Everything that a client sends in a round.
+    """Everything that a client sends in a round."""
 
-    Attributes:
-        tensors: gradient, delta or weights by parameter name; missing names were withheld.
-        buffers: client's running batch-norm statistics, empty if the plan withholds them.
-        num_examples: number of examples behind the update, its weight in the server's mean.
-        rounding: standard deviation of the rounding error of secure aggregation; 0 without it.
-    """
-
-    tensors: Tensors
-    buffers: Tensors = field(default_factory=dict)
-    num_examples: int
-    rounding: float = 0.0
+    tensors: Tensors  # gradient, delta or weights by parameter name; missing names were withheld
+    buffers: Tensors = field(default_factory=dict)  # running batch-norm statistics, empty if the plan withholds them
+    num_examples: int  # number of examples behind the update, its weight in the server's mean
+    rounding: float = 0.0  # standard deviation of the rounding error of secure aggregation; 0 without it
 
     def to(self, device: torch.device | str) -> "Upload":
         return replace(self, tensors=_moved(self.tensors, device), buffers=_moved(self.buffers, device))
@@ -159,32 +152,20 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """Everything that an attacker knows about one update.
+    """Everything that an attacker knows about one update."""
 
-    Attributes:
-        id: name of the attacked update and of its random streams.
-        model: architecture; its parameter values are not used.
-        sent: parameters and buffers that the server sent to the client.
-        input_shape: (C, H, W) of one image, (L,) of the longest text, or (F,) of a row.
-        num_classes: number of classes K.
-        filmed: ``True`` keeps snapshots of the reconstruction.
-        loss: client's loss; ``None`` lets the attack infer it.
-        input_range: least and largest value of an input.
-        notes: sentences on how unstated properties were inferred.
-    """
-
-    id: VictimId
-    model: nn.Module
-    sent: ModelState
+    id: VictimId  # name of the attacked update and of its random streams
+    model: nn.Module  # architecture; its parameter values are not used
+    sent: ModelState  # parameters and buffers that the server sent to the client
     upload: Upload
     plan: LocalPlan
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]  # (C, H, W) of one image, (L,) of the longest text, or (F,) of a row
     num_classes: int
     knowledge: Knowledge = field(default_factory=Knowledge)
-    filmed: bool = False
-    loss: Loss | None = CROSS_ENTROPY
-    input_range: tuple[float, float] = (0.0, 1.0)
-    notes: tuple[str, ...] = ()
+    filmed: bool = False  # ``True`` keeps snapshots of the reconstruction
+    loss: Loss | None = CROSS_ENTROPY  # client's loss; ``None`` lets the attack infer it
+    input_range: tuple[float, float] = (0.0, 1.0)  # least and largest value of an input
+    notes: tuple[str, ...] = ()  # sentences on how unstated properties were inferred
 
     @classmethod
     @expects_its_arguments(
@@ -314,34 +295,20 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reconstruction:
-    """Result of an attack on one observation.
-
-    Attributes:
-        batch: reconstruction, in the attacker's order; ``None`` if the attack failed.
-        history: attacker's loss (T,) at some of its iterations, in order.
-        label_source: origin of the labels: ``known``, ``inferred`` or ``optimized``.
-        countermeasures: sentences on how the attack counters the known defense.
-        certainties: certainty of each example, if they differ.
-        member: name of the sub-attack that gave this reconstruction; empty if there is only one.
-        film: snapshots of the first image or text, if requested.
-        cells_certain: agreement (B, C) in [0, 1] of several attempts on each table cell, if computed.
-        words: tokens (n,) of all texts together, unordered, with repetitions, if computed.
-        words_exact: ``True`` if ``words`` are certainly the tokens of these texts.
-        notes: sentences on what the attack inferred or assumed about the client.
-    """
+    """Result of an attack on one observation."""
 
     id: VictimId
-    batch: Batch | None
+    batch: Batch | None  # reconstruction, in the attacker's order; ``None`` if the attack failed
     loss: float = float("nan")
-    history: tuple[float, ...] = ()
+    history: tuple[float, ...] = ()  # attacker's loss (T,) at some of its iterations, in order
     failure: str | None = None
-    label_source: str = "inferred"
-    countermeasures: tuple[str, ...] = ()
+    label_source: str = "inferred"  # origin of the labels: ``known``, ``inferred`` or ``optimized``
+    countermeasures: tuple[str, ...] = ()  # sentences on how the attack counters the known defense
     certainty: Certainty = Certainty.APPROXIMATE
-    certainties: tuple[Certainty, ...] = ()
-    member: str = ""
-    film: tuple[Snapshot, ...] = ()
-    cells_certain: Tensor | None = None
-    words: Tensor | None = None
-    words_exact: bool = False
-    notes: tuple[str, ...] = ()
+    certainties: tuple[Certainty, ...] = ()  # certainty of each example, if they differ
+    member: str = ""  # name of the sub-attack that gave this reconstruction; empty if there is only one
+    film: tuple[Snapshot, ...] = ()  # snapshots of the first image or text, if requested
+    cells_certain: Tensor | None = None  # agreement (B, C) in [0, 1] of attempts on each table cell, if computed
+    words: Tensor | None = None  # tokens (n,) of all texts together, unordered, with repetitions, if computed
+    words_exact: bool = False  # ``True`` if ``words`` are certainly the tokens of these texts
+    notes: tuple[str, ...] = ()  # sentences on what the attack inferred or assumed about the client

@@ -127,10 +127,7 @@ class LocalPlan:
         return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """Return the plan of one ``round`` (from 1): its learning rate, and batch norm's mode in training or a probe.
-
-        A probe is an extra upload made for the attack.
-        """
+        """Return the plan of one ``round`` (from 1): its learning rate, and batch norm's mode in training or probes."""
         return _in_round(self, round, probe)
 
 

@@ -39,24 +39,18 @@ _SAME = 1e-4  # largest relative distance at which an output layer's gradient co
 
 @dataclass(frozen=True, eq=False)
 class UserUpload:
-    """One upload as stated by a user, with tensors under the model's parameter names.
-
-    Attributes:
-        parameters, buffers: copies of the model's values before training, which the server sent, by name.
-        tensors: gradients, or parameters after the local training.
-        notes: sentences on a batch size that was inferred or that contradicts the gradient's rank.
-    """
+    """One upload as stated by a user, with tensors under the model's parameter names."""
 
     model: nn.Module
-    parameters: dict[str, Tensor]
+    parameters: dict[str, Tensor]  # copies of the model's values before training, which the server sent
     buffers: dict[str, Tensor]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Tensor]  # gradients, or parameters after the local training
     statistics: dict[str, Tensor]
     num_examples: int
     plan: LocalPlan
     num_classes: int
     loss: Loss | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences on a batch size that was inferred or that contradicts the gradient's rank
 
 
 def read_gradients(
@@ -250,11 +244,9 @@ class _Evidence:
     of_weights: bool = False  # ``True`` if gradients are differences of weights, whose rounding adds to their rank
 
     def batch_size(self) -> int | None:
-        """Return the largest rank of a layer's gradient as the number of examples; ``None`` if no layer shows it.
-
-        A layer's gradient is a sum of one outer product for each example. Under cross entropy over K classes, the
-        output layer's columns sum to 0, so its rank is at most K - 1.
-        """
+        """Return the largest rank of a layer's gradient as the number of examples; ``None`` if no layer shows it."""
+        # a layer's gradient is a sum of one outer product for each example; under cross entropy over K classes, the
+        # output layer's columns sum to 0, so its rank is at most K - 1
         ranks, whole, full = list[int](), list[int](), 0
         for name in sorted(self.vectors, key=self._size):
             if ranks and self._size(name) > _LARGE:

@@ -52,18 +52,15 @@ class VictimId:
 
 
 class Certainty(StrEnum):
-    """Certainty of a reconstruction, as the attacker knows it without the truth.
-
-    Attributes:
-        PROVEN: reconstruction equals the inputs of the model's first layer, up to rounding: it is the unique solution
-            of a system of equations, confirmed by the update. Inputs are images after crops, mixup and dropout.
-        CONSISTENT: reconstruction reproduces the observed update, up to rounding.
-        APPROXIMATE: neither holds.
-    """
+    """Certainty of a reconstruction, as the attacker knows it without the truth."""
 
     PROVEN = "proven"
-    CONSISTENT = "consistent"
-    APPROXIMATE = "approximate"
+    """Equal to the inputs of the model's first layer, up to rounding: the unique solution of a system of equations,
+    confirmed by the update. Inputs are images after crops, mixup and dropout."""
+
+    CONSISTENT = "consistent"  # the reconstruction reproduces the observed update, up to rounding
+
+    APPROXIMATE = "approximate"  # neither holds
 
 
 class Attacker(StrEnum):

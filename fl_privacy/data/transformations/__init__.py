@@ -98,15 +98,11 @@ _invert = _torchvision("invert")
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of image operation, with a range of magnitudes.
+    """Kind of image operation, with a range of magnitudes."""
 
-    ``apply``: (images (..., C, H, W), signed magnitude) -> images of the same shape and type. ``low``, ``high``:
-    magnitudes of levels 0 and 9.
-    """
-
-    apply: Callable[[Tensor, float], Tensor]
-    low: float = 0.0
-    high: float = 0.0
+    apply: Callable[[Tensor, float], Tensor]  # (images (..., C, H, W), signed magnitude) -> images of the same shape
+    low: float = 0.0  # magnitude of level 0
+    high: float = 0.0  # magnitude of level 9
     signed: bool = False  # ``True`` if the magnitude gets a random sign
 
     def magnitude(self, level: int) -> float:
@@ -359,10 +355,7 @@ POLICY_FILE = "policies.json"  # file of the policies in the folder of a search
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """Draw ``number`` different policies of up to ``longest`` operations, uniformly; ``UserError`` for too many.
-
-    ``table``: numbering of the operations, see :data:`Table`.
-    """
+    """Draw ``number`` different policies of up to ``longest`` operations of ``table``; ``UserError`` for too many."""
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}; try 100.")

@@ -1,10 +1,9 @@
-"""Convolutions and norms with frozen parameters, and each victim's gradients with respect to these parameters.
+"""Convolutions and norms with frozen parameters, and each victim's gradients with respect to these parameters."""
 
-A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h for each channel,
-``g (W x + b - m) / s + h`` is a convolution with the weight ``(g / s) W``. If G is the gradient with respect to that
-weight, and d the sum of the outputs' gradients, the gradients with respect to W, b, h and g are ``(g / s) G``, ``(g /
-s) d``, d and ``((G, W) + (b - m) d) / s``.
-"""
+# A frozen norm after a convolution is folded into it: with mean m, precision 1/s, scale g and shift h for each channel,
+# g (W x + b - m) / s + h is a convolution with the weight (g / s) W. If G is the gradient with respect to that weight,
+# and d the sum of the outputs' gradients, the gradients with respect to W, b, h and g are (g / s) G, (g / s) d, d and
+# ((G, W) + (b - m) d) / s.
 
 import copy
 from collections import Counter
@@ -197,9 +196,10 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
     """Return the gradient (N, C, H, W) with respect to a convolution's input images, of the given ``shape``.
 
-    Pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
-    outputs of one convolution without stride. ``back``: output gradients (N, O, h, w). ``weight``: (O, C, kh, kw).
+    ``back``: output gradients (N, O, h, w). ``weight``: (O, C, kh, kw).
     """
+    # pixels with the same row and column modulo the stride (a phase) use the same part of the kernel: all phases are
+    # outputs of one convolution without stride
     (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
     phases = []  # of rows and columns: first tap, number of taps and shift of each remainder
     for size, pad in zip(weight.shape[2:], padding, strict=True):

@@ -1,10 +1,9 @@
-"""Gradients of many victims, layer by layer: one pass over all images, then one grouped product per layer.
+"""Gradients of many victims, layer by layer: one pass over all images, then one grouped product per layer."""
 
-The method is that of per-example clipping (Goodfellow 2015; Li et al. 2022). If the number P of positions is small, the
-weight gradient ``G = delta U'``, with output gradients ``delta`` (O, P) and inputs ``U`` (D, P), is not formed. An
-undefended observed gradient ``G* = L C R'``, with orthonormal L and R, also has rank P: its squared distance from G is
-``|L' G R - C|^2`` plus the squared norm of the part of G outside the spans of L and R.
-"""
+# The method is that of per-example clipping (Goodfellow 2015; Li et al. 2022). If the number P of positions is small,
+# the weight gradient G = delta U', with output gradients delta (O, P) and inputs U (D, P), is not formed. An undefended
+# observed gradient G* = L C R', with orthonormal L and R, also has rank P: its squared distance from G is
+# |L' G R - C|^2 plus the squared norm of the part of G outside the spans of L and R.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -73,7 +73,7 @@ def batch_loss(
 ) -> tuple[Tensor, Tensors]:
     """Return ``loss_scale`` times the mean loss of ``batch`` at ``state``, and the buffers after the pass.
 
-    ``batch_norm``: ``None`` keeps the model's mode. ``changes``: a defense's changes of the loss, applied in order.
+    ``batch_norm``: mode of batch norm; ``None`` keeps the model's. ``changes``: a defense's changes of the loss.
     """
     set_mode(model, batch_norm)
     buffers = {name: b.clone() for name, b in state.buffers.items()}

@@ -67,11 +67,7 @@ class GeneratorShape:
 
 
 class ImageGenerator(nn.Module):
-    """Generator of DCGAN (Radford et al. 2016) that maps latents, and classes if any, to images.
-
-    The first transposed convolution gives the smallest feature map; each later one doubles the side. Batch norm and
-    ReLU follow each but the last, tanh the last. A class embedding is appended to the latent.
-    """
+    """Generator of DCGAN (Radford et al. 2016) that maps latents, and classes if any, to images."""
 
     def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
