@@ -135,7 +135,7 @@ class Sparse(PostProcessing):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseVector(Sparse):
-    """Upload of few elements, clamped to [-``bound``, ``bound``] and noised; epsilon grows with their number."""
+    """Upload of some elements, clamped to [-``bound``, ``bound``] and noised; epsilon grows with their number."""
 
     bound: float | None = field(default=None, metadata=_POSITIVE)
 

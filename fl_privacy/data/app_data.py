@@ -122,7 +122,10 @@ def _pixels(image: Any) -> Tensor:
 
 
 def probe_seed(probe: int, size: int) -> int:
-    """Return the seed of global random generators while the ``size`` examples of extra batch ``probe`` are drawn."""
+    """Return the seed for global random generators while examples are drawn for a probe, an extra attacked upload.
+
+    ``probe``: number of the probe; ``size``: number of its examples.
+    """
     return derive_seed(0, "probe", probe, size)
 
 

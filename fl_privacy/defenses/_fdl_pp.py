@@ -72,7 +72,10 @@ class PassportConv2d(nn.Module):
         return self.gamma, self.beta
 
     def penalty(self) -> Tensor:
-        """Return the squared distance of trained gamma and beta from the passports' (Eq. 25); 0 if not trained."""
+        """Return the squared distance of gamma and beta from those that the passports give (Gu et al. 2021, Eq. 25).
+
+        It is 0 if gamma and beta are not trained.
+        """
         pairs = zip(self.affine(), self.from_passports(), strict=True)
         return torch.stack([(used - made).square().sum() for used, made in pairs]).sum()
 

@@ -79,7 +79,7 @@ _KEPT_BYTES = 1 << 25  # most bytes that the batched forward pass of ``exact_row
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values r (B, D) of D features at x = ``inputs``, after the norms (B, D) of the slopes d r_i / d x."""
+    """Return norms (B, D) of the derivatives d r_i / d x of D features r at x = ``inputs``, and the features (B, D)."""
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
         copies = _KEPT_BYTES // max(1, size * written_by(lambda: features(one)))

@@ -159,11 +159,6 @@ class PolarizationHead(nn.Module):
 
     Outputs are trained towards the code of an example's class. Initial weights and biases are uniform between
     -``bound`` and ``bound``.
-
-    Attributes:
-        weight: weight (K, W) of the last layer; W is the last of ``widths``, or F.
-        bias: bias (K,) of the last layer.
-        before: layers in front of the last one, each followed by ReLU.
     """
 
     codes: Tensor  # (C, K) of -1 and 1, one random code for each class
@@ -173,10 +168,11 @@ class PolarizationHead(nn.Module):
     ) -> None:
         super().__init__()
         *_, width = (features, *widths)
+        # weight (K, W) and bias (K,) of the last layer
         self.weight = nn.Parameter(nn.init.uniform_(torch.empty(bits, width), -bound, bound, generator=rng))
         self.bias = nn.Parameter(nn.init.uniform_(torch.empty(bits), -bound, bound, generator=rng))
         self.register_buffer("codes", 2.0 * torch.randint(2, (classes, bits), generator=rng) - 1.0)
-        self.before = nn.ModuleList()
+        self.before = nn.ModuleList()  # layers in front of the last one, each followed by ReLU
         for inputs, outputs in pairwise((features, *widths)):
             layer = nn.utils.skip_init(nn.Linear, inputs, outputs)  # type: ignore[no-untyped-call]
             for values in (layer.weight, layer.bias):

@@ -101,7 +101,7 @@ class _Layout:
         return self.flat[self.present]
 
     def _grid_bits(self, most: int) -> int:
-        """Return the fewest bits that code all nonzero values exactly as multiples of one step; 0 if over ``most``."""
+        """Return the fewest bits that code the nonzero values exactly as multiples of one step; 0 if above ``most``."""
         scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
         few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
         fits = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few

@@ -205,15 +205,11 @@ def _opacus() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """Differential privacy of one client against a server that sees all its uploads.
+    """Differential privacy of one client against a server that sees all its uploads."""
 
-    ``unit``: ``example`` (one example added or removed) or ``client`` (the whole update). ``sample_rate``: sampling
-    rate of examples; 1 for the unit ``client``, since the server sees which clients take part.
-    """
-
-    unit: Literal["example", "client"]
+    unit: Literal["example", "client"]  # protects one example added or removed, or the client's whole update
     noise_multiplier: float  # standard deviation of the noise over the sensitivity
-    sample_rate: float
+    sample_rate: float  # sampling rate of examples; 1 for ``client``, since the server sees which clients take part
     steps_per_round: int  # noised releases in a round
     delta: float
     accountant: Accountant

@@ -65,7 +65,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return a function from robust data (B, ...) to each example's UM (B,); see :func:`batch_gap`."""
+    """Return a function from robust data (B, ...) to UM (B,), Refiner's distance of gradients, like :func:`batch_gap`."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))
@@ -153,7 +153,7 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class RobustTexts:
-    """Space of scaled word embeddings (B, L, d) in [0, 1] in which Refiner seeks noise-like texts (appendix F).
+    """Space of scaled word embeddings (B, L, d) in [0, 1] in which noise-like texts are sought (Refiner, appendix F).
 
     Random words serve as noise; the embedding is not trained. ``tokens``: (B, L), padded with -1.
     """

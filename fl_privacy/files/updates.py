@@ -162,10 +162,7 @@ def _array(data: bytes) -> Tensor:
 
 
 def _of_flare(file: Any, length: int) -> SavedArrays:
-    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file (msgpack), without importing NVFlare's classes.
-
-    ``length``: size of the file in bytes.
-    """
+    """Read NVFlare's DXO, alone or in a Shareable, from a FOBS file of ``length`` bytes, without importing NVFlare."""
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)

@@ -62,10 +62,7 @@ class DescriptorScale:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the settings of each comparison of two images, the first of which is shifted, as three indices.
-
-        They are the blur of the first image, the blur of the second image, and the window.
-        """
+        """Yield each comparison's settings as three indices: blurs of the first (shifted) and second image, and window."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -117,10 +114,7 @@ class ShiftedDescriptors(Once):
     sight: DescriptorScale
 
     def rows(self, blur: int, window: int) -> Tensor:
-        """Return the cached descriptors (G, V, D) of V variants of each guess: gray versions, mirror images and shifts.
-
-        ``blur``, ``window``: indices as for :meth:`Descriptors.rows`.
-        """
+        """Return cached descriptors (G, V, D) of V gray, mirrored or shifted variants; see :meth:`Descriptors.rows`."""
 
         def inside() -> Tensor:
             images = with_detail(blurred(self._shown.flatten(0, 1), BLURS[blur]))

@@ -77,8 +77,8 @@ def compare_images(
 ) -> list[GuessComparison]:
     """Compare a victim's guessed images with its originals, distractors and controls; return figures for each.
 
-    ``fed``: images (B, C, H, W) that entered the network, such as crops, to use as originals; ``None`` if unchanged. A
-    guess that equals either counts as exact.
+    ``fed``: images (B, C, H, W) that entered the network, such as crops, to compare with instead of the originals. A
+    guess that equals its original or its ``fed`` image counts as exact.
     """
     found = match.found
     if not len(found):

@@ -338,7 +338,7 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return one p-value for several independent uploads with the p-values ``chances``.
 
-    P-values above 1 - ``BAND`` do not count; if none counts, or there is only one, it is the least of them.
+    P-values above 1 - ``BAND`` do not count; if none counts, or there is only one, the result is the least of them.
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

@@ -90,10 +90,7 @@ def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a ba
 
 
 def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows and the columns of the one-to-one assignment with the least total ``cost`` (N, M).
-
-    ``of``: plural of what is matched, for the error without scipy.
-    """
+    """Return rows and columns of the assignment of least total ``cost`` (N, M); errors name what is matched, ``of``."""
     try:
         from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
     except ImportError as error:

@@ -117,10 +117,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Return the share of right decisions on membership by a threshold on the scores.
-
-    Each half of the scores is judged at the threshold that is best for the other half.
-    """
+    """Return the share of right decisions on membership; each half is judged at the best threshold of the other."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))

@@ -175,7 +175,7 @@ def _slid(middles: Tensor, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """Comparison of a guess with B originals and K rivals (other images) after one kind of change, as rotation."""
+    """Comparison of a guess with B originals and K rivals (other images) after a change, such as rotation."""
 
     own: Tensor  # (B,) correlations with the originals
     rest: Tensor  # (K,) correlations with the rivals

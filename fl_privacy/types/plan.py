@@ -127,7 +127,10 @@ class LocalPlan:
         return found
 
     def in_round(self, round: int, *, probe: bool = False) -> "LocalPlan":
-        """Return the plan of one ``round`` (from 1): its learning rate, and batch norm's mode in training or probes."""
+        """Return the plan of one ``round`` (from 1), with its learning rate and mode of batch norm.
+
+        ``probe``: ``True`` for extra uploads made for the attack, whose mode may differ from that of training.
+        """
         return _in_round(self, round, probe)
 
 

@@ -143,7 +143,7 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the encoded row (F,) to guess without an update: shares of categories, and the means of numbers, 0.
+        """Return the encoded row (F,) to guess without an update: shares of categories, and 0 for numbers.
 
         Unknown shares are equal; 0 is clamped to a number's bounds.
         """

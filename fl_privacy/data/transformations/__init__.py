@@ -355,7 +355,10 @@ POLICY_FILE = "policies.json"  # file of the policies in the folder of a search
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """Draw ``number`` different policies of up to ``longest`` operations of ``table``; ``UserError`` for too many."""
+    """Draw ``number`` different ATS policies of up to ``longest`` operations; ``UserError`` if there are fewer.
+
+    ``table``: numbering of the operations, see :data:`Table`.
+    """
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}; try 100.")

@@ -97,7 +97,7 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inner products (T, s, K + 1) of each image's gradient: with that of its row's last image, with itself.
+        """Return two tensors (T, s, K + 1): inner products of each gradient with its row's last one, and with itself.
 
         T: parameter tensors. ``images``: s rows (s, K + 1, C, H, W), each with one class of ``labels`` (s,).
         """
@@ -182,11 +182,11 @@ class PrivacyPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyScore:
-    """Privacy score of one policy, lower is better; ``mean``, ``variance``: those of the areas that it combines."""
+    """Privacy score of one policy, and the mean and variance that it combines; lower is better."""
 
     score: float
-    mean: float
-    variance: float
+    mean: float  # mean of the areas under curves of gradient similarity
+    variance: float  # variance of these areas
 
 
 def privacy_scores(
@@ -212,9 +212,10 @@ def privacy_scores(
 
 
 def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: PrivacyPlan) -> list[float]:
-    """Return the privacy score of each policy from mean and variance, each scaled to [0, 1] over all policies.
+    """Return each policy's privacy score from ``means`` and ``variances`` (:class:`PrivacyScore`) of all policies.
 
-    ``plan`` has their weights. This follows the authors' ``searchalg/search_best.py``; equal values are scaled to 0.
+    Both are scaled to [0, 1] over the policies; equal values become 0. ``plan`` has their weights. This follows the
+    authors' ``searchalg/search_best.py``.
     """
     parts = []
     for values in (means, variances):

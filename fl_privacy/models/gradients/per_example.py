@@ -135,7 +135,10 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 def example_gradients(
     model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
-    """Return each example's gradient (B, *shape) of the loss with ``changes`` by name, differentiable in inputs."""
+    """Return each example's loss gradient (B, *shape) by parameter name, differentiable with respect to the inputs.
+
+    ``changes``: a defense's changes of the loss.
+    """
     names = list(state.parameters)
     layered = _layered(model, state, batch, plan, changes, names=names)
     if layered is not None:
@@ -230,7 +233,7 @@ def _layered(
     *,
     names: Sequence[str],
 ) -> Layered | None:
-    """Return a fast function for examples' gradients at ``state``; ``None`` if the model does not permit it."""
+    """Return a fast method for examples' gradients at ``state``; ``None`` if unsupported or wrong in a trial."""
     if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)

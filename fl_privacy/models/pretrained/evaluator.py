@@ -255,7 +255,7 @@ def train_word_evaluator(
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total, loss: None,
 ) -> WordEvaluator:
-    """Return a network trained to predict which words of public texts ``tokens`` (N, L) random words replace.
+    """Return a network trained to predict which words of public texts ``tokens`` (N, L) are replaced by random ones.
 
     In half of the texts, random words replace some words, as published; in the others, each word's embedding is blended
     with a random word's. ``table`` (n, d) has the tokens' embeddings; texts are padded with -1.
