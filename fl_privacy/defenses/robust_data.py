@@ -65,7 +65,7 @@ def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsI
 
 
 def example_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs) -> Gap:
-    """Return a function from robust data (B, ...) to UM (B,), Refiner's distance of gradients; cf. :func:`batch_gap`."""
+    """Return a function from robust data (B, ...) to UM (B,), Refiner's gradient distance; see :func:`batch_gap`."""
 
     def gap(images: Tensor) -> Tensor:
         found = own_gradients(step, as_inputs(images))

@@ -62,7 +62,7 @@ class DescriptorScale:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each comparison's settings as three indices: blur of the shifted image, blur of the other, and window."""
+        """Yield each comparison's settings as three indices: blur of the shifted image, of the other, and window."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window

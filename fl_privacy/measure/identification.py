@@ -362,7 +362,7 @@ def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
 
 
 def all_aligned(guesses: Sequence[Sequence[Tensor]], originals: Tensor) -> list[tuple[float, float]]:
-    """Return the PSNR and SSIM of :func:`aligned` for each original (B, C, H, W) and its best guess, -inf without any."""
+    """Return PSNR and SSIM of :func:`aligned` for each original (B, C, H, W) and its best guess, -inf without any."""
     pairs = [(guess, original) for own, original in zip(guesses, originals, strict=True) for guess in own]
     if not pairs:
         return [_NONE] * len(originals)
