@@ -31,7 +31,7 @@ def spn(
     bound: float | None = None,
     widths: Sequence[int] | None = None,
 ) -> Defense:
-    """Train with alpha1 CE + alpha2 LP, LP the loss of a private head (SPN, Fan et al. 2020, Eq. 4).
+    """Train with the loss alpha1 CE + alpha2 LP; LP is that of a private head (SPN, Fan et al. 2020, Eq. 4).
 
     LP pulls the private head's output to random codes of the classes; its gradient with respect to earlier layers
     perturbs the upload. The paper's text has alpha1 + alpha2 = 1, its experiments alpha1 = 1. The client's seed reveals

@@ -132,7 +132,10 @@ Judge = Literal["evaluator", "mse"]
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """Space of pixels (B, C, H, W) in [0, 1] in which noise-like images with the gradient of ``true`` are sought."""
+    """Search space of Refiner for images: pixels (B, C, H, W) in [0, 1].
+
+    It seeks images that look like noise but have nearly the gradient of the images ``true``.
+    """
 
     withheld: ClassVar[frozenset[str]] = frozenset()
 
@@ -153,9 +156,10 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class RobustTexts:
-    """Space of scaled word embeddings (B, L, d) in [0, 1] in which noise-like texts are sought (Refiner, appendix F).
+    """Search space of Refiner for texts: scaled word embeddings (B, L, d) in [0, 1] (appendix F).
 
-    Random words serve as noise; the embedding is not trained. ``tokens``: (B, L), padded with -1.
+    It seeks random words that have nearly the gradient of the texts ``tokens`` (B, L), padded with -1. The embedding is
+    not trained.
     """
 
     tokens: Tensor

@@ -213,7 +213,8 @@ class Look:
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
     """Rank originals among candidates by their best comparison with any guess.
 
-    ``ways``: comparisons of each guess; ``candidates``: number of distractors. Leads are reduced by ``LUCK_OF_MORE``.
+    ``ways``: comparisons of each guess; ``candidates``: number of distractors. Leads are reduced by ``LUCK_OF_MORE``,
+    since the best of further comparisons leads by chance.
     """
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = []

@@ -246,7 +246,7 @@ def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: f
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Estimate):
-    """Estimate of an inference attack's success; ``bound``: its upper limit by differential privacy, if any."""
+    """Estimate of an attack's success; ``bound``: largest value that the clients' differential privacy allows."""
 
     bound: float | None = None
 

@@ -107,7 +107,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return those of ``names`` that are not trained; ``UserError`` if they are all, or a pattern fits none."""
+        """Return the ``names`` that are not trained; ``UserError`` if none is trained, or a pattern matches no name."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)

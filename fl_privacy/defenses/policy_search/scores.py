@@ -97,9 +97,10 @@ class GradientSimilarity:
         return int(fit)
 
     def _compare(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two tensors (T, s, K + 1): inner products of each gradient with its row's last one, and with itself.
+        """Return two tensors (T, s, K + 1): products of each image's gradient with its row's last one, and with itself.
 
-        T: parameter tensors. ``images``: s rows (s, K + 1, C, H, W), each with one class of ``labels`` (s,).
+        They are inner products. T: parameter tensors. ``images``: s rows (s, K + 1, C, H, W), each with one class of
+        ``labels`` (s,).
         """
         count, length = images.shape[:2]
         inputs, repeated = images.flatten(0, 1).unsqueeze(1), labels.repeat_interleave(length).unsqueeze(1)

@@ -154,7 +154,7 @@ def step_direction(
 def decaying_step(
     gradients: Tensors, parameters: Tensors, moments: list[Tensors], plan: LocalPlan, number: int
 ) -> tuple[Tensors, list[Tensors]]:
-    """Return the step and moments of :func:`step_direction`, with the plan's weight decay of ``parameters`` added."""
+    """Return the step and moments of :func:`step_direction`, including the plan's weight decay of ``parameters``."""
     if plan.weight_decay and plan.optimizer != "adamw":
         gradients = {name: g + plan.weight_decay * parameters[name] for name, g in gradients.items()}
     step, moments = step_direction(gradients, moments, plan, number)
