@@ -75,8 +75,9 @@ class Clipped(PostProcessing):
 class Noise(Effect):
     """Independent zero-mean noise on every element."""
 
-    # standard deviation of an element, in units of the update, at least 0
     std: float | None = field(metadata={"check": partial(checks.number, at_least=0, example=0.01)})
+    """Standard deviation of an element, in units of the update, at least 0."""
+
     clip: Clipped | None  # clipping of the update before the noise, if any
     at: Literal["upload", "gradient"] = "upload"  # noised values: whole upload, or gradient of every local step
 
@@ -127,10 +128,10 @@ class Sparse(PostProcessing):
     scope: Scope = "global"  # ``layer`` to choose elements within each tensor, ``global`` within the whole update
     error_feedback: bool = False
     noise_std: float = 0.0  # standard deviation of the noise on the kept elements
-    # share of zero elements, in [0, 1]
     dropped: float | None = field(
         default=None, metadata={"check": partial(checks.number, at_least=0, at_most=1, example=0.9)}
     )
+    """Share of zero elements, in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +178,8 @@ class Summed(PostProcessing):
     """Secure aggregation: only the mean of the updates of ``clients`` clients is seen."""
 
     clients: int = field(metadata={"check": partial(checks.whole, at_least=1, example=8)})
-    # standard deviation of the protocol's rounding error
     rounding: float = field(default=0.0, metadata={"check": partial(checks.number, at_least=0, example=1e-6)})
+    """Standard deviation of the protocol's rounding error."""
 
 
 class OtherImages(Heuristic):
@@ -243,12 +244,14 @@ class PrivateLoss(Heuristic):
     """Loss with a second, private head on the features, trained to output secret codes (SPN)."""
 
     alpha1: float | None = field(metadata=_ABOVE_0)  # weight of the public loss
-    # weight of the private loss
     alpha2: float | None = field(metadata={"check": partial(checks.number, at_least=0, example=0.1)})
+    """Weight of the private loss."""
+
     bits: int | None = field(metadata=_ABOVE_0)  # length of a code
     layer: str | None = None  # linear layer whose inputs are the features; ``None`` takes the last one
-    # bound of the private head's initial weights, U(-bound, bound); ``None`` takes that layer's spread
     bound: float | None = field(default=None, metadata=_ABOVE_0)
+    """Bound of the private head's initial weights, U(-bound, bound); ``None`` takes that layer's spread."""
+
     widths: tuple[int, ...] = ()  # widths of the private layers between the features and the last one
 
     def __post_init__(self) -> None:

@@ -137,8 +137,7 @@ class ModelGuard:
     leading: float = 0.7  # largest share of the gradient that a single example may have
     turned: float = 0.3  # least cosine of a weight to that of the last accepted model
     grown: float = 5.0  # largest ratio of a weight's norm to that of the last accepted model
-    # expected architecture, from ``agreeing_on``; ``None`` accepts any
-    agreed: Architecture | None = field(init=False, default=None)
+    agreed: Architecture | None = field(init=False, default=None)  # expected, from ``agreeing_on``; ``None``: any
 
     def __post_init__(self) -> None:
         whole("guard.examples", self.examples, at_least=2, example=16)
