@@ -337,11 +337,8 @@ def main() -> None:
     kept = RowFile(options.out)
     setup, seen, public = observed(options)
     truth, schema = setup.ground_truth(), schema_of(setup.model)
-    known: dict[str, Any] = {
-        "defense": setup.defense.parts,
-        "public_images": public.inputs,
-        "public_labels": public.labels,
-    }
+    known: dict[str, Any] = {"defense": setup.defense.parts}
+    known |= {"public_images": public.inputs, "public_labels": public.labels}
     assert schema is not None
     usual = usual_row(schema.cells(public.inputs), schema).expand(options.batch, -1)
     for number, observation in enumerate(seen[: options.first]):
@@ -394,6 +391,8 @@ def sampled(observation: Observation, truth: Batch, options: argparse.Namespace)
         held = [assigned(schema, best_answer(schema, a), b)[1].mean() for a, b in (halves, halves[::-1])]
         figures["bound" + name] = float(torch.stack(held).mean())
         energies.append(float(torch.stack(energy).mean()))
+    apart = search.of_whole(informed.rows, informed.labels) - informed.energies(informed.rows, informed.labels)
+    assert float(apart.max() - apart.min()) < 0.5, "the attack's posterior, up to a constant"
     return {**figures, "gap": energies[0] - energies[1], "typical": energies[1] - typical}
 
 
