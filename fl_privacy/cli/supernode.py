@@ -82,9 +82,9 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
 
 
 def _expect_policy(policy: str, key: Path | None, app: str) -> bool:
-    """Check a policy for this node, and log what it leaves open; return ``True`` if runs bring their apps.
+    """Check a site's policy and log its risks; return ``True`` if each run sends its own app instead of ``app``.
 
-    ``UserError`` if ``app`` is this package's, or can read ledger, policy or node ``key``.
+    ``UserError`` if ``app`` is this package's own, or may read the privacy ledger, the policy or the node's ``key``.
     """
     from fl_privacy.site.gate import READY  # noqa: PLC0415
     from fl_privacy.site.gate.isolation import Wishes, readable  # noqa: PLC0415

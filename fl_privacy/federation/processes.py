@@ -293,9 +293,10 @@ class _Result:
 
 
 def _elsewhere(payload: bytes, tally: str, number: int) -> bytes:
-    """Compute a pickled part in a worker; return a pickled ``_Result``, or the reason why it can't be unpickled.
+    """Compute a pickled part of the work in a worker process; return its pickled ``_Result``.
 
-    ``tally``: file of an array; its element ``number`` gets the finished share of the part.
+    If the part can't be unpickled here, return the pickled reason. ``tally``: file of an array, whose element
+    ``number`` gets the finished share of the part.
     """
     import cloudpickle  # noqa: PLC0415
 

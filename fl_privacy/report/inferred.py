@@ -30,7 +30,7 @@ SHOWN_FROM = 1e-3  # smallest FPR on a ROC curve's axis, unless there are more n
 
 @dataclass(frozen=True)
 class MeasureTitle:
-    """Words for a measure: title and meaning of a column, and a phrase for the strongest result."""
+    """A report's words for a measure: title and meaning of its column, and a sentence about the largest leakage."""
 
     title: str
     meaning: str

@@ -53,7 +53,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of ``originals``, white if missing, matched within batches of ``sizes``."""
+    """Match ``guesses`` to ``originals`` in each batch (``sizes``: their lengths); return them in order, else white."""
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]

@@ -23,13 +23,14 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
 def recognize_training(observation: Observation, given: Collection[str] = ()) -> tuple[Observation, list[str]]:
-    """Infer the local plan from an upload; return the observation with it, and a sentence on each finding.
+    """Infer the settings of local training from an upload; return the observation with them, and a sentence on each.
 
     Uploaded weights, unlike changes, are close to the values that the server sent. A batch norm that changes far more
-    than other layers was kept by the client. The running statistics reveal batch norm's mode, and its counters the
-    number of steps. The learning rate follows from the gradient of the output layer's bias, output minus label.
+    than other layers was not replaced by the server's. The running statistics reveal batch norm's mode, and its
+    counters the number of steps. The learning rate is the change of the output layer's bias over its gradient, output
+    minus label.
 
-    ``given``: names of the plan's fields that the user gave. If the upload contradicts one, a sentence says so, and the
+    ``given``: names of the settings that the user gave. If the upload contradicts one, a sentence says so, and the
     inferred value is used, except for the learning rate.
     """
     said: list[str] = []
@@ -211,10 +212,10 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of a batch norm parameter if the client kept its batch norm (FedBN), else ``None``.
+    """Return batch norm's largest absolute change if the client seems to keep its batch norm (FedBN), else ``None``.
 
-    Batch norm counts as kept if it changed far more than all other parameters. ``change``: change of each parameter in
-    a round. ``norms``: names of the parameters of batch norm.
+    It seems so if batch norm changed far more than all other parameters. ``change``: change of each parameter in a
+    round. ``norms``: names of the parameters of batch norm.
     """
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
@@ -227,8 +228,8 @@ def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
 def without_kept_norms(observation: Observation) -> tuple[Observation, list[str]]:
     """Return ``observation`` with the batch norm that the client trained with, and a sentence on it if unusual.
 
-    If the client kept its batch norm (FedBN), the uploaded values replace those that the server sent. Batch norm in no
-    message has the model's initial values, batch norm not uploaded the values sent; attacks do not compare its change.
+    A client that keeps its batch norm (FedBN) trained with other values than the server's: those it uploads, else those
+    sent, else the model's initial ones. Attacks then do not compare how batch norm changed.
     """
     norms = norm_names(observation.model)
     if not norms:
