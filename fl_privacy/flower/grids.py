@@ -38,7 +38,7 @@ _HEADER = 1 << 12  # largest header of an array in bytes
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Checks of the parts of SecAgg+ replies that are not masked."""
+    """Checks of SecAgg+ replies: of shapes and of the parts in the clear, since masked values can't be checked."""
 
     shapes: Mapping[str, tuple[int, ...]]  # shape of each masked tensor
     counts: Tensors  # integer buffers, which are sent in the clear
@@ -242,7 +242,7 @@ SILENCE = Failure("no reply in time")
 
 
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
-    """Pair each message with its reply or failure, by message id, since Flower's error names no dead node."""
+    """Pair each sent message with its reply or failure, by message id, since Flower's error does not name the node."""
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     pairs = list[tuple[Message, Message | Failure]]()
     for message in sent:
@@ -270,7 +270,7 @@ class Traffic(RelayGrid):
         self.breaking: dict[int, str] = {}  # reasons by client why replies of this round do not count
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Send copies, since nodes in this process change messages; return the replies, with errors for wrong forms."""
+        """Send copies of messages, since simulated nodes change them; return replies, or errors for malformed ones."""
         sent = list(messages)
         asked: list[Mapping[str, Any]] = []
         for message in sent:

@@ -63,7 +63,8 @@ class OpacusWatch:
     def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
         """Return two checks: of the epsilon that Opacus reports, and of the noise in one step.
 
-        ``rounds``: number of rounds of the training, in each of which the client makes a new accountant.
+        ``asked``: the claim to check, and settings of the test. ``rounds``: number of rounds; their epsilons add up,
+        since each makes a new accountant.
         """
         if self.optimizer is None:
             return []
