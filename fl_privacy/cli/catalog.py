@@ -47,7 +47,7 @@ _OTHERS: Mapping[str, Callable[[], dict[str, str]]] = {
 
 
 def describe_option(group: str, name: str) -> str:
-    """Return the description of an option: the first comment of its file, or the first docstring line of its target."""
+    """Return an option's description, from its file's first comment or its target's docstring."""
     path = options(group)[name]
     if comment := comment_of(path):
         return comment

@@ -54,10 +54,7 @@ def serve_node(address: str, app: str, report: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return the arguments with which ``answer_messages`` serves ``app``, or the apps that runs bring.
-
-    The ``policy`` decides which; an empty one gives ``app`` without checks.
-    """
+    """Return the arguments with which ``answer_messages`` serves ``app`` or, if ``policy`` says so, apps of runs."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:

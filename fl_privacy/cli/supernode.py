@@ -34,10 +34,9 @@ _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl
 def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str = "") -> int:
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
-    The worker imports PyTorch and loads the app before the node connects, and is restarted if it dies. ``patience``:
-    seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node. ``policy``: file
-    or name of the policy by which the worker checks messages. ``UserError`` if ``arguments`` set what this command sets
-    itself, or app, policy, ledger or isolation are not available.
+    ``patience``: seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node.
+    ``policy``: file or name of the policy by which the worker checks messages. ``UserError`` if ``arguments`` set what
+    this command sets itself, or app, policy, ledger or isolation are not available.
     """
     given = [name for argument in arguments if len(name := argument.partition("=")[0]) > len("--i")]
     if taken := [ours for ours in _OURS if any(ours.startswith(name) for name in given)]:

@@ -1,4 +1,4 @@
-"""Train Refiner's evaluation network or an image generator on public data, unless the file already holds it."""
+"""Train Refiner's evaluation network or an image generator on public data."""
 
 import copy
 import hashlib
@@ -100,7 +100,7 @@ def place_of(
 ) -> tuple[Path, bool]:
     """Return the output file, and ``True`` if it already holds the result identified by ``key``.
 
-    The file is ``settings["out"]``, or else ``cached`` in the cache folder. ``about``: function that reads a file's
+    The file is ``settings["out"]``, else ``cached`` in the cache folder. ``about``: function that reads a file's
     metadata. ``UserError`` if the file holds another result and ``overwrite`` is not set.
     """
     file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])

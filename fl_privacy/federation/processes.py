@@ -1,7 +1,4 @@
-"""Compute independent parts in processes on all cores, with bitwise equal results for any number of processes.
-
-Workers start once measurements show that they save time, and are kept; work that can't be sent stays in this process.
-"""
+"""Compute independent parts in processes on all cores, with bitwise equal results for any number of processes."""
 
 import logging
 import multiprocessing
@@ -62,8 +59,6 @@ def worker_processes(
     number: int, *, threads: int, environment: Mapping[str, str], sharers: int = 1, prepare: Callable[[], object] = int
 ) -> Iterator[Any]:
     """Yield loky's executor of ``number`` processes; later calls with the same arguments reuse the processes.
-
-    The processes end with this one, and ignore a terminal's signals.
 
     Args:
         threads: CPU threads of each process.

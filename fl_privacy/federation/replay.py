@@ -1,4 +1,4 @@
-"""Repeat a simulated client's upload with the same random streams, to recover its examples without the network."""
+"""Repeat a simulated client's upload to recover its examples."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Validation of clients' replies: a reply that could end or poison a run is excluded, with one reason."""
+"""Validate clients' replies, and exclude those that could end or poison a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of a federation and the interception of their uploads; ``plain_rounds`` is the reference for all backends."""
+"""Rounds of a federation and the interception of their uploads."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Server's optimizer on the mean of the updates, and its inverse: a site that sees every model can compute the mean."""
+"""Server's optimizer on the mean of the updates, and its inverse."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Local training of one client: defended steps from model to upload, and training of its private part."""
+"""Local training of one client, with defended steps."""
 
 import copy
 import math

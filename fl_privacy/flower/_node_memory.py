@@ -1,4 +1,4 @@
-"""Storage of a node's client states between rounds, in Flower's context or in private, optionally encrypted files."""
+"""Storage of a node's client states between rounds."""
 
 import contextlib
 import json
@@ -227,10 +227,7 @@ class ContextMemory:
 
 
 class NodeMemory:
-    """Client state in a file of the node, which survives restarts and is never sent.
-
-    The file is replaced before the reply leaves, so that a killed node can continue. A ``key`` of 32 bytes encrypts it.
-    """
+    """Client state in a file of the node, encrypted by ``key``; it survives restarts and is never sent."""
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:
         self.path: Path = path

@@ -1,4 +1,4 @@
-"""Isolated processes of apps, which have no network, key or ledger, and answer to the gate alone."""
+"""Isolated processes of apps, which have no network, key or ledger."""
 
 import logging
 import os
@@ -237,7 +237,7 @@ class Bundles:
         return cell
 
     def rest(self) -> None:
-        """Replace each process that has answered by a fresh one; end those long unused or of runs no longer approved."""
+        """Replace each process that has answered by a fresh one; end those long unused or of revoked runs."""
         for run in self._answered & self._cells.keys() - self._working:
             cell, _ = self._cells[run]
             self._cells[run] = cell, time.monotonic()

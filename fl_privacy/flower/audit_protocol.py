@@ -40,10 +40,7 @@ def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
 
 
 def asked_probe(content: RecordDict) -> tuple[int, int] | None:
-    """Return the number and size of the batch of which a message asks for the upload (a probe), if any.
-
-    ``UserError`` if they are out of range.
-    """
+    """Return number and size of the batch whose upload (a probe) a message asks for; ``UserError`` if out of range."""
     record = next((each for each in content.config_records.values() if _ASKED_NUMBER in each), None)
     if record is None:
         return None

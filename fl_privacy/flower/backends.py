@@ -1,4 +1,4 @@
-"""Run federated rounds through Flower, with the same numbers as the plain loop for the same seed."""
+"""Run federated rounds through Flower, with the same results as the plain loop."""
 
 import logging
 from collections import deque

@@ -1,4 +1,4 @@
-"""A client of this package as Flower's ``NumPyClient``; a subclass adds a defense in three lines."""
+"""A client of this package as Flower's ``NumPyClient``."""
 
 import json
 import math
@@ -84,7 +84,7 @@ class PrivacyClient(NumPyClient):
         return self._reply(self._counted(["train"], self._message_number(config), update))
 
     def probe(self, parameters: Arrays, config: Config) -> Reply:
-        """Return the upload of batch number ``config["victim"]``, from 0, alone; it has ``config["batch-size"]`` examples."""
+        """Return the upload of batch ``config["victim"]``, from 0, alone, of ``config["batch-size"]`` examples."""
         images = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
         round, sent = self._round(config), self._sent(parameters, config)
         number, size = _integer(config, records.VICTIM), _integer(config, records.BATCH_SIZE)

@@ -1,4 +1,4 @@
-"""Wrappers of any Flower strategy: an honest-but-curious server, a malicious one, and one that checks replies."""
+"""Flower strategies that observe uploads, send crafted models, or check replies."""
 
 import logging
 import math

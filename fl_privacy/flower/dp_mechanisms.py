@@ -1,4 +1,4 @@
-"""Turn Flower's differential privacy mods and strategies into functions that draw releases, and state their claims."""
+"""Turn Flower's differential privacy mods and strategies into functions to test."""
 
 import importlib
 import inspect
@@ -183,7 +183,7 @@ def mechanism_of_strategy(
 
 
 class _Records:
-    """Cache of the Flower records of the last update, since making them takes longer than computing a reply."""
+    """Cache of the Flower records of the last update, whose making takes longer than a reply."""
 
     def __init__(self) -> None:
         self._update: Tensors | None = None

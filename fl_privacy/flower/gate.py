@@ -1,4 +1,4 @@
-"""Gate between an app and the network, which lets out only what the site's policy allows."""
+"""Gate between an app and the network, which applies the site's policy."""
 
 import json
 import logging
@@ -156,7 +156,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return the substitute for a refused reply: an error of one line or, if the app did run (``asked``), noise.
+        """Return what is sent for a refused reply: an error of one line or, if the app did run (``asked``), only noise.
 
         Apps must not be able to signal by being refused.
         """

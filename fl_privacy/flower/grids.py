@@ -213,7 +213,7 @@ class RelayGrid(Grid):
 
 
 class PromptGrid(RelayGrid):
-    """A grid that polls for replies at once and then less and less often; Flower's grid polls every 3 seconds."""
+    """Grid that polls for replies at once and then less and less often, unlike Flower's."""
 
     SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
     """Seconds between two polls: the least, the most, and in between this share of the time waited so far."""
@@ -242,7 +242,7 @@ SILENCE = Failure("no reply in time")
 
 
 def pair(sent: Sequence[Message], replies: Iterable[Message]) -> list[tuple[Message, Message | Failure]]:
-    """Pair each sent message with its reply or failure, by message id, since Flower's error does not name the node."""
+    """Pair each sent message with its reply or failure, by message id."""
     by_id = {reply.metadata.reply_to_message_id: reply for reply in replies}
     pairs = list[tuple[Message, Message | Failure]]()
     for message in sent:

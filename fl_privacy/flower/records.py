@@ -23,7 +23,7 @@ NUMPY = "numpy.ndarray"  # Flower's serialization type for NumPy's own format
 
 
 def plain_array(values: np.ndarray) -> Array:
-    """Return the same array as ``Array.from_numpy_ndarray(values)``, but faster, since headers are cached."""
+    """Return the same array as ``Array.from_numpy_ndarray(values)``, but faster."""
     values = np.asarray(values, order="C")
     if values.dtype.hasobject or values.dtype.names is not None:
         return Array.from_numpy_ndarray(values)
@@ -388,10 +388,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: Any, size: Any) -> list[str]:
-    """Return a name for each image of batch number ``probe`` of ``size`` images, under which its uploads are counted.
-
-    ``UserError`` for numbers out of range.
-    """
+    """Return names of the images in batch number ``probe`` of ``size``, to count uploads; ``UserError`` if invalid."""
     checks.whole("The number of a probe", probe, at_least=0, example=0)
     checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
     return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

@@ -1,4 +1,4 @@
-"""Cache of a node's answers in a run: each message gets one draw of noise, however often it is sent."""
+"""Cache of a node's answers, so that each message gets one draw of noise."""
 
 import hashlib
 import json
@@ -86,10 +86,9 @@ class Answers:
     ) -> RecordDict:
         """Answer a message once, also after a restart: return the stored answer, else that of ``work``, and store it.
 
-        The message is counted before ``work`` starts. ``UnansweredError`` if ``work`` failed now or before.
-        ``UnfitMessageError`` if ``work`` found that the message does not fit, which is then not counted. ``UserError``
-        if another message of this round or a later one was answered, the run has no such round, or the record can't be
-        written.
+        The message is counted before ``work`` starts. ``UnansweredError`` if ``work`` failed now or before;
+        ``UnfitMessageError`` if the message does not fit, which is then not counted; ``UserError`` if another message
+        of this round or a later one was answered, the run has no such round, or the record can't be written.
 
         Args:
             kinds: kinds of the message, such as training; the answer is kept under the first.
@@ -149,7 +148,7 @@ class Answers:
         memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
-        """Record ``round`` as answered for each kind of message; ``UserError`` if it was elsewhere, or writing fails."""
+        """Record ``round`` as answered for each kind of message; ``UserError`` if it already was, or writing fails."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
@@ -333,11 +332,7 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod`` so that each error becomes a reply of one line.
-
-    It gives the text of a ``UserError`` without paths; other errors are only logged, and the line says nothing about
-    them.
-    """
+    """Wrap ``mod``: a ``UserError`` without a path becomes a reply of one line, other errors one without details."""
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:
@@ -394,10 +389,7 @@ def form_of(answer: RecordDict, seconds: float) -> RecordDict:
 
 
 def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | None:
-    """Return a reply with the structure of ``form`` (see :func:`form_of`) and the values ``arrays``, in order.
-
-    ``None`` if the number of arrays differs.
-    """
+    """Return a reply of the structure ``form`` with the values ``arrays``, in order; ``None`` if numbers differ."""
     if sum(map(len, form.array_records.values())) != len(arrays):
         return None
     left = iter(arrays)

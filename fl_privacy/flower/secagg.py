@@ -1,4 +1,4 @@
-"""Rounds under Flower's own SecAgg+, in which the server sees the sum of the updates and no single one."""
+"""Rounds under Flower's SecAgg+, in which the server sees only the sum of the updates."""
 
 import itertools
 import json
@@ -187,7 +187,7 @@ def train_secure_round(
 
 @dataclass
 class _Summing:
-    """Stands in for a Flower strategy in the workflow of SecAgg+, with the methods that the workflow calls."""
+    """Stands in for a Flower strategy in the workflow of SecAgg+."""
 
     server: Server
     traffic: Traffic
@@ -277,8 +277,8 @@ def secure_rounds_on_grid(
     """Run ``secure_rounds`` with each client on a Flower node, whose app is ``masking_client_app``.
 
     New nodes take part from the next round on. If too few clients finish a round, it is repeated without those that
-    broke the protocol. ``UserError`` as in ``secure_rounds``, or if a client has no node. ``nodes``: node of each
-    partition. ``masking``: settings of the masks. ``timeout``: seconds for each of the protocol's four stages.
+    broke the protocol. ``UserError`` as in ``secure_rounds``, or if a client has no node. ``masking``: settings of the
+    masks. ``timeout``: seconds for each of the protocol's four stages.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)

@@ -65,8 +65,7 @@ class NodeRules:
 class Nodes(NodeRules):
     """Mapping from each of ``clients`` (partition numbers) to its node.
 
-    Node ids are random, so each new node is asked for its partition. A partition belongs to the first node that claims
-    it, until that node leaves or, if ``bound``, forever.
+    A partition belongs to the first node that claims it, until that node leaves or, if ``bound``, forever.
     """
 
     clients: Sequence[int]
@@ -78,7 +77,7 @@ class Nodes(NodeRules):
     _connected: set[int] = field(default_factory=set, init=False)
 
     def refresh(self, grid: Grid) -> None:
-        """Wait for all nodes, in later rounds up to ``reconnect`` seconds; ``UserError`` if a node has never connected."""
+        """Wait for all nodes, in later rounds up to ``reconnect`` seconds; ``UserError`` if a node never connected."""
         if len(self._node) == len(self.clients):
             deadline = time.monotonic() + self.reconnect
             while True:

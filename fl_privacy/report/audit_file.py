@@ -1,4 +1,4 @@
-"""Write and load the files of an audit: ``audit.json``, and an app's untrusted ``record.json``."""
+"""Write and load the files of an audit: ``audit.json``, and an app's ``record.json``."""
 
 import base64
 import binascii

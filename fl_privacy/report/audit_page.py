@@ -1,4 +1,4 @@
-"""Define the record of an audit, and render an app's page: data in the clear, then scenarios, the worst first."""
+"""Define the record of an audit, and render an app's page."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

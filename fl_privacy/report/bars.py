@@ -1,4 +1,4 @@
-"""Compute the bars at the head of an audit's page, one for each scenario, the worst first."""
+"""Compute the bars at the head of an audit's page, one for each scenario."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Render the leaderboard of a benchmark, and its figures as JSON according to ``benchmark.schema.json``."""
+"""Render a benchmark's leaderboard, and its results as JSON (``benchmark.schema.json``)."""
 
 from __future__ import annotations
 

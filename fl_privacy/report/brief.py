@@ -1,4 +1,4 @@
-"""Render one page on a run or an app's audit for decision makers, and compare such a page with its records."""
+"""Render the brief, a one-page summary of a run or an app's audit, or verify one."""
 
 import hashlib
 import html

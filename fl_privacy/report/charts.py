@@ -102,7 +102,7 @@ def line_chart(
 def scatter_chart(
     points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Draw labelled points with error bars, and a dashed line at ``bound``; points at infinity are triangles on top."""
+    """Draw labelled points with error bars, and a dashed line at ``bound``; infinite points are triangles on top."""
     top = top_of([point.y for point in points], bound)
 
     def draw(axes: Axes) -> None:

@@ -1,4 +1,4 @@
-"""Show the attacked images, texts and table rows of a run on a page, in one picture, and as films."""
+"""Show a run's attacked images, texts and table rows on a page."""
 
 from __future__ import annotations
 

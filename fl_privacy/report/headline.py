@@ -1,4 +1,4 @@
-"""Put a verdict into words: the first line of a page, its basis, and the terminal's summary."""
+"""Put a verdict into words for pages and the terminal."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Render the page of one run, or of the audit of a third-party Flower strategy."""
+"""Render the page of a run, or of a strategy's audit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -203,7 +203,6 @@ class ShownVictims:
 
 
 def _audited(run: Run, verdict: Verdict) -> Any:
-    """Return the record of a strategy's audit with the result ``verdict``; local imports spare other pages PyTorch."""
     from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Summarize configurations and their differences, a defense's change to updates, and its cost."""
+"""Summarize configurations, their differences, and a defense's cost."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Format figures for pages, and explain their technical words in plain ones."""
+"""Format figures for pages, and explain technical words."""
 
 import math
 import re
@@ -22,7 +22,7 @@ def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def with_words(page: str) -> str:
-    """Insert a folded glossary of the terms on ``page`` in place of ``MARK``; without a ``MARK``, return ``page``."""
+    """Insert a folded glossary of the terms on ``page`` in place of ``MARK``, if there is one."""
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])

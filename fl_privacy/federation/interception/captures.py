@@ -1,7 +1,7 @@
 """Intercepted updates on disk, in safetensors and JSON for their owner only; all file contents are validated.
 
 ``FOLDER/round-1/client-2/victim-0.json`` describes an observation and names its tensors by their file's SHA-256,
-``FOLDER/tensors/DIGEST.safetensors``; shared tensors are stored once. The JSON is written last.
+``FOLDER/tensors/DIGEST.safetensors``.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Infer a client's local plan from an intercepted update, if the plan is unknown or wrong."""
+"""Infer a client's settings of local training from an intercepted update."""
 
 import copy
 import math

@@ -71,8 +71,7 @@ class Ended:
 class _Listening(logging.Handler):
     """Log handler that notices that the node's activation was refused, or that a part of the SuperNode ended.
 
-    Without it, nobody would notice: one HTTP status 500, as from a locked SuperLink database, silently ends Flower's
-    message loop or heartbeat thread.
+    One HTTP status 500, as from a locked SuperLink database, silently ends Flower's message loop or heartbeat thread.
     """
 
     refused, lost = False, ""
@@ -232,7 +231,7 @@ class _Task:
         return True
 
     def is_answered(self, app: Answerer) -> bool:
-        """Send the reply of ``app``, or log why it failed; return ``False`` if the message must be tried again later."""
+        """Send the reply of ``app``, or log why it failed; return ``False`` if the message must be tried again."""
         with TURN:
             done = attempt(lambda: self._answered(app))
         if isinstance(done, Failure):

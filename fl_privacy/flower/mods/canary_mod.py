@@ -1,4 +1,4 @@
-"""Pass made-up client updates (canaries) through an app's mods, for a lower bound of the training's epsilon."""
+"""Pass made-up client updates (canaries) through mods, to bound epsilon from below."""
 
 import logging
 import math
@@ -124,10 +124,7 @@ def write_canaries(
     claimed: float | None = None,
     noise: Literal["gaussian", "other"] = "gaussian",
 ) -> None:
-    """Write ``claim.json`` and ``claim.html``: do the canaries' results in ``context`` contradict the claimed epsilon?
-
-    The other arguments are those of :func:`canary_mod`.
-    """
+    """Write ``claim.json`` and ``claim.html``: do the canaries contradict the claim? Arguments: see ``canary_mod``."""
     from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
 
     about = _About.of(context)

@@ -1,4 +1,4 @@
-"""Answer an auditing server: run the client's own training function on chosen examples and a copy of the model."""
+"""Answer an auditing server with uploads of chosen examples."""
 
 import copy
 import inspect
