@@ -110,7 +110,7 @@ def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, 
     1. After a single step of Adam all values have the same absolute value. The ratio mean / own is smallest where the
        signs of all other updates differ from the own sign, and is 2p - 1 there.
     2. Rows and columns that only the examples of ``own`` change, such as those of unique words, have the ratio p
-       throughout. Single values do not count, since all examples may share an input.
+       throughout.
     3. If a layer of ``mean`` has less than full rank, its pseudoinverse times ``own`` has the eigenvalue 1 / p, as
        often as the rank of ``own``.
 

@@ -116,7 +116,7 @@ class Client:
         threads: CPU threads, which affect the last bits of results.
         test: examples on which a client with a private part tests its own model; ``None`` takes its training examples.
         guard: check of each model before training, if any. On a deployed client that promises differential privacy it
-            checks the weights alone, since the model's outputs for the examples would reveal something about them.
+            checks the weights alone.
     """
 
     id: int

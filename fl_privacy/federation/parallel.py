@@ -285,7 +285,7 @@ def attack_by_all_cores(
 ) -> list[Reconstruction]:
     """Attack all ``observations`` in parts by several processes; see ``federation.processes.in_processes``.
 
-    The parts, and so the result, do not depend on ``processes``. Attacks on a GPU or by Ray run in this process.
+    The parts, and so the result, do not depend on ``processes``.
 
     Args:
         attack: attack whose random numbers depend on ``seed`` and a victim's id alone.

@@ -102,10 +102,7 @@ def _begin(parent: int, folder: str, threads: int, sharers: int, prepare: Callab
 
 
 def end_workers(waiting: Iterable[Future[Any]] = (), *, patience: float = 0.0) -> None:
-    """Cancel the tasks ``waiting`` and end the workers by SIGKILL.
-
-    With ``patience`` (seconds), workers get SIGTERM first.
-    """
+    """Cancel the tasks ``waiting`` and end the workers by SIGKILL; with ``patience`` (seconds), first by SIGTERM."""
     executor, _pool.executor = _pool.executor, None
     if executor is None:
         return
@@ -126,9 +123,7 @@ def in_processes(
     threads: int = 1,
     report: Done = lambda share: None,
 ) -> list[R]:
-    """Compute all of ``parts`` and return their results in order.
-
-    If a part raises an error, the workers are ended and the error is raised.
+    """Compute all of ``parts`` and return their results in order; the first error of a part is raised.
 
     Args:
         parts: independent parts with their own seeds.

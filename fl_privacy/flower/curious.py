@@ -31,10 +31,7 @@ from fl_privacy.types import ModelState, Upload, VictimId
 
 @dataclass(eq=False)
 class StrategyAround(Strategy):
-    """Base class of wrappers of a Flower strategy, which leave evaluation to the inner ``strategy``.
-
-    Other attributes of the inner strategy, such as methods of an app's own class, are reached through the wrapper.
-    """
+    """Base class of wrappers of a Flower strategy, which leave evaluation and other attributes to the inner one."""
 
     strategy: Strategy
 

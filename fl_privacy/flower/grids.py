@@ -135,7 +135,7 @@ FIRST_NODE = 1000  # node id of partition 0
 
 
 def in_simulation_engine(grid: Grid) -> bool:
-    """Return ``True`` for the grid of Flower's simulation engine, whose nodes live in this machine's processes."""
+    """Return ``True`` for the grid of Flower's simulation engine."""
     return type(grid).__name__ == "InMemoryGrid"
 
 

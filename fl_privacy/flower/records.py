@@ -229,10 +229,7 @@ def state_records(state: ModelState) -> dict[str, ArrayRecord]:
 
 
 def all_arrays(content: RecordDict) -> dict[str, Array]:
-    """Return a message's arrays by key, from its one record, or from ``parameters`` and ``buffers``.
-
-    ``UserError`` for other records.
-    """
+    """Return a message's arrays by key; for accepted forms and ``UserError`` see :func:`placed_arrays`."""
     return {key: array for (_, key), array in placed_arrays(content).items()}
 
 

@@ -83,10 +83,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
 def sample_of(
     leakages: Sequence[LeakageResult], accuracy: float | None, update_distortion: Mapping[str, Statistic], **named: Any
 ) -> Sample | None:
-    """Build a sample from an attacker's ``leakages``; ``None`` without accuracy, distortion or distances.
-
-    Sample: accuracy and leakage of a defense under one attack. ``named``: its further fields.
-    """
+    """Build a :class:`Sample` from an attacker's results and the fields ``named``; ``None`` if a part is missing."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None

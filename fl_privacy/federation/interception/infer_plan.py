@@ -148,10 +148,7 @@ def _learning_rate(observation: Observation, given: Collection[str], said: list[
 
 
 def at_typical_rates(observations: Sequence[Observation]) -> Sequence[Observation]:
-    """Replace learning rates that were estimated from one step on one example by the median of the round's estimates.
-
-    An estimate that differs from the median by more than a factor of three is kept.
-    """
+    """Replace learning rates estimated from one step on one example by the median of the round's estimates."""
     rates: dict[int, list[float]] = {}
     for observation in observations:
         if _is_one_step_on_one_example(observation):
@@ -172,10 +169,7 @@ def _is_one_step_on_one_example(observation: Observation) -> bool:
 
 
 def estimated_lr(observation: Observation) -> float | None:
-    """Estimate the learning rate of one SGD step on one example; ``None`` for other training.
-
-    Also ``None`` if the upload lacks the output layer's bias.
-    """
+    """Estimate the learning rate of one SGD step on one example; ``None`` for other training or without output bias."""
     one_step, classes = _is_one_step_on_one_example(observation), observation.num_classes
     modules = observation.model.named_modules()
     layers = [name for name, m in modules if isinstance(m, nn.Linear) and m.out_features == classes]

@@ -109,7 +109,7 @@ class _Ready:
 
 
 def take_more_messages() -> None:
-    """Let this process's SuperNode fetch messages while earlier ones are unanswered, which Flower's own does not."""
+    """Let this process's SuperNode fetch messages while earlier ones are unanswered."""
     from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
 
     pull, push = flower_node._pull_and_store_message, flower_node._push_messages

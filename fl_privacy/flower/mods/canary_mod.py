@@ -56,8 +56,8 @@ def canary_mod(
     A canary is a made-up update along a direction of its own: of the clipping norm with probability 1/2, else zero. The
     output of ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds and
     test the whole training; else each round has new ones, which test what the mods claim for one round. No canary is
-    sent; random streams stay unchanged. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``.
-    ``UserError`` if no mod is given, the clipping norm is unknown, or an epsilon is claimed without noise.
+    sent. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``. ``UserError`` if no mod is given,
+    the clipping norm is unknown, or an epsilon is claimed without noise.
 
     Args:
         mods: mods that protect an update, the outermost first.
@@ -104,10 +104,7 @@ def canary_mod(
 def canaries_of(
     context: Context, *, delta: float = 1e-5, noise: Literal["gaussian", "other"] = "gaussian"
 ) -> CanaryTest | None:
-    """Return the privacy test from the canaries so far (see :func:`canary_mod`); ``None`` before the first round.
-
-    ``delta``: delta at which epsilon is estimated. ``noise``: ``other`` does not assume Gaussian noise.
-    """
+    """Return the privacy test from all canaries so far, if any; for canaries and arguments see :func:`canary_mod`."""
     if SCORES not in context.state.array_records:
         return None
     scores, about = context.state.array_records[SCORES]["scores"].numpy(), _About.of(context)

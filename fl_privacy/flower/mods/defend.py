@@ -248,10 +248,10 @@ def defense_mod(
 
     Use it as ``app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.1), model=Net)])``. Each kind of
     message (training, evaluation, query, probe) is answered once a round, also after a restart, and a repeated message
-    gets the same bytes, since the mean of many answers would have no noise. Messages that hold more than the model, in
-    another order, or with values that are not finite or too large are refused in one line; any failure of the app gives
-    the same line. Probes, which ask for the upload of a few examples, need ``probe_mod`` listed after this mod. Other
-    replies hold no arrays, and rounded numbers.
+    gets the same bytes, since the mean of many answers would have no noise. Messages that hold anything but the model
+    in order, or values that are not finite or too large, are refused in one line; any failure of the app gives the same
+    line. Probes, which ask for the upload of a few examples, need ``probe_mod`` listed after this mod. Other replies
+    hold no arrays, and rounded numbers.
 
     If the defense promises differential privacy, only ``metrics`` leave, since an exact loss or an error would reveal
     what the noise hides. If an app fails, or replies values that are not finite, noise of the names and shapes of an

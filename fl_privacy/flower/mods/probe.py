@@ -44,8 +44,7 @@ def probe_mod(
     For a probe, a request for the upload of chosen examples, ``train`` runs on a copy of the model with the values
     sent, over a loader of these; the result is replied like any upload, through all mods listed before:
     ``mods=[defense_mod(...), probe_mod(...)]``. The reply names the images by fingerprints. The mod is the client's
-    consent to uploads of its first ``images`` examples, each once a round; remove it after the audit. ``UserError`` if
-    ``model`` or ``train`` can't be called.
+    consent to uploads of its first ``images`` examples, each once a round; remove it after the audit.
 
     Args:
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.

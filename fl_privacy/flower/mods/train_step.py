@@ -51,8 +51,7 @@ def train_step(
         context: client's context, with its state and secret; ``None`` keeps nothing for the next round.
         normalization: normalization of the loader's images, which hooks see in [0, 1].
         round: ``server-round`` of the config, required of a deployed client. A round is trained once, also after a
-            restart, since each training draws noise anew; ``answer_once_mod`` can repeat the answer instead of an
-            error.
+            restart; ``answer_once_mod`` can repeat the answer instead of an error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
     """
     if defense.examples:
