@@ -303,7 +303,7 @@ def node_cost(
 ) -> None:
     """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
 
-    The operating system (a memory cgroup) limits the memory if this user may set it; else a process over it is killed.
+    The operating system (a memory cgroup) limits the memory if this user may set it; else a process above it is killed.
     """
     from fl_privacy.site.deploy.device import MIB, measure_nodes  # noqa: PLC0415
 

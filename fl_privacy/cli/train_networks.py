@@ -163,7 +163,7 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Return a slice of ``number`` evenly spaced examples of ``there``; ``None`` or too many: all of them."""
+    """Return a slice of ``number`` (``at_least`` or more) evenly spaced of ``there`` examples; all for ``None``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)

@@ -141,7 +141,7 @@ def _share_by_signs(mean: Tensors, own: Tensors, last: Tensors) -> float | None:
 
 
 def _alike_in_lines(mean: Tensor, own: Tensor, last: Tensor) -> Tensor:
-    """Return the ratios ``mean`` / ``own`` of rows and columns where they are equal; ``last``: rounding of ``mean``."""
+    """Return the ratios ``mean`` / ``own`` of rows and columns in which all are equal; ``last``: rounding errors."""
     whole, part = mean.flatten(1), own.flatten(1)
     ratios, found = (whole / part).where(whole.abs() > last.flatten(1) / ALIKE, torch.nan), []
     for lines in (ratios, ratios.T):

@@ -28,7 +28,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """Repetition of a simulated client's upload ``victim``, which gives the attacks' ground truth on access.
+    """Repetition of a simulated client's upload ``victim``, to get the attacks' ground truth.
 
     ``sent``: model that the client was sent. ``state``: its state before the upload; gets the examples that the defense
     makes. ``batch_size``: number of examples of a probe (an upload from one batch, for attacks).

@@ -163,7 +163,7 @@ class Round:
 
 
 def unobserved(work: Callable[[], RoundReport]) -> Steps:
-    """Return a generator without captured uploads whose result is the report of ``work``, a function for a round."""
+    """Return a round as a generator that yields no uploads and returns the report of ``work``, which runs it."""
     return work()
     yield
 

@@ -23,8 +23,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 class LazyGradients(Mapping[str, Tensor]):
     """Mapping from parameter name to the gradient of one step's mean loss.
 
-    The gradients are computed on construction, except if the defense computes them itself; access is then a
-    ``UserError``.
+    They are computed on construction. If the defense computes gradients itself, access raises ``UserError`` instead.
     """
 
     def __init__(self, step: LocalStep, defense: Defense) -> None:

@@ -177,7 +177,7 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply of the app bundle ``brought``; ``None`` if the message must wait for approval or others."""
+        """Return the reply of the app in ``brought``; ``None`` if the message must wait for approval or its turn."""
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:

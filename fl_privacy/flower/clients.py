@@ -110,7 +110,7 @@ class PrivacyClient(NumPyClient):
         return loss, number, {**seconds, **metrics}
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Return loss, number of examples and accuracy on the client's own data of the model sent, with private layers.
+        """Return loss, number of examples and accuracy of the sent model, with private layers, on the client's data.
 
         Outside of a simulation the client answers once a round, with figures rounded to three digits. ``UserError`` if
         ``fit`` would raise one, or the defense promises differential privacy, which exact figures would break.

@@ -182,7 +182,7 @@ KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its l
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:
-    """If ``reply`` shows that a client keeps its batch norm (FedBN), store that layer's values in ``context.state``."""
+    """If ``reply`` shows that a client keeps its batch norm (FedBN), store these layers' values in the context."""
     norms = norm_names(model)
     before, after = _by_name(sent), _by_name(reply)
     if not norms or not norms <= after.keys() or before.keys() != after.keys():
@@ -328,7 +328,7 @@ class Malicious(StrategyAround):
 
     ``HonestButCurious`` around it captures the replies as observations, for the attack's ``read``::
 
-    HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
+        HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
 
     If an attack puts a layer in front of the model, clients and ``strategy`` must start from
     ``attack.architecture(...)``. If the attack makes a round's replies useless for training, the global model stays as

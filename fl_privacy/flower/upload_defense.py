@@ -188,7 +188,7 @@ def generator_of_round(
 
 
 def acts_within(defense: Defense) -> list[str]:
-    """Say what ``defense`` changes within a training, such as ``changes the model``; empty if only the upload."""
+    """Say what ``defense`` changes within a training, such as ``changes the model``; empty for defenses of uploads."""
     return [why for hook, why in _WITHIN.items() if getattr(defense, hook)]
 
 

@@ -48,7 +48,7 @@ ONCE = (
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
-    """Return noise settings under which no ``kind``, such as ``image``, was reconstructed, and words on accuracy."""
+    """Return noise settings with which no ``kind``, such as ``image``, was reconstructed, and their accuracy cost."""
     name = MEASURED_ON.get(kind, "")
     measured = read_tables(SHIPPED / f"{name}.json")[0].defenses if name else ()
     noised = [each for each in measured if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]

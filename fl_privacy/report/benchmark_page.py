@@ -274,7 +274,7 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """Leaderboard of defenses, each at the strength that leaks least while costing at most ``accuracy_loss``."""
+    """Leaderboard of defenses, each at the strength that leaks least and costs at most ``accuracy_loss`` accuracy."""
 
     threat: Threat
     accuracy_loss: float  # most percentage points that a strength may cost

@@ -63,7 +63,7 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
 
 
 def brief_of(folder: Path) -> tuple[Path, str]:
-    """Return the folder of a run or an app's audit, and its one-page summary as HTML; ``UserError`` if it is none."""
+    """Return the folder of a run or an app's audit, and its one-page summary as HTML; ``UserError`` if neither."""
     if (audited := audit_folder_of(folder)) is not None:
         return audited, render_audit_brief(audited)
     run = read_run(folder)

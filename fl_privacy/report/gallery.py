@@ -113,7 +113,7 @@ class ImageView:
 
 
 def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], Iterator[ImageView]]:
-    """Return the template's values for the best, median and worst image by PSNR, and those of the first ``SHOWN``."""
+    """Return the page's data on the best, median and worst image by PSNR, and an iterator over the first ``SHOWN``."""
     adaptive = _adaptive_images(run)
     best = [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
     return best, (_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN])
@@ -127,7 +127,7 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the template's values that every example has: origin, ``metrics``, phrases ``more``, label and failure."""
+    """Return the page's data that every example has: origin, ``metrics`` and phrases ``more``, label and failure."""
     right, certainty, place = record.get("label_correct"), record["certainty"], place_of(record, kind)
     label = "" if right is None else "label found" if right else "label wrong"
     if (taken := record.get("label")) is not None:
@@ -142,7 +142,7 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Return the results of all examples by a metric, most leaked first; each counts with the stronger attacker's."""
+    """Return the results of all examples, most leaked first by a metric; of two attackers, the stronger counts."""
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
@@ -154,7 +154,7 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
-    """Return ``count`` of the examples ``ranked`` from best to worst, of different clients and uploads if possible."""
+    """Return ``count`` examples in the order of ``ranked``, the best of different clients and uploads if possible."""
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:
@@ -210,7 +210,7 @@ def _view(
 
 
 def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
-    """Describe in words which example of which client and upload ``image`` is; ``kind``: noun for it."""
+    """Describe the client, the upload and the number of an example in words; ``kind``: noun for the example."""
     names = [f"client {image['client']}", str(image["id"]).rpartition("/")[2].replace("-", " ")]
     return ", ".join([*dict.fromkeys(names), *([f"{kind} {image['image']}"] if image["image"] else [])])
 
@@ -229,7 +229,7 @@ class Piece:
 
 
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
-    """Return the template's values for the best, median and worst text by metric ``by``; any three if all are equal."""
+    """Return the page's data on the best, median and worst text by metric ``by``; on any three if all are equal."""
     ranked = rank_by(run, by)
     if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
@@ -258,10 +258,9 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
 
 
 def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> dict[str, Any]:
-    """Return the template's values for an attacked text: tokens of the original (empty if unknown) and of the guesses.
+    """Return the page's data on an attacked text: tokens of the original (empty if unknown) and of the guesses.
 
-    ``record``: the text's results. ``found``: original and guesses by victim and text. ``rank``: label, such as
-    ``Best``.
+    ``record``: the text's results. ``found``: original and guesses by victim and text. ``rank``: such as ``Best``.
     """
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
@@ -280,7 +279,7 @@ _RANKS = ("Best", "Second", "Third")
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[str, Any]]:
-    """Return the template's values for three rows with many right cells, of different clients if possible."""
+    """Return the page's data on three rows with many right cells, from different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
     shown = from_many(ranked, 3, "row")
     ranks = _RANKS if shown == ranked[:3] and not _equal(run, TABLE_METRIC) else ("", "", "")
@@ -307,9 +306,9 @@ def _equal(run: Run, by: str) -> bool:
 
 
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
-    """Return the template's values for an attacked table row: original (``?`` if unknown) and guessed cells by column.
+    """Return the page's data on an attacked table row: original (``?`` if unknown) and guessed cells of each column.
 
-    ``record``: the row's results. ``found``: original and guesses by victim and row. ``rank``: label, such as ``Best``.
+    ``record``: the row's results. ``found``: original and guesses by victim and row. ``rank``: such as ``Best``.
     """
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")

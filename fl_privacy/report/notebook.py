@@ -53,7 +53,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Match ``guesses`` to ``originals`` in each batch (``sizes``: their lengths); return them in order, else white."""
+    """Return ``guesses`` in the order of the ``originals`` they match, else white; ``sizes``: sizes of the batches."""
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]

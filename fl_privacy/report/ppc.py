@@ -304,7 +304,7 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 
 
 def paper_view_of(run: Run) -> dict[str, Any] | None:
-    """Return the template's values for a paper's table that was repeated; ``None`` unless ``run`` is the table's first.
+    """Return the page's data on a paper's table that a study repeated; ``None`` unless ``run`` is the study's first.
 
     ``printed``: whether the paper has values in each column; ``orders``: column -> whether our 95 % intervals order the
     lines as the paper does; ``strips``: rows of images as data URIs, empty for deleted runs.

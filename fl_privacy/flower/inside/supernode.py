@@ -132,7 +132,7 @@ def take_more_messages() -> None:
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
-    """Run ``flower-supernode`` in this process until it ends; ``holds``: it may fetch messages before it answers."""
+    """Run ``flower-supernode`` here until it ends; if ``holds``, it fetches messages before it has answered earlier."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
     if holds:

@@ -96,9 +96,9 @@ def secagg_guard_mod(message: Message, context: Context, call_next: ClientAppCal
 def secagg_refusal(asked: ConfigRecord | None) -> str | None:
     """Return a reason to refuse a SecAgg+ server's request, or ``None``.
 
-    Who has enough key shares of both kinds, of a client's private mask and of its pairwise masks, unmasks its upload
+    Key shares of both kinds, those of a client's private mask and of its pairwise masks, together unmask its upload
     (Bonawitz et al. 2017, section 6). Refused are requests for both kinds, and thresholds of at most half of the
-    shares, which allow to ask disjoint groups of clients for one kind each.
+    shares, with which two groups of clients could be asked for one kind each.
     """
     if asked is None:
         return None

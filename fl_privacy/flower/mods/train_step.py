@@ -36,9 +36,11 @@ def train_step(
 
     In a client's own training function, for Refiner, Soteria, SPN, passports, private layers, ATS or DP-SGD::
 
-    with train_step(defense, net, context, lr=lr, round=config["server-round"]) as step: for images, labels in loader:
-    optimizer.zero_grad() loss = step(images, labels)  # instead of loss_function(net(images), labels) and
-    loss.backward() optimizer.step()
+        with train_step(defense, net, context, lr=lr, round=config["server-round"]) as step:
+            for images, labels in loader:
+                optimizer.zero_grad()
+                loss = step(images, labels)  # instead of loss_function(net(images), labels) and loss.backward()
+                optimizer.step()
 
     It trains on the cross entropy only. Layers that the defense keeps private are trained by plain SGD and stay in
     ``context.state``. Hooks that change the upload need ``defense_mod``, too. A step returns the loss; outside of a
