@@ -53,8 +53,7 @@ def try_app(  # noqa: PLR0917
 ) -> None:
     """Simulate an app without and with the gate; show what it refuses, both trainings' metrics, epsilon over rounds.
 
-    The app's code runs in this process, as with `flwr run`: trust it as you would then. The privacy ledger is
-    temporary.
+    The app's code runs in this process, as with `flwr run`: trust it as you would then. The ledger is temporary.
     """
     checks.whole("--nodes", nodes, at_least=1, at_most=1000, example=4)
     checks.whole("--rounds", rounds, at_least=1, at_most=10_000, example=3)

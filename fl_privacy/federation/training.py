@@ -168,8 +168,7 @@ def local_update(
         num_examples: number of distinct examples in ``batches``.
         state: client's state, to which private parameters and the defense's values are written.
         rng: generator that only the defense draws from.
-        private_rng: generator for the initial values of parameters that stay with the client, seeded alike in each
-            round.
+        private_rng: generator for the initial values of parameters that stay with the client; the same in each round.
     """
     started, timed = time.perf_counter(), Stopwatch()
     for model_hook in defense.model:

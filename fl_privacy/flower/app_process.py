@@ -108,10 +108,7 @@ class Cell:
             raise UserError(f"--app is expected to be loaded, but {self.app} {said}") from error
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Return the app's reply, and copy the app's state into ``context``.
-
-        A process that fails, is late or sends anything but one answer is ended, with a ``RefusedError``.
-        """
+        """Return the app's reply, and copy its state to ``context``; ``RefusedError`` if its process fails or hangs."""
         reason = "isolation"
         try:
             if self._apart is None or (self._is_loaded and not self._apart.is_quiet):

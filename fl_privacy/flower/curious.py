@@ -331,8 +331,7 @@ class Malicious(StrategyAround):
         HonestButCurious(Malicious(FedAvg(), attack, model), interceptor, audit)
 
     If an attack puts a layer in front of the model, clients and ``strategy`` must start from
-    ``attack.architecture(...)``. If the attack makes a round's replies useless for training, the global model stays as
-    it is.
+    ``attack.architecture(...)``. If the attack makes a round's replies useless for training, the model stays the same.
 
     Attributes:
         attack: attack, fitted to public images if it needs them.

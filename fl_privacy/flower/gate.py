@@ -156,10 +156,7 @@ class Gate:
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
-        """Return what is sent for a refused reply: an error of one line or, if the app did run (``asked``), only noise.
-
-        Apps must not be able to signal by being refused.
-        """
+        """Return an error of one line or, if the app did run (``asked``), noise, so that being refused is no signal."""
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said

@@ -236,8 +236,7 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
     """Return the values of the model in a message, by name.
 
-    For the arguments and ``UserError`` see ``arrays_of_model``; it is also raised if two names of a tied weight differ
-    in value.
+    Arguments and ``UserError``: see ``arrays_of_model``; also raised if two names of a tied weight differ in value.
     """
     arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)

@@ -257,8 +257,8 @@ def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> 
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
 
     A client scales its update by its number of examples over ``most``, the largest allowed, before rounding to
-    multiples of ``step``, so that a client with few examples adds as much rounding as any other. ``examples``: total of
-    all clients.
+    multiples of ``step``, so that a client with few examples adds as much rounding as any other. ``examples``: in
+    total.
     """
     return step / 2 * math.sqrt(clients) * most / examples
 

@@ -204,10 +204,7 @@ class Federated(NodeRules, Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Ask the audited clients for the round's probes (uploads of one batch), then return the training messages.
-
-        ``UserError`` if the nodes do not hold the server's partitions.
-        """
+        """Ask for the round's probes (uploads of one batch), then make messages; ``UserError`` for wrong partitions."""
         self._nodes.refresh(grid)
         probes = [probe for probe in self.audit.probes_of(server_round) if probe.client in self._nodes]
         asked = [(p.client, {records.VICTIM: p.number, records.BATCH_SIZE: self.audit.batch_size}) for p in probes]

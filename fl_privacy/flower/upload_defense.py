@@ -83,10 +83,7 @@ class DefendedUpload:
         buffers: BufferPolicy,
         shares: Shares = "weights",
     ) -> "DefendedUpload":
-        """Build the hooks for the parameters of ``model``, for the arrays ``names``, or without both for all arrays.
-
-        ``buffers``, ``shares``: see the attributes. ``UserError`` if ``model`` and ``names`` are given.
-        """
+        """Build hooks for ``model``'s parameters, for the arrays ``names`` or for all; ``UserError`` with both."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)
             return cls(defense=defense, parameters=own, buffers=buffers, shares=shares)

@@ -244,8 +244,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     """Return the accuracy and leakage of each defended run, for each attacker and the strongest one.
 
     The defense's strength is the setting that takes the most values in ``runs``; of several such, the first declared.
-    Runs that differ in other settings of the defense are different defenses; those that differ elsewhere, different
-    attacks.
+    Runs that differ in other settings of the defense are different defenses; others that differ, different attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
     found = []

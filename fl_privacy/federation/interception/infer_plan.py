@@ -27,8 +27,7 @@ def recognize_training(observation: Observation, given: Collection[str] = ()) ->
 
     Uploaded weights, unlike changes, are close to the values that the server sent. A batch norm that changes far more
     than other layers was not replaced by the server's. The running statistics reveal batch norm's mode, and its
-    counters the number of steps. The learning rate is the change of the output layer's bias over its gradient, output
-    minus label.
+    counters the number of steps. The learning rate is the change of the output layer's bias over its gradient.
 
     ``given``: names of the settings that the user gave. If the upload contradicts one, a sentence says so, and the
     inferred value is used, except for the learning rate.
