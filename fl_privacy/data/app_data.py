@@ -208,6 +208,7 @@ def _generators(data: object) -> list[Generator]:
 
 
 def _putting_back(generator: Generator) -> Callable[[], object]:
+    """Return a function that restores the present state of ``generator``."""
     if isinstance(generator, np.random.Generator):
         return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
     if isinstance(generator, random.Random):
