@@ -38,9 +38,9 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack uploads as ``config`` says, without training; return the run's folder.
+    """Attack uploads without a training, and return the run's folder; ``UserError`` if ``config`` names no attack.
 
-    ``UserError`` if ``config`` names no attack.
+    The uploads are those in the folder ``config.captured``; by default, clients make them from the initial model.
     """
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
@@ -231,7 +231,10 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if its files were changed."""
+    """Return ``config`` with data, model and clients of the run ``config.captured``, whose uploads are attacked.
+
+    ``UserError`` if the settings in that run's folder were changed.
+    """
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
@@ -252,7 +255,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Raise ``UserError`` if the user gave one of ``keys`` another value than the captured run fixes."""
+    """Raise ``UserError`` if the user set one of ``keys`` unlike the run whose captured uploads are attacked."""
     if config.captured is None or app_captures(config.captured) is not None:
         return
     found = as_captured(config)

@@ -65,7 +65,10 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return a guarantee for each pair of sampling rate and number of steps that no other pair exceeds in both."""
+    """Return the privacy guarantees of the clients at most risk.
+
+    A client is left out if another one has at least its sampling rate and its number of steps.
+    """
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -94,15 +97,15 @@ def rounds_taken_part(setup: Setup) -> Sequence[int]:
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with noise that spends ``privacy.epsilon`` (then ``null``); unchanged without a budget."""
+    """Return ``config`` with the noise that just spends the budget ``privacy.epsilon``; unchanged without a budget."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return settings whose noise spends ``privacy.epsilon`` by the last round; empty without a budget.
+    """Return the settings, by key, whose noise spends ``privacy.epsilon`` by the last round; empty without a budget.
 
-    ``UserError`` if the defense gives no guarantee, or its noise is not proportional to a setting.
+    ``UserError`` if the defense gives no guarantee, or no single setting scales its noise.
     """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
