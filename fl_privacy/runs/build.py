@@ -149,6 +149,7 @@ def clients_of(config: RunSettings) -> Mapping[int, Client]:
 
 
 def build_dataset(section: Mapping[str, Any]) -> Dataset:
+    """Build the data of ``section``; ``UserError`` unless its ``_target_`` returns a :class:`Dataset`."""
     return instantiate_as(Dataset, section, "data")
 
 
@@ -171,6 +172,7 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
 
 
 def build_defense(section: Mapping[str, Any]) -> Defense:
+    """Build the defense of ``section``; ``UserError`` unless its ``_target_`` returns a :class:`Defense`."""
     made = instantiate_as(Defense, section, "defense")
     return replace(made, parts=(replace(UNNAMED, name=called(CUSTOM, section)),)) if made.parts == (UNNAMED,) else made
 

@@ -259,7 +259,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
 
 
 def shared_as(folder: Path) -> Shared | None:
-    """Return what the copy in ``folder`` contains; ``None`` for the original run, ``UserError`` for a damaged note."""
+    """Return the content of a shared copy of a run; ``None`` for the run itself, ``UserError`` for a damaged note."""
     note = folder / NOTE
     if not note.is_file():
         return None
