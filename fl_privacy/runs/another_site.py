@@ -28,9 +28,9 @@ def look_from_site(
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
     """Prepare an attack by clients (sites) that compute others' uploads from the global models and their own uploads.
 
-    Return the uploads to intercept, and a function that yields the sites' observations after each round. If
-    ``threat_model.differences`` is set, sites compute single uploads from the means of several rounds; ``UserError`` if
-    it is set with uploads of weights or with inference attacks.
+    Return the uploads to intercept, and a function that yields the sites' observations after each round. With
+    ``threat_model.differences``, sites compute single uploads from the means of several rounds; ``UserError`` for
+    uploads of weights or inference attacks.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
     known, differences = setup.config.threat_model.knows_numbers, setup.config.threat_model.differences
@@ -84,10 +84,9 @@ def seen_next_to(
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
     """Return the means of other sites' uploads that one site can compute, each with the ids of the uploads in the mean.
 
-    The uploads are divided into groups of ``sites``. Each group plays a round, and its last upload is that of the site
-    that computes the mean. ``rule``: how the server makes the global model. Left out are uploads of several steps from
-    more than two sites, and later rounds if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are
-    returned.
+    Each ``sites`` uploads play a round, and the last of them is that of the site that computes the mean. ``rule``: how
+    the server makes the global model. Left out are uploads of several steps from more than two sites, and later rounds
+    if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are returned.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))

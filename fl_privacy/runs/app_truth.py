@@ -89,10 +89,7 @@ class KnownImages:
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return the data set's indices of images in the probes ``victims`` (extra uploads for the attack).
-
-        ``partition``: take only this client's probes, and indices in its data; ``None``: indices in all data.
-        """
+        """Return the indices, in ``partition`` or (``None``) all data, of images in the extra uploads ``victims``."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

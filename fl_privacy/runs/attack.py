@@ -38,10 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack uploads without a training, and return the run's folder; ``UserError`` if ``config`` names no attack.
-
-    The uploads are those in the folder ``config.captured``; by default, clients make them from the initial model.
-    """
+    """Attack captured or newly made uploads without a training; return the run's folder. ``UserError`` if no attack."""
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -231,10 +228,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the run ``config.captured``, whose uploads are attacked.
-
-    ``UserError`` if the settings in that run's folder were changed.
-    """
+    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if its files were changed."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:

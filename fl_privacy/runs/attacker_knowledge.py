@@ -28,12 +28,12 @@ class AttackerKnowledge:
 
     Attributes:
         same_data: function from a victim to the name of its examples; see :func:`data_names`.
-        labels: returns the labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
-        public: labelled examples of the same domain as the clients' data.
+        labels: returns the labels of the client's loss, perhaps mixed by the defense; ``None`` if not known.
+        public: labelled examples like the clients'.
         defense: public description of the defense; ``None`` if no attacker knows it.
-        defenses: client -> description of its defense, if it differs from ``defense``; may be empty.
+        defenses: client -> description of its defense, if it differs from ``defense``.
         lengths: returns the lengths of texts; ``None`` if not known.
-        remembers: ``True`` starts an attack from the last result on the same examples (attack.start=previous).
+        remembers: ``True`` starts an attack from the last result on the same examples.
     """
 
     same_data: Callable[[VictimId], str | None]

@@ -226,10 +226,7 @@ _MOST_OF_PRIOR = 1000  # number of public images, from the first, whose pixels a
 def build_metrics(
     bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
 ) -> dict[str, MetricFunction]:
-    """Build metrics by name: ``bpki`` (Bayesian privacy loss), and ``noise_ratio`` if ``evaluator`` is set.
-
-    ``public``: images for the prior of ``bpki``. ``evaluator``: network that judges noise in images of ``dataset``.
-    """
+    """Build metrics by name: ``bpki``, with ``public`` images as prior, and ``noise_ratio`` if ``evaluator`` is set."""
     register_plugin_metrics()
     known = None
     if bpki.prior is not None:

@@ -128,10 +128,7 @@ class CanaryStage:
         return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Return the scores (m,) of m made-up clients (canaries): some upload a secret direction, the others zeros.
-
-        A score is the product of the defended upload and that direction.
-        """
+        """Return the scores (m,) of made-up clients (canaries): some upload a secret direction, the others zeros."""
         places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
@@ -150,10 +147,7 @@ class CanaryStage:
         return scores
 
     def _by_examples(self, sent: Observation) -> Tensor:
-        """Return the scores (m,) of m made-up examples (canaries), some of which add a gradient to a client's steps.
-
-        ``sent``: observation with the model that the client trains.
-        """
+        """Return the scores (m,) of made-up examples (canaries), some of which add gradients to a client's steps."""
         client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
         places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)

@@ -36,10 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Draw distractors from ``examples``, none of which is attacked: up to ``number`` images, or 10,000 texts or rows.
-
-    ``name``: name of the data.
-    """
+    """Draw distractors, unattacked ``examples``: up to ``number`` images (10,000 texts or rows) of data ``name``."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -167,10 +164,10 @@ def others_of_app(
     For a client's updates, only its own attacked images are left out; so other clients don't change the result.
 
     Args:
-        data: data of the app; test examples, if there are any, are taken first.
+        data: data of the app; test examples are taken first.
         truth: looks up the originals of the ``attacked`` uploads.
         shape: (C, H, W) of an image.
-        number: number of distractors; 0 for none.
+        number: most distractors.
         nodes: number of nodes, with partitions 0 to ``nodes - 1``; ``None`` takes the partitions stated by clients.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
@@ -219,10 +216,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return ``images`` in [0, 1] that were not attacked, as distractors; if few, add images of installed packages.
-
-    ``shape``: (C, H, W) of an image. ``number``: most distractors.
-    """
+    """Return ``images`` in [0, 1] that were not attacked, as distractors; if few, add images of installed packages."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)

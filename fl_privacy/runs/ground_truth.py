@@ -144,7 +144,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Return the probes as means if clients (``own``) attack or SecAgg+ hides single uploads, else ``None``.
+        """Return the probes as means if clients (``own``) attack or SecAgg+ is on, else ``None``.
 
         ``UserError`` if a mean has a single client.
         """
@@ -188,10 +188,7 @@ class SummedProbes:
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean of the clients' uploads in probe number ``probe``, as the attacker sees it.
-
-        All clients are simulated with the settings of ``client``.
-        """
+        """Return the mean of all clients' uploads in probe number ``probe``; ``client`` stands for each of them."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
@@ -207,8 +204,8 @@ class SummedProbes:
     ) -> ModelState:
         """Return the global model after rounds in which the attacking sites move it from ``sent`` towards ``aim``.
 
-        Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to a share, ``WITHIN``, of the norm at
-        which the server excludes an update; it is estimated from a site's honest update.
+        Their updates are scaled (model replacement, Bagdasaryan et al. 2020) up to a share, ``WITHIN``, of the
+        estimated norm at which the server excludes an update.
         """
         plan, clients = client.plan, range(self.clients + len(self.own))
         server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)

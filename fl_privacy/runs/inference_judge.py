@@ -122,10 +122,9 @@ def expect_attributes(setup: Setup) -> None:
 
 
 def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
-    """Build a simulated client with which the attacker tries the clients' defense on its public examples.
+    """Build a simulated client with which the attacker tries the clients' defense on public examples.
 
-    ``None`` if the attacker knows no defense, the defense trains on other examples, or public examples have no
-    attributes.
+    ``None`` if the attacker knows no defense, the defense replaces examples, or public examples have no attributes.
     """
     config, defense = setup.config, setup.defense
     known = config.threat_model.knows_defense and defense.parts and not defense.examples

@@ -84,8 +84,8 @@ def _tables() -> Mapping[str, Any]:
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
     """Return the published table that the preset ``experiment=`` in ``overrides`` reproduces.
 
-    ``None`` without such a preset, or if other overrides change what it fixes. ``UserError`` if ``paper=`` is neither
-    short nor full, or given without the preset.
+    ``None`` without such a preset, or if other overrides change it. ``UserError`` if ``paper=`` is invalid or given
+    without the preset.
     """
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
@@ -106,10 +106,7 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
 
 
 def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]) -> dict[str, Any]:
-    """Return the content of ``paper.json``: the published figures of ``table`` next to those of our runs.
-
-    ``folders``: line of the table -> for each defense strength, the folders of training and attack.
-    """
+    """Return the content of ``paper.json``: published figures of ``table`` and ours (line -> strengths -> runs)."""
     ours, printed = table.settings().plain(), compose_run(merge_overrides(table.full, table.own)).plain()
     fitting = [of for of in table.published if all(select(ours, key) in value for key, value in of["when"].items())]
     published = (fitting or table.published)[0]
@@ -143,11 +140,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return [published, mean, low, high, number of values] of the figure named ``of``.
-
-    ``strengths``: runs at each strength of a defense, training first. Low and high, the 95 % interval, are ``None`` for
-    several strengths.
-    """
+    """Return [published, mean, low, high, number] of the figure ``of``; no low and high for several strengths."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])
@@ -156,10 +149,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return the figure named ``of``: ``accuracy`` of the training (first run), or a metric of the attack (last run).
-
-    ``cap.DISTANCE`` is the accuracy times the reconstructions' distance to the originals.
-    """
+    """Return the figure ``of`` of the training (first run), of the attack (last run), or their product (``cap``)."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

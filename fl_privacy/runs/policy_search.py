@@ -152,10 +152,7 @@ SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safete
 
 
 def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
-    """Search augmentation policies that prevent reconstruction, write the best ones, and return the folder.
-
-    ``UserError`` if a setting is wrong or no policy is good enough.
-    """
+    """Search augmentation policies, and return the folder of results; ``UserError`` if no policy is good enough."""
     config = read_section(SearchSettings, settings)
     plans = privacy, selection, _ = _plans_of(config)
     folder = _folder_of(config)

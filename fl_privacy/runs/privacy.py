@@ -37,8 +37,8 @@ UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", 
 def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:
     """Compute epsilon over the rounds for the worst-off client, or the reason why there is none.
 
-    Sampling of clients does not amplify privacy here, since the server sees who takes part. Choose ``delta`` in (0, 1)
-    below one over a client's number of examples.
+    Sampling of clients does not amplify privacy, since the server sees who takes part. Choose ``delta`` in (0, 1) below
+    one over a client's number of examples.
     """
     candidates = guarantees(setup, delta=delta, accountant=accountant)
     missing = candidates[0].missing
@@ -65,10 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the privacy guarantees of the clients at most risk.
-
-    A client is left out if another one has at least its sampling rate and its number of steps.
-    """
+    """Return the guarantees of clients at most risk: no other client has as high a sampling rate and as many steps."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():

@@ -138,10 +138,7 @@ def readers_of(
     privacy: Privacy,
     clients: ClientLocation,
 ) -> list[Reader]:
-    """Build the parts of a run that receive each intercepted upload, such as attacks, in the order of their calls.
-
-    ``waiting``: buffer for uploads until they are attacked.
-    """
+    """Build the parts of a run that receive intercepted uploads, in order; ``waiting``: uploads to attack later."""
     config, found = setup.config, list[Reader]()
     if config.intercept.save:
         found.append(CaptureWriter(folder.path / CAPTURES))
@@ -166,10 +163,7 @@ def train(
     privacy: Privacy,
     early: int | None = None,
 ) -> None:
-    """Train all rounds; pass intercepted updates to ``readers`` (attacks, for example), whose errors do not stop it.
-
-    ``early``: number of a round after which the global model is saved too.
-    """
+    """Train; pass intercepted updates to ``readers``, whose errors don't matter; also save the model at ``early``."""
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
     audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
     seen: Callable[[Round], Iterator[Observation]] = lambda round: chain(round, means())  # noqa: E731

@@ -31,10 +31,9 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build a malicious server's attack from ``section``, its settings; ``None`` for an honest server.
+    """Build a malicious server's attack from its settings; ``None`` for an honest server.
 
-    ``public``: images that the server has. ``attacked``: images that are mixed with these if the attack infers
-    membership.
+    ``public``: images that the server has; ``attacked``: images mixed with these if the attack infers membership.
     """
     if "_target_" not in section:
         expect_named(section, "server")

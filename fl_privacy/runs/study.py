@@ -134,7 +134,7 @@ def _evaluator_file(out: Path, study: Study, training: str) -> Path:
 
 
 class _Composed:
-    """Composes the configurations of a study's jobs; shared parts are composed once, since Hydra is slow."""
+    """Composes the configurations of a study's jobs; shared parts are composed once."""
 
     def __init__(self, study: Study) -> None:
         main = study.training(study.points[0], next(iter(study.trainings)))
@@ -319,10 +319,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of results of the trade-off ``grid`` from the jobs that finished.
-
-    ``overrides``: the user's changes to the grid. ``UserError`` for fewer than two finished trainings.
-    """
+    """Build the table of the trade-off ``grid`` from finished jobs; ``UserError`` for fewer than two trainings."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])

@@ -323,10 +323,7 @@ def _remedy(text: str) -> str:
 
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
-    """Raise ``UserError`` for unknown keys; return ``overrides``, with Hydra's ``++`` before keys that no file has.
-
-    ``chosen``: group -> chosen option.
-    """
+    """Raise ``UserError`` for unknown keys; return ``overrides``, with Hydra's ``++`` before keys that no file has."""
     missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group

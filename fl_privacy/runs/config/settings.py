@@ -1,7 +1,4 @@
-"""Declare every setting of a run: type, range, meaning and role.
-
-Checks, folder names, captured settings, pages and the table of settings derive from it; defaults are in ``conf/``.
-"""
+"""Declare every setting of a run: type, range, meaning and role; defaults are in ``conf/``."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -181,10 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return how much better attacks are than their controls (guesses without the update), at least.
-
-    In each attack and round, the better attacker counts, plain or adaptive. ``None`` if a control is missing.
-    """
+    """Return the least lead over guesses without the update, of the better attacker, among attacks and rounds."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)

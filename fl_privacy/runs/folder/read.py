@@ -226,7 +226,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
     """Copy a run without captured updates and final weights; absolute paths in its settings are cut to their last part.
 
     A copy ``with_originals`` has images and is readable only by its owner. ``UserError`` if ``run.json`` is damaged or
-    a file is a link, ``OSError`` if something can't be read or written.
+    a file is a link; ``OSError`` if copying fails.
     """
     for name in (IDENTITY, CONFIG, *FIGURES):
         if (source / name).is_symlink():

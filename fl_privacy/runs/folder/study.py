@@ -303,10 +303,7 @@ def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
-    """Return the measurements of ``row`` by attacker (threat); ``None`` if accuracy or leakage is unknown.
-
-    ``asked``: inference questions that must have been answered.
-    """
+    """Return measurements of ``row`` by threat; ``None`` if accuracy, leakage or an ``asked`` inference is unknown."""
     cells, found = row.entry.attacks, dict[Threat, Candidate]()
     if row.accuracy is None:
         return None
@@ -332,10 +329,7 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the measurements of the rows that ``is_whole`` accepts, and the names of rows without measurements.
-
-    ``asked``: inference questions that a row must answer. If the first row has no measurements, none is returned.
-    """
+    """Return the measurements of the rows that ``is_whole`` accepts, and the names of rows without measurements."""
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)

@@ -102,10 +102,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: leakage.AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
-    """Judge how much the run of ``summary`` leaked.
-
-    ``claim_is_false``: ``True`` ignores the defense's privacy bound. ``loader``: name of the data loader.
-    """
+    """Judge a run's leakage; ``claim_is_false`` ignores its privacy bound. ``loader``: name of the data loader."""
     found = summary.attacked
     asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     inferred, bound = answered_above_chance(summary.inferred), _bound(summary.privacy, found, summary.inferred)
@@ -146,10 +143,7 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.INFERRED: LEAK, Groun
 
 
 def tone_of(found: Sequence[LeakageResult], source: leakage.AttackedUploads = leakage.AttackedUploads.PROBES) -> Tone:
-    """Return ``LEAK`` if a result on clients' uploads is above chance, else ``OPEN``: no attack proves safety.
-
-    ``source``: uploads attacked; those that the server computed itself are not clients'.
-    """
+    """Return ``LEAK`` if a result is above chance, unless the server made the uploads (``source``); else ``OPEN``."""
     return LEAK if source is not leakage.AttackedUploads.SERVER and is_read(found) else OPEN
 
 

@@ -192,7 +192,6 @@ class RunFolder:
         return summary
 
     def close(self) -> None:
-        """Stop recording; without ``finish`` the run counts as interrupted."""
         try:
             if self._records is not None:
                 self._records.close()
