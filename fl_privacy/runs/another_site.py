@@ -1,4 +1,4 @@
-"""Compute what another site observes of a training, instead of the server or in addition to it."""
+"""Compute what another site observes of a training."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,9 +84,9 @@ def seen_next_to(
 ) -> list[tuple[Observation, Sequence[VictimId]]]:
     """Return the means of other sites' uploads that one site can compute, each with the ids of the uploads in the mean.
 
-    Each ``sites`` uploads play a round, and the last of them is that of the site that computes the mean. ``rule``: how
-    the server makes the global model. Left out are uploads of several steps from more than two sites, and later rounds
-    if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are returned.
+    Every ``sites`` uploads stand for a round, and the last of them is that of the site that computes the mean.
+    ``rule``: how the server makes the global model. Left out are uploads of several steps from more than two sites, and
+    later rounds if the server's optimizer is Adam or Yogi. At most ``MOST_BY_SITES`` means are returned.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))

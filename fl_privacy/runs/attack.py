@@ -1,4 +1,4 @@
-"""Attack uploads without training: of fresh or given weights, or captured from a run or a third-party app."""
+"""Attack uploads without a training: new ones, or those captured from a run or a third-party app."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack captured or newly made uploads without a training; return the run's folder. ``UserError`` if no attack."""
+    """Attack captured or newly made uploads without a training; return the run's folder; ``UserError`` if no attack."""
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
@@ -249,7 +249,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Raise ``UserError`` if the user set one of ``keys`` unlike the run whose captured uploads are attacked."""
+    """Raise ``UserError`` if ``keys`` differ in ``config`` from the run whose captured uploads it attacks."""
     if config.captured is None or app_captures(config.captured) is not None:
         return
     found = as_captured(config)

@@ -36,7 +36,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packa
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Draw distractors, unattacked ``examples``: up to ``number`` images (10,000 texts or rows) of data ``name``."""
+    """Draw distractors from ``examples``, which nobody attacks: at most ``number`` images, or 10,000 texts or rows."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])

@@ -79,7 +79,7 @@ class GroundTruth:
     _replays: dict[VictimId, Replay | SummedReplay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
-        """Return the examples behind ``victim``; if a defense replaced them, the client's images nearest to those."""
+        """Return the examples behind ``victim``, or the client's images nearest to the substitutes of a defense."""
         batches = []
         for number in self.behind(victim):
             client, own = self.clients[number], replace(victim, client=number)

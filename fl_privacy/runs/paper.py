@@ -106,7 +106,7 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
 
 
 def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]) -> dict[str, Any]:
-    """Return the content of ``paper.json``: published figures of ``table`` and ours (line -> strengths -> runs)."""
+    """Return the content of ``paper.json``: the figures of ``table`` and of ``folders`` (line -> strengths -> runs)."""
     ours, printed = table.settings().plain(), compose_run(merge_overrides(table.full, table.own)).plain()
     fitting = [of for of in table.published if all(select(ours, key) in value for key, value in of["when"].items())]
     published = (fitting or table.published)[0]
@@ -149,7 +149,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return the figure ``of`` of the training (first run), of the attack (last run), or their product (``cap``)."""
+    """Return the statistic ``of`` from the training (first run), the attack (last run), or both (``cap``, product)."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

@@ -99,7 +99,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Return the intercepted upload of each probe; clients get the model ``sent``, or a malicious server's copy."""
+        """Return the intercepted upload of each probe; clients get the model ``sent``, or a malicious server's one."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):

@@ -1,4 +1,4 @@
-"""Plan the jobs of a study, each defense trained once and attacked in every cell, and write its results."""
+"""Plan the jobs of a study, and write its results."""
 
 import hashlib
 import importlib

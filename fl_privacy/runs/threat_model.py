@@ -1,4 +1,4 @@
-"""Describe a run's threat model in sentences, including the training data of an attack's image generator."""
+"""Describe a run's threat model in sentences."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -101,7 +101,7 @@ def _loaded(kind: str, name: str, folder: Path, sections: Mapping[str, Any]) -> 
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the names of the grids or tracks, both benchmarks, in ``folder``."""
+    """List the names of the studies (grids or tracks) in ``folder``."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 

@@ -66,7 +66,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings in ``path`` that attacks on captured updates keep; ``UserError`` for untrusted code."""
+    """Return the settings in the file ``path`` that attacks on captured updates keep; ``UserError`` for unsafe code."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -132,7 +132,10 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` if ``section`` names code neither ``registered`` nor in ``trust``, or lacks a setting."""
+    """Raise ``UserError`` if ``section`` names code neither ``registered`` nor in ``trust``, or lacks a setting.
+
+    ``part``: the section's name. ``where``: its file, for errors.
+    """
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
@@ -233,7 +236,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` if overrides in the message ``where`` set a file or folder in keys other than ``unread``."""
+    """Raise ``UserError`` if overrides of a message (``where``) set a file or folder, except in keys ``unread``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)

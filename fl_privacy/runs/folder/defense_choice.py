@@ -149,7 +149,7 @@ def candidate_of(
     """Return one training's defense as a candidate to choose; ``None`` if accuracy or scored examples are missing.
 
     ``found``: results of reconstruction. ``pmm``: accuracy in percent of the undefended training's. ``findings``:
-    results of inference attacks; ``asked``: inference questions, such as membership, whose results the candidate needs.
+    results of inference attacks; ``asked``: inference questions, such as membership, that need results.
     """
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
@@ -181,7 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least lead over guesses without the update, of the better attacker, among attacks and rounds."""
+    """Return by how much the better attacker beats guesses without the update: the least over attacks and rounds."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)

@@ -235,7 +235,7 @@ def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict
 
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
-    """Return the records of one kind and attacker; those that name no attacker are the plain one's."""
+    """Return the records of one kind and attacker; those that name no attacker are the plain attacker's."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
 
 

@@ -1,4 +1,4 @@
-"""Load a study's results (each defense and strength under every attack), and save tables for ``advise``."""
+"""Load a study's results, and save tables for ``advise``."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Compute accuracy, leakage and cost of a run from its records, finished or interrupted."""
+"""Compute accuracy, leakage and cost of a run from its records."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -125,8 +125,7 @@ def measure_nodes(
 ) -> Iterator[str]:
     """Measure a client's round of each run in ``runs``, add it to the run's records, and yield a line for the user.
 
-    Each run has its own process, with one thread. ``UserError`` if a folder has no run, or if a client fails for
-    another reason than its memory.
+    ``UserError`` if a folder has no run, or if a client fails for another reason than its memory.
 
     Args:
         runs: folders of finished runs or sweeps.

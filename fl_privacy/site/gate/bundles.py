@@ -82,7 +82,7 @@ APPROVE = {
 
 
 def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
-    """Parse a policy's section ``runs``, the rules for apps that come with a run; paths are relative to ``folder``.
+    """Parse a policy's section ``runs``, rules for apps that are sent with a run; paths are relative to ``folder``.
 
     ``UserError`` if it is wrong, or if the policy has no ``ledger``.
     """
@@ -131,7 +131,7 @@ def _key(name: str, given: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """App that comes with a run; the fields after ``digest`` are the bundle's own statements."""
+    """App that is sent with a run; the fields after ``digest`` are the bundle's own statements."""
 
     content: bytes
     digest: str

@@ -1,4 +1,4 @@
-"""Filters of incoming and outgoing records by a policy, without use of Flower, processes or files."""
+"""Filters of incoming and outgoing records by a policy."""
 
 import math
 from collections.abc import Mapping

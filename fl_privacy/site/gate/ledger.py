@@ -65,7 +65,8 @@ class Ledger:
     ) -> Account:
         """Write an entry (see :class:`Entry`) before the app gets a message, and return the new total.
 
-        ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if writing fails, or ledger or anchor were altered.
+        ``ExhaustedError`` beyond ``limits``; ``LedgerError`` if writing fails, or if the ledger or its anchor was
+        altered.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)

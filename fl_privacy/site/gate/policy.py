@@ -1,4 +1,4 @@
-"""Policy of a site on incoming and outgoing messages, and its parser."""
+"""Policy of a site on messages, and its parser."""
 
 import hashlib
 import os

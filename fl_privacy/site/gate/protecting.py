@@ -41,7 +41,7 @@ class Noising:
 
     @property
     def rho(self) -> float:
-        """Return the privacy cost (zCDP) of one reply, compared with none from the site: 1 / (2 noise_multiplier^2)."""
+        """Return the privacy cost (zCDP rho) of one noised change: 1 / (2 noise_multiplier^2)."""
         return 0.5 / self.noise_multiplier**2
 
 
@@ -56,7 +56,7 @@ def noised(
 
     ``noising``: clipping, noise, and a step to whose multiples both are rounded; they are added as integers, so that
     the result depends only on their sum and ``received``. All arrays are finite. ``draw``: function from a number to
-    that many values of noise, for tests.
+    that many values of noise.
     """
     flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
     pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
