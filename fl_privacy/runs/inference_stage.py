@@ -94,7 +94,7 @@ class InferenceStage:
         self._waiting.append(observation)
 
     def end_round(self, following: Observation | None = None) -> None:
-        """Pass the round's observations to all attacks; ``following``: first one of a later round, with its model."""
+        """Pass the round's observations to all attacks, with the next model from ``following``, a later observation."""
         if not self._waiting:
             return
         probed = [o for o in self._waiting if o.id.probe is not None]

@@ -149,7 +149,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
-    """Return the statistic ``of`` from the training (first run), the attack (last run), or both (``cap``, product)."""
+    """Return the statistic ``of`` from the training (first run), the attack (last run), or their product (``cap``)."""
     accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
         return next((found for name in of.split() if (found := attacked.statistic(name))), None)

@@ -238,7 +238,7 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build data, model and an untrained client, and a colluding one if asked; ``UserError`` if settings do not fit."""
+    """Build data, model, an untrained client and perhaps a colluding one; ``UserError`` if settings do not fit."""
     dataset, victims, batch_size = build.build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":

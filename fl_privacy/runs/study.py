@@ -209,12 +209,12 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
 
 
 def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:
-    """Return the grid points of the user's defense ``entry`` and the SHA-256 of its code; ``UserError`` if missing.
+    """Return the user's defense ``entry`` at each strength, and the SHA-256 of its code; ``UserError`` if missing.
 
     Args:
         entry: ``my_defense.py`` with one function that returns a ``Defense``, ``my_defense.py:function``,
             ``package.module.function``, or the name of a registered defense.
-        strengths: overrides ``defense.KEY=VALUE``; one of them may list several values, each of which gives a point.
+        strengths: overrides ``defense.KEY=VALUE``; one of them may list several values.
     """
     if entry in options("defense"):
         content = options("defense")[entry].read_bytes()

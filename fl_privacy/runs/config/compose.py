@@ -49,7 +49,7 @@ def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str,
 def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
     """Return group, option and settings of ``group=option``; ``None`` if the option may change other groups.
 
-    ``stamp``: changes with the files, so that cached settings are not outdated.
+    ``stamp``: number for the cache, which changes with the files.
     """
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"

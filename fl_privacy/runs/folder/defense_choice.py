@@ -203,7 +203,7 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the undefended training that leaks most, provided that nothing was reconstructed from any of them.
 
-    ``None`` otherwise, or if the candidates' data have different modalities.
+    ``None`` otherwise, or if their data have different modalities.
     """
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):

@@ -48,7 +48,7 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, inferred: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return an :class:`Extent` with the worst value of each field over ``found``.
+    """Return an :class:`Extent` (how much leaks) with the worst value of each field over ``found``.
 
     ``inferred``: number of inference questions answered better than by chance. ``unknown_is_read``: ``True`` counts
     unscored examples as reconstructed, and returns :data:`WORST` if ``found`` is empty.

@@ -30,7 +30,7 @@ THREATS: tuple[Threat, ...] = get_args(Threat)
 
 @dataclass(frozen=True)
 class Versus:
-    """Pair of attack and attacker: plain, adaptive, or ``worst``, which stands for the one that leaks most."""
+    """Pair of attack and attacker: plain, adaptive, or ``worst``, whichever of them leaks more."""
 
     attack: str
     attacker: Attacker | Literal["worst"]
