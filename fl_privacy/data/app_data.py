@@ -122,7 +122,10 @@ def _pixels(image: Any) -> Tensor:
 
 
 def probe_seed(probe: int, size: int) -> int:
-    """Return the seed of the global random streams while ``size`` examples of probe number ``probe`` are drawn."""
+    """Return the seed for global random generators while examples are drawn for a probe, an extra attacked upload.
+
+    ``probe``: number of the probe; ``size``: number of its examples.
+    """
     return derive_seed(0, "probe", probe, size)
 
 
@@ -205,7 +208,6 @@ def _generators(data: object) -> list[Generator]:
 
 
 def _putting_back(generator: Generator) -> Callable[[], object]:
-    """Return a function that restores the present state of ``generator``."""
     if isinstance(generator, np.random.Generator):
         return partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
     if isinstance(generator, random.Random):

@@ -42,7 +42,7 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class Clips:
-    """Callable that applies several clips in the order in which the client applies them."""
+    """Callable that applies several norm clippings to guessed gradients, in the client's order."""
 
     parts: tuple[Clip, ...]
 
@@ -57,7 +57,7 @@ class Clips:
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """Clipping by the clients, in the units of the tensors that the attack compares."""
+    """The clients' clipping, rescaled to tensors that the attack compares, such as gradients instead of changes."""
 
     norm: float | None  # largest norm; ``None``: estimated from the update
     noise_std: float | None  # standard deviation of the clients' noise; ``None``: estimated
@@ -86,7 +86,8 @@ _THRESHOLD = 3.0
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
     """Return bounds of the elements that a client dropped: plus and minus the smallest magnitude that it kept.
 
-    The bounds are infinite if the kept elements are not known to be the largest.
+    The bounds are infinite if the kept elements are not known to be the largest. ``effect``: the client's
+    sparsification. If noise hides which elements were dropped, observed values are exact.
     """
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
@@ -103,7 +104,7 @@ AT_BOUND = 1e-4
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds: observed values are exact, except those of truncated elements, which lie at or beyond them."""
+    """Return bounds for elements that a client truncated: any value at or beyond the observed one; others are exact."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -113,7 +114,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest observed magnitude of dropped elements in ``values`` (n,), and the bound on the true one.
+    """Return the largest observed magnitude of ``values`` (n,) that a client dropped, and a bound on their true ones.
 
     (-1, 0) if noise is too large to distinguish dropped elements from kept ones.
     """
@@ -134,7 +135,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of quantized elements: the bin around the observed level, or the level if noise exceeds bins."""
+    """Return bounds of quantized elements: their bins, or if noise exceeds these, the observed levels on both sides."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -152,10 +153,10 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds for the columns of ``weight`` that Soteria set to zero, and exact ones for all others.
+    """Return bounds of the gradient of ``weight``: infinite in columns that Soteria zeroed, observed values in others.
 
-    ``dropped``: share of columns set to zero, those of least norm; ``None``: all that are zero. If noise hides these
-    columns, all observed values count as exact.
+    ``dropped``: share of zeroed columns, those of least norm; ``None``: all that are zero. If noise hides these
+    columns, observed values are the bounds everywhere.
     """
     if weight not in update:
         return {}
@@ -169,13 +170,13 @@ def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_st
 
 
 def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
-    """Return infinite bounds for all tensors but those of ``layer``."""
+    """Return infinite bounds, which exclude tensors from comparison, for all tensors but those of ``layer``."""
     others = {name: torch.full_like(t, torch.inf) for name, t in update.items() if name.rpartition(".")[0] != layer}
     return {name: (-most, most) for name, most in others.items()}
 
 
 def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
-    """Return bounds of noised layers: ``reach`` below and above the observed values; empty if all layers are noised."""
+    """Return bounds of noised layers, ``reach`` from observed values; others, or all if none is bare, are exact."""
     noised = effect.noised(update)
     if len(noised) == len(update):
         return {}
@@ -226,9 +227,10 @@ def choose_transforms(number: int, restart: int, size: int, generator: torch.Gen
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List all transforms that the augmentation ``policies`` (such as ``3-43-15``, numbers in ``table``) may result in.
+    """List all image transforms that augmentation ``policies`` can result in.
 
-    Signed operations occur with both signs; if ``by_probability``, each operation may also be skipped.
+    A policy such as ``3-43-15`` lists indices of operations in ``table``. Signed operations occur with both signs; if
+    ``by_probability``, each operation may also be skipped.
     """
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):
@@ -268,8 +270,8 @@ def estimate_step(tensor: Tensor) -> float:
 class HiddenGradient:
     """Unknown gradient of a client's private loss with respect to the features.
 
-    ``strength``: expected size of a feature's gradient, above 0, if the cross entropy has factor 1 and the head's
-    weights have root mean square 1. In general, it is multiplied by that root mean square to the power ``layers``.
+    ``strength``: expected size of a feature's gradient, above 0, if the other loss, cross entropy, has factor 1 and the
+    private head's weights have root mean square r = 1. Otherwise, it is ``strength`` r^``layers``.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter
@@ -284,7 +286,7 @@ class HiddenGradient:
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Variables that an attack optimizes for a :class:`HiddenGradient`."""
+    """Number and unit of the variables with which an attack guesses a :class:`HiddenGradient`."""
 
     features: int  # number of variables for each example and round
     unit: float  # gradient that a variable of 1 stands for
@@ -326,8 +328,8 @@ class Constraints:
     """All known constraints on V victims' images and losses.
 
     ``transform``: the client's transform of its images, applied to the guesses, too. Priors of natural images see the
-    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) weight of total variation next
-    to the cosine distance of the whole update, as it follows from the measured noise; 0 if unknown.
+    guess before the transform, those of the model's inputs after it. ``likeliest``: (V,) total variation weight for use
+    with the whole update's cosine distance, chosen by the measured noise; 0 if unknown.
     """
 
     transform: AssumedTransform | None = None

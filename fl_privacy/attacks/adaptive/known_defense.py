@@ -35,8 +35,8 @@ class AttackSetting:
 class Countermeasure:
     """One change of an attack to counter a known defense; ``sentence`` describes the change to users.
 
-    ``hidden``: gradient of a private loss, which the attack guesses, too. ``transforms``: image transforms that the
-    client may have used; all are tried.
+    ``hidden``: gradient of a loss that only the client knows, to be guessed, too. ``transforms``: image transforms that
+    the client may have used; all are tried.
     """
 
     sentence: str
@@ -199,14 +199,11 @@ def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> 
 
 @countermeasures_against.register
 def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequence[Countermeasure]:
-    """Counter the private loss of SPN by guessing its gradient with respect to the features of each example.
-
-    A feature's gradient is about alpha2 sqrt(``bits``) times the head's weights, and sqrt(w / 2) times more for each
-    further private layer of width w. If it can't be guessed, only the output layer is matched.
-    """
+    """Counter the defense SPN by guessing the gradient of its private loss with respect to each example's features."""
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     stated = effect.alpha2 is not None and effect.bits is not None
     strength = (effect.alpha2 or 0.0) * math.sqrt(effect.bits or 0) / factor if stated else UNSTATED
+    # size of a feature's gradient over the private head's weights; each further layer of width w has a factor
     strength *= math.sqrt(math.prod(width / 2 for width in effect.widths))
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
@@ -289,7 +286,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient, if any; only one is guessed, as those at the same features add up."""
+        """Return the strongest gradient of a private loss, if any; only one is guessed, as several add up."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -302,10 +299,10 @@ class KnownDefense:
 
     @property
     def transforms(self) -> tuple[constraints.Transform, ...]:
-        """Return the transforms that the client may have used.
+        """Return all image transforms that the client may have used.
 
-        If several defenses transform images, return all sequences or, above ``MOST_SEQUENCES``, the transforms of the
-        defense with the most.
+        If several defenses transform images, these are all combinations or, above ``MOST_SEQUENCES``, the transforms of
+        the defense that has the most.
         """
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
@@ -376,7 +373,7 @@ def _as_seen(parts: Description) -> Description:
 
 
 def without_countermeasure(parts: Description) -> list[str]:
-    """Name the ``parts`` of a defense that have no countermeasure, so that they are attacked as if unknown."""
+    """Name the ``parts`` of a defense that have no countermeasure."""
     unknown = countermeasures_against.dispatch(object)
     names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
     return list(dict.fromkeys(names))

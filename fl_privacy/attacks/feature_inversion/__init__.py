@@ -32,8 +32,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
     """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
 
     It solves ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020) in least squares, which is exact
-    if :func:`applies`. ``None`` if the layer is neither linear nor an ungrouped convolution, or if the bias's gradient
-    is 0.
+    if :func:`applies`. ``None`` if the layer is neither linear nor an ungrouped convolution, or ``bias`` is 0.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
         return None
@@ -67,7 +66,7 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Callable that recovers the input of the first public layer, by :func:`recover_by_lemma` or ``matching``.
+    """Callable that recovers the first shared layer's input, by :func:`recover_by_lemma` or gradient ``matching``.
 
     For each observation, it returns the input or the reason why the input can't be recovered.
     """
@@ -118,15 +117,15 @@ class Recovery:
 
 @torch.no_grad()
 def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
-    """Return the shape of one example's output of ``front``."""
+    """Return the shape of one example's output of ``front``, the model's first layers."""
     return tuple(front(next(front.parameters()).new_zeros(1, *observation.input_shape)).shape[1:])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InversionProblem:
-    """Loss ``||F(x) - O||^2`` plus image priors of V victims, where F is ``front`` and O ``features`` (V, B, ...).
+    """Loss ``||F(x) - O||^2`` plus image priors of V victims, for first layers F and their ``features`` O (V, B, ...).
 
-    The N variables (V, N) of a victim are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of the front.
+    A victim's N variables (V, N) are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of F to guess.
     """
 
     attack: "ModelInversion"
@@ -194,7 +193,8 @@ def best_reconstruction(
 ) -> Reconstruction:
     """Return the best attempt at ``observation``, or a failed reconstruction if no attempt has a finite loss.
 
-    ``rows``: the attempts, as rows of ``found`` and of ``images``. ``sentences``: countermeasures to report.
+    ``rows``: indices of the attempts at this victim, in ``found`` (results of the search) and ``images``. ``films``:
+    snapshots of the search, by row. ``sentences``: descriptions of countermeasures, for the report.
     """
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
@@ -244,11 +244,12 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 class ModelInversion(GroupAttack):
     """Attack that minimizes ``||F(x) - O||^2 / ||O||^2`` + priors over images x with features O (He et al. 2019).
 
-    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). O is the output of the victim's private layers;
-    F are the private layers of a colluding client or other stand-ins, or the first layer as sent if nothing is private.
+    ``relative=False`` omits the division (Gu et al. 2021, Algorithm 3). F are the model's first layers, and O is their
+    output for the victim's images. If these layers are private, F are a colluding client's or other stand-ins; if not,
+    F is the first layer as sent.
 
-    If ``front`` is ``joint``, the parameters of F are optimized with each image. ``recover_at``: later module whose
-    input is O, instead of the first public layer's, such as one where :func:`recover_by_lemma` is exact.
+    If ``front`` is ``joint``, the parameters of F are optimized with each image. ``recover_at``: name of the module
+    with input O, such as one where :func:`recover_by_lemma` is exact; by default, the first that is not private.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))

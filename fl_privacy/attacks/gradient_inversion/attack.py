@@ -57,10 +57,10 @@ def minimize_in_stages(
     *,
     filmed: Sequence[int] = (),
 ) -> Solutions:
-    """Minimize ``problem`` from victims' ``variables`` (V, N) through the stages of the image source.
+    """Minimize the loss of ``problem`` for V victims from ``variables`` (V, N), in each stage of the image source.
 
-    After several stages, each victim keeps the result of least loss, without the image source's penalty. ``filmed``:
-    victims whose guesses are recorded on the way.
+    Each stage varies other variables, such as a generator's latents, then its features. A victim keeps the stage of
+    least loss, without the source's penalty. ``filmed``: indices of victims whose guesses are recorded.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -158,9 +158,9 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
 class GradientInversion(GroupAttack, Settings):
     """Attack that minimizes ``objective(gradient(guess), observed) + priors(guess)`` over each victim's guess.
 
-    Victims that share model, values sent, plan and shapes are attacked together. A victim's random numbers come from
-    ``derive_generator(seed, "attack", observation.id, restart)``. Other victims change only the last bits of batched
-    products; ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
+    A victim's random numbers come from ``derive_generator(seed, "attack", observation.id, restart)``. Victims that
+    share model, values sent, plan and shapes are attacked together, which changes the last bits of results;
+    ``most_victims=1`` avoids that. The same call with as many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:

@@ -15,10 +15,10 @@ from fl_privacy.types import Observation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordEmbeddings(ImageSource):
-    """Source of a :class:`TextModel`'s inputs: V victims' embeddings (V, B, L, d) of L words a text.
+    """Source of a :class:`TextModel`'s inputs: word embeddings (V, B, L, d) for V victims with B texts of L words.
 
-    They are in units of their root mean square. ``table``: (n, d) embeddings of the n tokens. ``first``: start of the
-    search. ``reading``: method of decoding. ``norm``: see ``Settings.embedding_norm``.
+    The variables are embeddings over the root mean square of ``table``, those of n tokens (n, d). ``first``: function
+    that draws the start. ``reading``: way to decode embeddings. ``norm``: see ``Settings.embedding_norm``.
     """
 
     table: Tensor

@@ -35,8 +35,8 @@ _COARSE = 4  # side of the random images on which noise is measured, before they
 def noise_over_gradient(observation: Observation) -> float | None:
     """Return the ratio of the update's noise norm to its gradient norm, at most 3.
 
-    Under cross entropy, columns of the output layer's gradient sum to zero but for noise and rounding (1e-6). The ratio
-    is ``None`` without an output layer, with too few columns, or for steps of Adam.
+    Without noise, columns of the output layer's gradient sum to zero under cross entropy. The ratio is ``None`` without
+    an output layer, with too few columns, or for steps of Adam.
     """
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     return None if of_adam else _ratio(targets.as_gradient(observation), observation)
@@ -61,10 +61,10 @@ Smoothing = tuple[float, float]
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Return each observation's weights of total variation (:data:`Smoothing`), chosen by its noise.
+    """Choose two total variation weights (:data:`Smoothing`) for each observation from its noise.
 
-    ``None`` if any noise is unknown. ``problem``: function from a slice of ``observations`` to their problem.
-    ``at_once``: number of observations measured at a time.
+    ``None`` if any noise is unknown. ``problem``: function that takes a slice of ``observations`` and returns the
+    problem to minimize for them. ``at_once``: length of these slices.
     """
     ratios = [noise_over_gradient(observation) for observation in observations]
     noisy = [ratio for ratio in ratios if ratio is not None]
@@ -78,11 +78,11 @@ def smoothing_of(
 
 
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return victims' weights (V,) of total variation against noise, for the objective and cosine distance.
+    """Return two total variation weights (V,) for V victims: for the attack's objective, and for cosine distance.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). Its effect on pixels is measured by adding
-    noise to gradients of random images, in the update's ``ratios`` (V,).
+    ``ratios``: for each victim, the norm of the noise in its update over that of the gradient.
     """
+    # The best weight grows with the noise (Rudin, Osher and Fatemi 1992), measured by its effect on random images.
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
     size, channels, *sides = problem.shape
@@ -147,11 +147,11 @@ CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
 
 @dataclass(frozen=True)
 class Usual:
-    """Statistics of undefended gradients: shares of scattered zeros and of zero columns, and relative noise."""
+    """Statistics of undefended gradients, with which those of an update are compared."""
 
-    scattered: float
-    columns: float
-    noise: float
+    scattered: float  # share of zeros outside of all-zero rows and columns
+    columns: float  # share of all-zero columns in the output layer
+    noise: float  # norm of noise and rounding, over that of the gradient
 
 
 def usual_of(observation: Observation) -> Usual:
@@ -176,9 +176,9 @@ def usual_of(observation: Observation) -> Usual:
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """Infer a defense from few levels, a magnitude that many elements share, zeros, or noise in the update.
+    """Infer a defense from signs in the update: few distinct values, a shared largest magnitude, zeros or noise.
 
-    Empty without evidence. ``usual``: statistics of undefended gradients; more zeros or noise are evidence.
+    Return () without signs. ``usual``: statistics of undefended gradients, which zeros or noise must exceed.
     """
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
@@ -220,9 +220,9 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Return the observations; if no defense is known, they get the one inferred from their update, if any.
+    """Return the observations; those without a known defense get the one inferred from their update, if any.
 
-    ``clips``: an update with noise, or without any evidence, counts as clipped to its own norm.
+    ``clips``: ``True`` takes an update with noise, or without sign of a defense, as clipped to its own norm.
     """
     usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []
@@ -275,9 +275,9 @@ def _sparse(update: Tensors) -> Sparse:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Return the bits of a uniform grid that contains all elements of ``value``.
+    """Return the bit width of a uniform grid that contains all elements of ``value``.
 
-    ``None`` if there is none, or if the elements take more levels than 4096 or than half their number.
+    ``None`` if there is none, or if the number of distinct values exceeds 4096 or half the number of elements.
     """
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:

@@ -54,7 +54,7 @@ class FasterEvaluation:
         return self._program(variables, *tensors)
 
     def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
-        """Return a program on ``tensors`` that agrees with ``Problem.evaluate``; ``None`` if none can be made."""
+        """Make a program that evaluates the problem faster, given variables and ``tensors``; ``None`` if impossible."""
         raise NotImplementedError
 
     @classmethod
@@ -93,7 +93,7 @@ def _two_points(variables: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tensors_of(problem: Problem) -> list[Tensor]:
-    """List the tensors of the problem that have one row for each victim."""
+    """List the tensors in ``problem`` whose first axis runs over the victims (attacked uploads)."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def tensors_of(problem: Problem) -> list[Tensor]:
 
 
 def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule:
-    """Return the trace of ``problem.evaluate`` as a function of variables and ``tensors``."""
+    """Trace ``problem.evaluate`` into a graph; its inputs are ``variables`` (V, N) and the problem's ``tensors``."""
     from torch._guards import TracingContext, tracing  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
@@ -135,8 +135,8 @@ def compiler() -> str | None:
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
     """Return whether compiling likely saves more time than it takes.
 
-    On a CPU, the time saved grows with ``written``, the bytes written in all evaluations, and compiling takes some
-    seconds for each of the compared ``tensors``. On a GPU, it grows with ``runs``, the number of evaluations.
+    On a CPU, savings grow with ``written``, the bytes written in all evaluations, and costs with ``tensors``, the
+    number of those compared. On a GPU, savings grow with ``runs``, the number of evaluations.
     """
     if compiler() is None:
         return False
@@ -177,7 +177,6 @@ class CompiledEvaluation(FasterEvaluation):
 
 
 def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program:
-    """Compile loss and gradient from a trace, since ``torch.compile`` lacks double backward passes."""
     with convolution.for_a_compiler():
         graph = operations(problem, variables, tensors)
     mode = "reduce-overhead" if variables.is_cuda else None
@@ -193,7 +192,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Pro
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Return whether loss and gradient in ``found`` agree with ``expected`` for all victims where that is finite."""
+    """Return whether loss and gradient in ``found`` are within 0.1 % of those ``expected``, if these are finite."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -216,7 +215,7 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
 def victims_at_once(
     problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy, *, victims: int
 ) -> int:
-    """Return the number of victims to attack at once, from a trial with ``variables`` (1, N)."""
+    """Return how many victims fit into memory at once, measured by evaluating one with ``variables`` (1, N)."""
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
@@ -248,7 +247,7 @@ Below, threads that share cores with another process wait up to a hundred times 
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Context that keeps freed memory, with one CPU thread if a layer has few multiplications (``WORTHWHILE``)."""
+    """Keep freed memory in this context; use one CPU thread if layers' ``multiplications`` are below ``WORTHWHILE``."""
     with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
@@ -280,7 +279,7 @@ Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
 def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor]]:
     """Capture ``run`` in a CUDA graph; return a function that replays it, and the tensors of its results.
 
-    Warm-up runs come first, on a separate stream. A ``run`` that waits for the GPU raises ``RuntimeError``.
+    A ``run`` that waits for the GPU raises ``RuntimeError``.
     """
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())

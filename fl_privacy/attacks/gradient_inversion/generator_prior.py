@@ -48,7 +48,7 @@ class Generated(ImageSource):
     """Source of images that a trained generator makes, B for each victim.
 
     Variables are latents (GGL, Li et al. 2022), or changes of a layer's output within an l1 ball (GIFD, Fang et al.
-    2023). ``deeper``: number of later layers that are optimized in turn.
+    2023). ``deeper``: number of later layers whose outputs are then optimized, one after another.
     """
 
     generator: NamedGenerator
@@ -146,11 +146,10 @@ _SMALLEST = 4  # least side of the network's input in pixels
 
 @dataclass(frozen=True, kw_only=True)
 class Untrained(ImageSource):
-    """Source of images made by a victim's untrained decoder (Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
+    """Source of images that an untrained decoder makes (Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
-    Fixed noise of a few pixels is upsampled, convolved, normalized and rectified up to the image's size; a sigmoid
-    makes colors. A victim's images share the weights ``scale (w + unit x)``, with w drawn from N(0, 1) and variables x
-    that start at 0.
+    All images of a victim come from one decoder with ``width`` channels, whose input is fixed noise. Its weights are
+    proportional to w + ``unit`` x, where w is drawn from N(0, 1) and the variables x start at 0.
     """
 
     width: int = 32

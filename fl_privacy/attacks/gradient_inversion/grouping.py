@@ -33,7 +33,7 @@ _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mix
 
 
 def as_mixture(observation: Observation) -> Observation:
-    """Return ``observation`` without the defense's mixing, so that the mixed image is reconstructed."""
+    """Return ``observation`` as if the defense mixed no images, so that attacks reconstruct the mixed image."""
     known = observation.knowledge
     if mixing(known.defense) is None:
         return observation
@@ -42,7 +42,7 @@ def as_mixture(observation: Observation) -> Observation:
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
-    """Replace reconstructions that are mixtures (InstaHide) of one example by the image that they have in common.
+    """Replace reconstructed image mixtures (InstaHide) of the same example by the image that they have in common.
 
     The attacker must have public images, and know that the defense mixes; uploads of several examples are unchanged.
     """
@@ -76,9 +76,8 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the image that ``mixtures`` of one example have in common, and its label, by expectation maximization.
 
-    Each mixture is (1, C, H, W) in [0, 1] with labels (1,) or (1, K). Its pixels may have been negated: a guess of the
-    image, with the class means of the other images, gives each pixel's probability of negation. These probabilities
-    give the image's posterior under a normal prior.
+    A mixture is a weighted sum of images, (1, C, H, W) in [0, 1], with labels (1,) or (1, K); some of its pixels may be
+    negated. Each step estimates which pixels were negated, and then the image under a prior of public images.
     """
     known, effect = observation.knowledge, mixing(observation.knowledge.defense)
     assert known.public_images is not None and effect is not None
@@ -100,9 +99,10 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Return the image of N pixels that U mixtures ``seen`` (U, N) have in common.
+    """Estimate the image (N,) that all U mixtures ``seen`` (U, N) of N pixels contain.
 
-    ``own``: share (U,) of the image in each mixture. ``others``: shares (U, K) of images of each of K classes.
+    ``own``: share (U,) of the image in each mixture. ``others``: shares (U, K) of other images, by class. ``prior``:
+    distribution of public images' pixels, by class. ``label``: the image's class.
     """
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
@@ -156,7 +156,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Return a victim per observation, or per set known to be of the same examples if the defense is known, too."""
+    """Turn each observation into a victim, or several of the same examples into one if their defense is known."""
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
         known = observation.knowledge
@@ -169,10 +169,10 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
 
 @dataclass(eq=False)
 class Group:
-    """Victims with the same model, values sent, plan, shapes and tensors, in one round and in ``earlier`` ones."""
+    """Victims that one batch can attack: same model, values sent, training plan, shapes and tensors."""
 
-    observations: dict[int, Observation] = field(default_factory=dict)
-    earlier: list["Group"] = field(default_factory=list)
+    observations: dict[int, Observation] = field(default_factory=dict)  # last updates, by index in the caller's list
+    earlier: list["Group"] = field(default_factory=list)  # the same victims' updates of earlier rounds
 
     @property
     def first(self) -> Observation:
@@ -220,7 +220,7 @@ _results = WeakKeyDictionary[Upload, dict[type, Any]]()
 
 
 class Groups:
-    """Iterable of groups of observations that collects their reconstructions in ``results``, by position.
+    """Iterable of groups of observations to attack together; ``results`` collects reconstructions by index.
 
     After an unforeseen error (:data:`UNFORESEEN`), a group is attacked again, one victim at a time.
 
@@ -228,7 +228,7 @@ class Groups:
         progress: callback for the work done, in thousandths of a victim.
         rounds: ``joined`` attacks updates of the same examples together, ``last`` only the last, ``apart`` each one.
         wrong: function that returns the reason why an observation can't be attacked, or ``None``.
-        see: function applied to all observations, after undisclosed parts were inferred.
+        see: function that changes the observations before the attack, such as to undo defenses.
     """
 
     @without_checkpointing()
@@ -258,7 +258,7 @@ class Groups:
 
     @contextmanager
     def attempt(self, group: Group) -> Iterator[Report]:
-        """Context for an attack on ``group`` that reports its share of the progress."""
+        """Context for an attack on ``group`` that records its failure; yields a function to report the share done."""
         before, size = self._done, 1000 * len(group.observations)
         try:
             with without_checkpointing():
@@ -331,7 +331,7 @@ class GroupAttack(ABC):
 
     @abstractmethod
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if that is impossible."""
+        """Return reconstructions of ``group`` by index in the caller's list, or raise ``NotAttackableError``."""
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
@@ -352,7 +352,7 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Apply the attack ``read``, whose random streams ``name`` seeds, to each victim; return results by position."""
+    """Reconstruct each victim of ``group`` with the function ``read``; return results by index in the caller's list."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 

@@ -51,9 +51,10 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """Infer a client's loss; return it with a sentence on it, empty if one example shows plain cross entropy.
+    """Infer the client's loss from its output layer's gradient; return it with a sentence that explains it.
 
-    ``model`` is frozen, with the sent values, in double precision. If no known loss fits, raise ``NotAttackableError``.
+    The sentence is empty if a single example's gradient proves plain cross entropy. ``model``: frozen model with the
+    sent values, in double precision. ``NotAttackableError`` if no known loss fits.
     """
     layer = output_layer(observation.model, observation.num_classes)
     plain = (SQUARED_ERROR, ONE_OUTPUT) if observation.num_classes == 1 else (CROSS_ENTROPY, ASSUMED)
@@ -70,7 +71,7 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
 
 
 def precision_of(gradient: Tensor) -> torch.dtype:
-    """Return the floating-point type in which a gradient was computed, before any scaling."""
+    """Infer in which floating-point type a gradient was computed, before any scaling, from its rounding."""
     values = gradient[gradient != 0].abs().sort().values
     coarse = len(values) >= _COARSE_FROM and float((values.diff() == 0).float().mean()) > _EQUAL
     return torch.bfloat16 if coarse else computed_in(gradient)
@@ -97,7 +98,7 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
 def _of_many(
     observation: Observation, layer: tuple[str, str | None], gradient: Tensors, fits: float
 ) -> tuple[Loss, str]:
-    """Infer a batch's loss, with a sentence on it; ``NotAttackableError`` if the loss applies no softmax."""
+    """Infer a batch's loss from its output layer's ``gradient``; return it with a sentence that explains it."""
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
     columns = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
@@ -158,10 +159,10 @@ def without_adam(observation: Observation) -> Observation:
     """Replace one step of Adam by the gradient behind it; other observations are unchanged.
 
     Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for ``r = |delta| / lr``.
-    With PyTorch's settings and single precision, this gives sizes below 1e-3, and below 1e-4 to a few percent. For one
-    example, a linear layer's gradient is a product of two vectors, which gives the rest.
+    In single precision, this gives magnitudes below 1e-3, and those below 1e-4 to a few percent. Larger ones follow for
+    a single example, whose gradient of a linear layer is a product of two vectors.
 
-    If an element's step is longer than Adam's, or the longest is less than half of it, it only gets a note.
+    If a step is longer than Adam's, or the longest is less than half of it, the observation only gets a note.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
@@ -193,7 +194,7 @@ def without_adam(observation: Observation) -> Observation:
 
 
 def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
-    """Return Adam's step, in learning rates, and its uncertainty, both in double precision."""
+    """Return Adam's step ``-delta / lr``, without weight decay, and its rounding error, both float64."""
     rounding = torch.finfo(sent.dtype).eps
     before = sent.double()
     after = before + delta.double()
@@ -209,9 +210,9 @@ def _size(quotient: Tensor) -> Tensor:
 
 
 def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
-    """Fill in, in place, unknown sizes of a linear layer's gradient (M, N), which is a product of two vectors.
+    """Narrow bounds of gradient values in place: a single example's gradient is a product of two vectors.
 
-    ``sizes``: lowest and highest absolute value, and sign, of each element, by parameter.
+    ``sizes``: lower and upper bound of the absolute value, and sign, by parameter. ``name``: a linear layer's weight.
     """
     bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
     names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
@@ -288,7 +289,7 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation with inferred loss, deterministic mode and inputs in [0, 1]; ``wrong``: why it is not attacked."""
+    """An observation with inferred loss, no random layers and inputs in [0, 1]; ``wrong``: why it can't be attacked."""
 
     observation: Observation
     wrong: str | None = None
@@ -311,7 +312,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` in the client's input scale, with the notes of ``attacked`` on the client."""
+    """Return ``found`` with inputs in the client's own range, and notes on what was inferred about the client."""
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
     low, high = observation.input_range
@@ -369,7 +370,7 @@ def _compared(observation: Observation) -> str:
 
 @torch.no_grad()
 def _two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tensor] | None:
-    """Return the outputs (2, K) of two passes over the same images, randomly seeded; ``None`` if one fails."""
+    """Return the model's outputs (B, K) in two passes with different seeds; ``None`` if one fails."""
     like = next(iter(observation.assumed().parameters.values()))
     model = frozen_copy(observation.model, observation.assumed(), plan, device=like.device, dtype=torch.float32)
     images = torch.rand((2, *observation.input_shape), generator=torch.Generator().manual_seed(0)).to(like.device)

@@ -25,7 +25,7 @@ _TRIALS = 32  # noise images that stand in for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs (B, K) of a network, differentiable with respect to ``leaf`` (B, K), the output layer's own outputs."""
+    """A network's ``outputs`` (B, K), differentiable in ``leaf`` (B, K), those of its last linear layer."""
 
     leaf: Tensor
     outputs: Tensor
@@ -46,13 +46,9 @@ class Head:
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Return labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K), and the relative error that is left.
-
-    Classes follow from the direction of gradients, since class weights and clipping change only their lengths. Other
-    targets solve linear equations, since usual losses are linear in them.
-    """
+    """Return labels (B,) or (B, K) whose loss has the gradient ``slopes`` (B, K), and its relative error."""
     found: list[tuple[Tensor, float]] = []
-    if loss.targets == "classes":
+    if loss.targets == "classes":  # class weights and clipping change only the lengths of gradients
         each = (head.slopes(loss, torch.full_like(slopes[:, 0], k, dtype=torch.long)) for k in range(slopes.shape[1]))
         apart = [1 - F.cosine_similarity(own.double(), slopes.double(), dim=1, eps=1e-30) for own in each]
         least, classes = torch.stack(apart, 1).min(1)
@@ -65,7 +61,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 
 
 def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
-    """Solve for targets (B, K) whose loss has the gradient ``slopes``; targets of classes add up to 1."""
+    """Find targets (B, K), for classes with sum 1, that give the loss the gradient ``slopes`` (B, K) at the logits."""
     size, number = slopes.shape
     zeros = slopes.new_zeros(size, number)
     base = head.slopes(loss, zeros)
@@ -84,7 +80,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SingleExample:
-    """One example's output layer, and the loss's gradient ``slopes`` (1, K) with respect to its outputs."""
+    """A network's outputs for one example, and the loss's gradient ``slopes`` (1, K) with respect to its logits."""
 
     head: Head
     slopes: Tensor
@@ -93,7 +89,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Infer the outputs from the unscaled ``gradient``; ``None`` if that is incomplete or of several examples."""
+        """Infer one example's outputs from the output layer's ``gradient``; ``None`` if incomplete or of several."""
         weight, bias = layer
         if bias is None or not {weight, bias} <= gradient.keys():
             return None
@@ -111,7 +107,10 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Infer sorted labels (B,) from ``evidence`` (K,), the summed gradient with respect to the logits."""
+    """Infer B = ``size`` sorted labels from ``evidence`` (K,), a batch's summed gradient with respect to its logits.
+
+    Each label's gradient is measured on noise images of ``shape``.
+    """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
     for _ in range(size):
@@ -128,7 +127,7 @@ def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
-    """Return each class's mean gradient by the K logits (K, K) on noise images, up to a common factor."""
+    """Return the loss's mean gradient at noise images' logits for each of K labels, (K, K), up to a common factor."""
     like = next(model.parameters())
     noise = torch.rand((2 * _TRIALS, *shape), generator=torch.Generator().manual_seed(0)).to(like)
     path = layer[0].rpartition(".")[0]
@@ -147,13 +146,8 @@ def usual_outputs(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer from random inputs.
 
-    If the layer's gradients G (K, F) of the weight and b (K,) of the bias are given, the mean softmax is corrected:
-
-    1. h = G^T b / |b|^2 are the features, if all examples have the same; they explain rho = |b h^T|^2 / |G|^2 of G.
-    2. d = softmax for h - 1 / K and e = mean softmax - 1 / K have independent errors; m = (d + e) / 2.
-    3. The answer is rho (1 / K + w m) + (1 - rho) (uncorrected), w = <d, e> / |m|^2 in [0, 1] (James and Stein 1961).
-
-    ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU. ``gradient``: of the mean loss, unscaled.
+    If the layer's ``gradient`` (of the mean loss, unscaled) is given, it corrects the mean softmax by the one that
+    equal features of all examples would give. ``shape``: (C, H, W), or (L,) of tokens. ``rng``: on the CPU.
     """
     weight, bias = layer
     like = next(model.parameters())
@@ -167,6 +161,9 @@ def usual_outputs(
     constant, apart = (mean - equal).square().sum(), (each - mean).square().sum(1).mean()
     found = equal + constant / (constant + apart).clamp_min(_least(like)) * (mean - equal)
     if gradient is not None and bias is not None and {weight, bias} <= set(gradient):
+        # If all examples had the features h = G^T b / |b|^2, they would explain the share rho = |b h^T|^2 / |G|^2 of G.
+        # d = softmax for h - 1 / K and e = mean softmax - 1 / K have independent errors; m = (d + e) / 2. The result is
+        # rho (1 / K + w m) + (1 - rho) (uncorrected), with w = <d, e> / |m|^2 in [0, 1] (James and Stein 1961).
         answer, explained = _answer_of_common_features(model, (weight, bias), gradient)
         common, one, other = 0.5 * (answer + mean) - equal, answer - equal, mean - equal
         trust = ((one * other).sum() / common.square().sum().clamp_min(_least(like))).clamp(0, 1)
@@ -176,7 +173,7 @@ def usual_outputs(
 
 @torch.no_grad()
 def _answer_of_common_features(model: nn.Module, layer: tuple[str, str], gradient: Tensors) -> tuple[Tensor, Tensor]:
-    """Return the softmax (K,) for features common to all examples, and the share of ``gradient`` that these explain."""
+    """Return the softmax (K,) that equal features of all examples would give, and how much they explain (0 to 1)."""
     whole, residual = (gradient[name] for name in layer)
     size = residual.square().sum().clamp_min(_least(residual))
     features = whole.T @ residual / size
@@ -190,7 +187,7 @@ def _least(like: Tensor) -> float:
 
 
 def guessed_outputs(model: nn.Module, inputs: Tensor, layer: str) -> tuple[Tensor, Tensor]:
-    """Return mean softmax (K,) and mean input (F,) for ``inputs``; ``layer`` names the output layer's weight."""
+    """Return mean softmax (K,) and mean input (F,) of the output layer for ``inputs``; ``layer``: its weight's name."""
     each, features = _outputs(model, inputs, layer)
     return each.mean(0), features
 
@@ -210,7 +207,10 @@ _MOST_EXPECTED = 2.0**50
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
 ) -> tuple[Tensor | None, str]:
-    """Choose labels (B,) or (B, K), ``None`` to optimize them; name their source. ``NotAttackableError`` if neither."""
+    """Return a victim's labels (B,) or (B, K) and their source: ``known``, ``inferred`` or ``optimized``.
+
+    Labels to be optimized are ``None``. ``NotAttackableError`` if ``policy`` asks for labels that can't be obtained.
+    """
     given, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
         if observation.loss is not None and observation.loss.takes == "indices":
@@ -253,7 +253,7 @@ def choose_labels(
 
 
 def policy_for(observation: Observation) -> LabelPolicy:
-    """Return ``optimize`` if neither knowledge nor upload reveals labels, else ``auto``."""
+    """Return the label policy: ``optimize`` if neither given knowledge nor upload reveals labels, else ``auto``."""
     model, number = observation.model, observation.num_classes
     layer = output_layer(model, number) or logit_layer(model, number)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
@@ -285,9 +285,10 @@ def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
 def _labels_of(
     observation: Observation, model: nn.Module, layer: OutputLayer, gradient: Tensors, policy: LabelPolicy
 ) -> tuple[Tensor | None, str]:
-    """Return (labels, "inferred") for losses other than plain cross entropy.
+    """Infer labels for losses other than plain cross entropy: return (labels, "inferred") or (``None``, "optimized").
 
-    If the attack has to optimize labels, return (``None``, "optimized"); ``NotAttackableError`` if neither works.
+    Labels have to be optimized if the output layer's ``gradient`` does not determine them; ``NotAttackableError`` if
+    ``policy`` or the loss forbids that. ``layer``: names of the layer's weight and bias.
     """
     loss, size, shape = observation.loss or CROSS_ENTROPY, observation.upload.num_examples, observation.input_shape
     evidence = _evidence(gradient, layer)

@@ -14,12 +14,11 @@ from fl_privacy.types import Tensors
 
 
 class AngularDistance(torch.autograd.Function):
-    """Function for V victims' 1 - cosine (V,) of two vectors: half their unit vectors' squared distance.
+    """Function for 1 - cosine (V,) between V victims' guessed and observed gradients, exact near zero.
 
-    It is exact near zero. Arguments: both vectors' lengths (V,), the squared distance (V,) of unit vectors over parts
-    that are not given, the number of given parts, and the guessed and observed parts (V, n), of any n. For parts g and
-    o and q = g - |g| o / |o|, the distance is D = |q|^2 / (2 |g|^2), and its derivative (q - D g) / |g|^2 includes the
-    change of length.
+    It is half the squared distance of the unit vectors. Arguments: lengths (V,) of the whole guessed and observed
+    gradient; squared distance (V,) of their unit vectors over parts that are not given; number of given parts; these
+    parts, guessed and then observed, (V, n) each, of any n.
     """
 
     @staticmethod
@@ -31,6 +30,7 @@ class AngularDistance(torch.autograd.Function):
         apart = [(o * scale).add_(g) for g, o in zip(guesses, observed, strict=True)]
         squared = sum((_squared_length(part) for part in apart), torch.zeros_like(length))
         distance = (squared / length.square() + elsewhere) / 2
+        # for q = g - |g| o / |o|, distance D = |q|^2 / (2 |g|^2), and its derivative is (q - D g) / |g|^2
         ctx.save_for_backward(length, distance, *guesses, *apart)
         return distance
 
@@ -65,7 +65,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Function for victims' mean absolute difference of horizontal neighbors in (V, ..., H, W) and of vertical."""
+    """Function for V images' mean absolute difference of horizontal neighbors plus that of vertical ones, (V,)."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class AbsoluteDifferences(torch.autograd.Function):
 class Target:
     """The observed gradient of one tensor for V victims.
 
-    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them count as
+    ``low``, ``high``: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them are
     exact.
     """
 
@@ -126,7 +126,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a tensor's guessed gradient for V victims, formed in full (V, *shape), against the observed.
+    """Statistics of a tensor's guessed gradient (V, *shape), given in full, against the observed one.
 
     If the target has bounds, the guess is compared with the nearest value within them.
     """
@@ -168,7 +168,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of V victims' weight gradients, kept as factors ``deltas`` and ``inputs`` of P positions."""
+    """Statistics of V victims' weight gradients, products of factors ``deltas`` (V, M, P) and ``inputs`` (V, N, P)."""
 
     deltas: Tensor
     inputs: Tensor
@@ -211,7 +211,7 @@ class Products:
 
     @cached_property
     def _outside(self) -> Tensor:
-        """Return victims' squared norms of the part of the guess's gradient outside the observed factors' span."""
+        """Return the squared norm (V,) of the guess's part outside the span of the observed gradient's factors."""
         along, rest, input_along, input_rest = self._split
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
@@ -268,8 +268,9 @@ def weighted_distance(
 ) -> Tensor:
     """Return each victim's sum (V,) over tensors of ``a ||g' - g||^2 + b sum |g' - g|``; it can be differentiated once.
 
-    ``formed``: gradients (V, *shape) of V victims. ``factored``: output gradients and inputs of the other tensors.
-    ``targets``: without bounds. ``weights``: (a, b).
+    ``formed``: guessed gradients g' (V, *shape). ``factored``: for the other tensors, two factors whose product is g':
+    the gradient at the layer's output, and its input. ``targets``: observed g, without bounds. ``weights``: (a, b) by
+    tensor.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
@@ -282,9 +283,9 @@ def weighted_distance(
 
 
 class _Compare(torch.autograd.Function):
-    """:func:`weighted_distance` of V victims' joined gradients (V, n), output gradients (deltas) and inputs.
+    """Function for :func:`weighted_distance` of joined guesses (V, n), followed by the two factors of each product.
 
-    ``elementwise``: weights a and b (n,). ``products``: (a, b) of each. ``observed``: targets (V, n).
+    ``elementwise``: weights a and b, (n,) each. ``products``: weights (a, b) of each product. ``observed``: gradients.
     """
 
     @staticmethod
@@ -319,7 +320,7 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add victims' distances of the products ``deltas``^T ``inputs`` from ``observed`` to ``loss``."""
+    """Add distances of ``deltas``^T ``inputs`` from ``observed`` to ``loss`` (V,); return gradients if ``wanted``."""
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])
     size = len(deltas) if deltas.is_cuda else max(1, _IN_CACHE // (shape[0] * shape[1]))

@@ -22,9 +22,9 @@ _HISTORY = 100
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """V victims' best variables (V, N) and loss (V,), and losses (T, V) at T iterations, NaN after a victim's end.
+    """Best variables (V, N) of V victims, their loss (V,), and losses (T, V) at T iterations, NaN after a victim's end.
 
-    ``snapshots``: best variables (N,) so far, by filmed victim and row of ``history``.
+    ``snapshots[victim][row]``: best variables (N,) up to that row of ``history``, if the victim is recorded.
     """
 
     variables: Tensor
@@ -36,8 +36,8 @@ class Minimum:
 class DescentState:
     """State of V victims' descents; finished victims stay until :meth:`select` removes them.
 
-    ``best`` (V, N): variables with the lowest loss so far. ``rescued_at`` (V,): lowest loss at a victim's last return
-    to ``best``. ``over`` (V,): ``True`` for finished victims.
+    ``best`` (V, N): variables of least loss so far, to which a victim returns when its loss is not finite.
+    ``rescued_at`` (V,): least loss at the last return. ``over`` (V,): ``True`` for finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -127,7 +127,7 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` by an evolution strategy, ``capacity`` candidates at a time; see :func:`minimize`."""
+    """Minimize ``problem`` by an evolution strategy, at most ``capacity`` guesses at a time; see :func:`minimize`."""
     assert isinstance(settings.optimizer, EvolutionStrategy)
     runs = [settings.optimizer.begin(variables.shape[1], settings.iterations, generator) for generator in generators]
     state = DescentState(torch.zeros_like(variables), settings.iterations, filmed)
@@ -153,7 +153,7 @@ def search(
 def judged(
     problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
-    """Return losses (A, P) of P ``candidates`` of N variables (A, P, N) for A ``victims``, ``capacity`` at once."""
+    """Return the loss (A, P) of P ``candidates`` (A, P, N) for A ``victims``; ``capacity``: most computed at once."""
     losses, owners = [], victims.repeat_interleave(candidates.shape[1])
     for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():
@@ -162,9 +162,9 @@ def judged(
 
 
 class Minimizable(Protocol):
-    """A problem of V victims, with N variables each, that can be minimized.
+    """A minimization problem with N variables in each of V rows.
 
-    The first ``pixels`` columns are images or embeddings of texts; ``attempts`` neighboring rows belong to one victim.
+    The first ``pixels`` columns are images or embeddings of texts; each ``attempts`` consecutive rows are one victim's.
     """
 
     @property
@@ -174,7 +174,7 @@ class Minimizable(Protocol):
     def attempts(self) -> int: ...
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): embeddings, then 0 behind the end, else 1."""
+        """Return images (V, B, C, H, W), or texts (V, B, L, d + 1): embeddings, and 1, or 0 behind a text's end."""
         ...
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor: ...
@@ -183,13 +183,13 @@ class Minimizable(Protocol):
 
 
 def filmed_rows(observations: Iterable[Observation]) -> list[int]:
-    """Return the indices of the observations that are filmed."""
+    """Return the indices of the observations whose reconstruction is to be recorded step by step."""
     return [row for row, o in enumerate(observations) if o.filmed]
 
 
 @torch.no_grad()
 def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
-    """Return each filmed row's snapshots in order, the final result last."""
+    """Return the recorded guesses of each filmed victim in order of iterations, the final one last."""
     films = {}
     for row, snapshots in minimum.snapshots.items():
         number = minimum.history[:, row].isfinite().cumsum(0)
@@ -203,7 +203,7 @@ def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot
 
 @torch.no_grad()
 def frames_of(problem: Minimizable, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
-    """Return a snapshot of the guess in each of ``rows`` of ``variables``."""
+    """Return a snapshot, image or text, of the guess in each of the given ``rows`` of ``variables`` (V, N)."""
     chosen = torch.tensor(rows, device=variables.device)
     return [_snapshot(problem, 0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
 
@@ -243,7 +243,7 @@ def minimize(
     """Minimize ``problem`` from ``variables`` (V, N), N for each of V victims.
 
     A victim with a loss or gradient that is not finite returns to its best iterate with a fresh optimizer; if it has
-    made no progress since the last such return, it is finished. Finished victims leave the batch.
+    made no progress since the last such return, it is finished.
 
     Args:
         enough: loss (V,) below which a victim is finished.

@@ -16,10 +16,10 @@ LayerWeights = Mapping[str, float]
 
 
 class Objective(Protocol):
-    """Loss (V,) of the guessed gradients of V victims, from statistics of each uploaded tensor.
+    """Distance (V,) between guessed and uploaded gradients of V victims, from statistics of each tensor.
 
-    ``elementwise``: ``True`` if the loss needs each element of a gradient. ``by_layer``: ``True`` if it treats each
-    tensor apart, so that small tensors can't be joined.
+    ``elementwise``: ``True`` if it needs each element of a gradient. ``by_layer``: ``True`` if each tensor counts by
+    itself, so that small ones can't be concatenated.
     """
 
     @property
@@ -116,10 +116,9 @@ class L1(OfLayers):
 class Cosine(OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
-    It is computed as half the squared distance of the unit vectors, which is exact near zero. ``per_layer``: mean
-    distance of the tensors instead of one angle. ``epsilon``: least divisor of a tensor's dot product with
-    ``per_layer``, as in the authors' code; tensors of rounding errors, such as biases before batch norm in training
-    mode, get a constant loss of 1.
+    ``per_layer``: mean distance of the tensors instead of one angle. ``epsilon``: with ``per_layer``, lower bound of
+    the norms' product that divides a tensor's dot product, as in the authors' code; tensors of rounding errors, such as
+    biases before batch norm in training mode, get a constant loss of 1.
     """
 
     per_layer: bool = False
@@ -167,9 +166,9 @@ class GaussianKernel(OfLayers):
     Attributes:
         form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements; a layer norm's
             gradient then rounds to 0. ``normalized``: that variance times a kernel's number of elements.
-        depth: fall of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
+        depth: course of Q_l from 1 at the first tensor to ``last`` at the last; the paper gives no values.
         per: unit of one kernel: each ``tensor``; a ``layer`` (weight and bias), as in Eq. 4; or each ``element`` with
-            its layer's sigma_l^2, as in Eq. 6 and 7, in both forms.
+            its layer's variance as sigma_l^2, as in Eq. 6 and 7.
     """
 
     form: Literal["literal", "normalized"] = "normalized"
@@ -221,8 +220,8 @@ class GaussianKernel(OfLayers):
 class WeightedL2L1(OfLayers):
     """Squared Euclidean plus ``alpha`` times absolute distance of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
-    ``last``: factor on ``alpha`` at the last tensor; from the first tensor on, the factor falls linearly from 1.
-    ``relative`` divides by the loss of a zero gradient, so that the size of gradients does not count.
+    A factor on ``alpha`` falls linearly from 1 at the first tensor to ``last`` at the last. ``relative`` divides by the
+    loss of a zero gradient, so that the gradients' size does not count.
     """
 
     alpha: float = 0.1

@@ -38,13 +38,10 @@ _LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Inferred facts about rows of F encoded values: ``present`` (F,) is ``False`` for absent categories.
+    """Categories and class means that an attack infers about a table, whose rows have F encoded values."""
 
-    ``shares`` (K, F): for each of K classes, the share of each category and the mean of each number.
-    """
-
-    present: Tensor
-    shares: Tensor
+    present: Tensor  # (F,) ``False`` for categories that no row has
+    shares: Tensor  # (K, F) share of each category and mean of each number, for each of K classes
 
 
 def first_linear(model: nn.Module, width: int) -> str | None:
@@ -60,10 +57,7 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
     """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
-    Let d_i be the loss's gradient with respect to the layer's output for row x_i. The weight's gradient in the column
-    of a category is the sum of d_i over rows of that category; the bias's gradient is the sum over all rows. In an
-    untrained network, all d_i of a class are similar, so that the sums show how many rows have a category. ``counts``
-    (K,): rows of each class.
+    ``counts`` (K,): rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -72,6 +66,8 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
     weight, bias = (gradient[f"{path}.{name}"].detach().cpu().double() for name in ("weight", "bias"))
     if not bool(bias.any()):
         return None
+    # Each row contributes the loss's gradient at the layer's output to the columns of its categories. In an untrained
+    # network, these are similar for all rows of a class, so that the sums show how many rows have a category.
     shift, scale = schema.shift.double(), schema.scale.double()
     sums = weight * scale + bias[:, None] * shift
     large = weight.norm(dim=0) * scale + bias.norm() * shift.abs()
@@ -80,12 +76,12 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
     for own, real in zip(*schema.groups, strict=True):
         if not bool(present[own[real]].any()):
             present[own[real]] = True
-    shares = _posterior(sums, _usual_returns(observation, schema, path), schema, counts)
+    shares = _posterior(sums, _usual_slopes(observation, schema, path), schema, counts)
     return Evidence(present, _tidied(shares, schema, present))
 
 
-def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return loss gradients (K, N, M) with respect to the layer's M outputs, for N random rows and each of K labels."""
+def _usual_slopes(observation: Observation, schema: Schema, path: str) -> Tensor:
+    """Return the loss's gradients (K, N, M) at M outputs of layer ``path``, for N random rows with each of K labels."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -99,15 +95,15 @@ def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tenso
     return observation.plan.loss_scale * len(rows) * torch.stack(found).detach().cpu().double()
 
 
-def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
+def _posterior(sums: Tensor, slopes: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
     """Estimate the encoded mean row (K, F) of each of K classes: shares of categories, and means of numbers.
 
-    ``sums`` (M, F): gradient of a layer of M outputs, by column. ``returns`` (K, N, M): gradients of the outputs for N
-    random rows with each class; their mean and covariance are the Gaussian model's. ``counts``: rows of each class.
+    ``sums`` (M, F): a layer's gradient, by column; each is a sum of rows' output gradients, assumed to be Gaussian.
+    ``slopes`` (K, N, M): output gradients of N random rows of each class. ``counts``: rows of each class.
     """
-    classes, size, usual = len(returns), sum(counts), schema.usual.double()
-    means = returns.mean(1) / size
-    spread = (returns - returns.mean(1, keepdim=True)).flatten(0, 1) / size
+    classes, size, usual = len(slopes), sum(counts), schema.usual.double()
+    means = slopes.mean(1) / size
+    spread = (slopes - slopes.mean(1, keepdim=True)).flatten(0, 1) / size
     noise = spread.T @ spread / len(spread) + 1e-12 * means.square().sum() * torch.eye(means.shape[1]).double()
     of_class = torch.tensor(counts, dtype=torch.float64).clamp_min(0.1)
     found = torch.empty(classes, sums.shape[1], dtype=torch.float64)
@@ -127,7 +123,7 @@ def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[f
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Make estimated class means (K, F) of rows valid: probabilities, 0 if not ``present`` (F,), and bounded values."""
+    """Make class means ``shares`` (K, F) valid: probabilities of categories, 0 for absent ones, and bounded numbers."""
     found = shares.clone()
     places, there = schema.groups
     if len(places):
@@ -145,11 +141,10 @@ _FAR = -1e9  # logit that pads columns with fewer categories than the largest
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows(ImageSource):
-    """Source of V victims' rows (V, B, F): softmax of free variables over categories, and bounded numbers.
+    """Source of V victims' table rows (V, B, F): softmax of free variables over categories, and bounded numbers.
 
     ``bounded``: numbers come from a sigmoid between the schema's bounds. ``counted``: categories that no row has are
-    left out, and variables start from the counts of the other categories. ``spread``: standard deviation of first
-    variables.
+    left out, and variables start from the others' inferred shares. ``spread``: standard deviation of first variables.
     """
 
     schema: Schema
@@ -198,7 +193,7 @@ class TableRows(ImageSource):
         return self.rows(variables.reshape(-1, *shape), held)
 
     def rows(self, free: Tensor, held: Tensor) -> Tensor:
-        """Turn free variables (V, B, F) into rows; ``held`` (V, F) is 0 for absent categories."""
+        """Turn free variables (V, B, F) into encoded rows; ``held`` (V, F) is 0 for categories that no row has."""
         schema = self.schema
         places, there = (each.to(free.device) for each in schema.groups)
         found = free
@@ -234,10 +229,10 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The consensus of many attempts at the same ``rows``, encoded as for the model.
+    """The consensus ``rows`` (B, F) of many attempts, encoded as for the model.
 
-    ``certainty`` of B rows' C cells, in [0, 1], is 1 minus the entropy of a cell's values over the attempts, relative
-    to the largest.
+    ``certainty`` (B, C) of cells: of a category, 1 minus the entropy over attempts, relative to the largest; of a
+    number, the share of attempts near the median.
     """
 
     rows: Tensor
@@ -296,14 +291,14 @@ class Restarted:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Search settings for one kind of examples.
+    """Search settings for one kind of examples: images, texts or rows.
 
     Attributes:
-        adapted: (settings, observation) -> settings for such examples.
-        variables_of_one: (observation, all of its group) -> shape of one example's variables.
+        adapted: (settings, observation) -> settings adapted to this kind.
+        variables_of_one: (observation, all attacked together) -> shape of the variables optimized for an example.
         input_of_one: (observation) -> shape of one example at the model's input.
         matched: (names, model) -> names of the tensors to compare.
-        proxies: (model, shape, rng) -> inputs that stand in for a client's.
+        proxies: (model, shape, rng) -> random inputs in place of the client's.
         answer: (settings, attempts, chosen attempt) -> examples, and their cells' certainty or ``None``.
     """
 
@@ -346,7 +341,6 @@ def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator
 
 
 def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Draw mostly gray images (N, C, H, W) with the spectrum of photographs."""
     height, width = shape[-2:]
     rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
     amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()

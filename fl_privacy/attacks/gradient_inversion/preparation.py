@@ -57,7 +57,7 @@ from fl_privacy.types.modality import modality_of
 
 @dataclass(frozen=True, eq=False)
 class PreparedRound:
-    """Values that the victims of a group share in one round."""
+    """Model, compared tensors and gradient method that the victims of a group share in one round."""
 
     observations: Mapping[int, Observation]
     victim_model: VictimModel  # model, matched tensors, plan and loss as known
@@ -96,7 +96,7 @@ class PreparedRound:
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:
-    """Choose how to match the updates of ``group`` in one round, or raise ``NotAttackableError``."""
+    """Choose how to compare guesses with the group's updates in one round, or raise ``NotAttackableError``."""
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
     names = weighted_names(settings.objective.layers, search_of(first.model).matched(uploaded, first.model))
@@ -191,7 +191,7 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Return the :class:`AttackSetting` for victims like ``first``; the other arguments are its fields."""
+    """Return the :class:`AttackSetting` for a group of which ``first`` is one; other arguments are its fields."""
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,
@@ -213,7 +213,7 @@ _ATTEMPTS_THROUGH_TRANSFORMS = 128
 
 @dataclass(frozen=True, eq=False)
 class PreparedVictim:
-    """A victim, with labels (B,) or (B, K), ``None`` if they are optimized, and their source."""
+    """A victim with labels (B,) or (B, K), ``None`` if optimized; ``label_source``: known, inferred or optimized."""
 
     position: int
     observation: Observation
@@ -223,7 +223,10 @@ class PreparedVictim:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Values computed once for a group with examples of shape (B, C, H, W); ``rounds`` has the last round first."""
+    """Values that an attack on a group of victims computes once, before it optimizes guesses.
+
+    ``shape``: (B, C, H, W) of a victim's guess. ``rounds``: the last round first.
+    """
 
     settings: Settings
     seed: int
@@ -290,7 +293,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """Return each victim's weights of total variation against noise, by position; empty if no noise is measured."""
+        """Return victims' total variation weights (:data:`Smoothing`) by index; empty unless noise is measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}
@@ -418,7 +421,7 @@ class Prepared:
 
 
 def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
-    """Prepare ``group`` for the attack of ``settings``, or raise ``NotAttackableError``."""
+    """Compute what an attack on ``group`` needs before it optimizes; ``NotAttackableError`` if that is impossible."""
     first, search = group.first, search_of(group.first.model)
     settings = search.adapted(settings, first)
     device = torch.device(settings.device or next(iter(first.sent.parameters.values())).device)

@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """A batch-norm layer's statistics for V guesses (V, C), and usual ones: running (C,) or the victims' (V, C)."""
+    """Statistics (V, C) of V guesses in a batch-norm layer, and targets: running (C,) or the victims' own (V, C)."""
 
     mean: Tensor
     variance: Tensor
@@ -27,9 +27,9 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Input of a prior: V victims' ``images`` (V, B, C, H, W) before any assumed transformation.
+    """Input of a prior: V victims' ``images`` (V, B, C, H, W) before the defense's transform, if one is assumed.
 
-    ``attempts`` neighboring rows belong to one victim; ``batch_statistics`` computes statistics of transformed images.
+    Each ``attempts`` consecutive rows are one victim's; ``batch_statistics`` computes statistics of transformed images.
     """
 
     images: Tensor
@@ -114,7 +114,7 @@ class BatchNormStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConsistency:
-    """Distance of an attempt's images from the victim's mean image, held constant (Yin et al. 2021, R_group)."""
+    """Distance of images from their mean over all attempts at a victim, held constant (Yin et al. 2021, R_group)."""
 
     weight: float = 1e-2
 
@@ -178,7 +178,7 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 
 
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
-    """Return mean and variance (C,) of a batch, by buffer name, from running statistics sent and uploaded.
+    """Return a batch's mean and variance (C,) at ``layer``, by buffer name, from running statistics sent and uploaded.
 
     ``values``: number of the batch's elements for each channel of ``layer``. The result is empty if the layer's
     momentum is too small or the statistics are not finite.

@@ -49,10 +49,11 @@ class RoundUpdates:
     def statistics(
         self, images: Tensor, labels: Tensor, hidden: Tensor | None, *, by_layer: bool = True
     ) -> dict[str, LayerStatistics]:
-        """Compute the statistics of each tensor for V victims' ``images`` (V, B, C, H, W), as the model sees them.
+        """Return statistics, by tensor, that compare gradients for ``images`` (V, B, C, H, W) with V uploaded ones.
 
-        ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) of a private loss with respect to the F
-        features; requires :class:`Layered`. ``by_layer=False`` joins small tensors under the first one's name.
+        ``images``: as the model sees them. ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F), with
+        respect to F features, of a loss that only the client knows; requires :class:`Layered`. ``by_layer=False`` joins
+        small tensors under the first one's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -96,8 +97,8 @@ class RoundUpdates:
 class Problem:
     """The loss of V victims as a function of their N variables, (V, N).
 
-    Variables are pixels or those of the image source, then label logits if labels are optimized, then each round's
-    gradients of a private loss with respect to the features, if they are guessed.
+    Variables are pixels or inputs of the image source; then label logits, if labels are optimized; then, for each round
+    and if guessed, gradients, with respect to the features, of a loss that only the client knows.
     """
 
     settings: Settings
@@ -130,7 +131,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return each round's guessed gradient (V, B, F) with respect to F features; ``None`` if not guessed."""
+        """Return, for each round, the guessed gradient (V, B, F) of a private loss at F features, or ``None``."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -159,7 +160,7 @@ class Problem:
         return (_relative_roughness if self.constraints.any_contrast else _plain_roughness)(guess)
 
     def mismatch(self, images: Tensor, labels: Tensor, hidden: Sequence[Tensor | None]) -> Tensor:
-        """Return the objective (V,) of ``images``, summed over rounds; ``hidden``: see :meth:`hidden_gradients`."""
+        """Return the distance (V,) of gradients for ``images`` from updates; ``hidden``: private losses' gradients."""
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None
@@ -172,12 +173,12 @@ class Problem:
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)
 
     def zero_loss(self) -> Tensor:
-        """Return each victim's objective for a zero gradient, the unit of other losses."""
+        """Return each victim's objective (V,) for a zero gradient, the unit of loss thresholds."""
         zeros = [{name: Zero(target) for name, target in r.targets.items()} for r in self.rounds]
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return victims' objective for gray images, the unit of smoothness; at most ``_LARGE`` times ``zero_loss``."""
+        """Return the objective (V,) of gray images, a scale for smoothness; at most ``_LARGE`` times ``zero_loss``."""
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
         labels = self.labels

@@ -61,9 +61,9 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VictimContext:
-    """Arguments of a start function: a victim whose guess has ``shape`` (B, C, H, W); ``generator`` is on the CPU.
+    """Arguments of a function that draws a victim's first guess, of ``shape`` (B, C, H, W).
 
-    ``labels`` (B,) are known or inferred; ``None`` if they are optimized.
+    ``generator`` is on the CPU. ``labels`` (B,) are known or inferred; ``None`` if they are optimized.
     """
 
     observation: Observation
@@ -188,37 +188,38 @@ Shape = Sequence[int]  # (B, C, H, W) of one victim's images
 
 
 class ImageSource(Protocol):
-    """Source of V victims' images from variables (V, n) and fixed values (V, m), in one stage by default.
+    """Map from optimized variables (V, n) and fixed values (V, m) to V victims' images.
 
-    A victim's first values are drawn on the CPU from its own random stream.
+    Sources of several stages optimize one set of variables after another. First values are drawn on the CPU from each
+    victim's own random stream.
     """
 
     def size(self, shape: Shape) -> int:
         return int(torch.Size(shape).numel())
 
     def start(self, context: VictimContext) -> Tensor:
-        """Draw the first variables (n,)."""
+        """Draw one victim's first variables (n,), which the attack optimizes."""
         ...
 
     def held(self, context: VictimContext) -> Tensor:
-        """Draw the fixed values (m,); m may be 0."""
+        """Draw one victim's values (m,) that are not optimized; m may be 0."""
         ...
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return the images (V, B, C, H, W) in [0, 1], for labels (V, B) or probabilities (V, B, K)."""
+        """Return images (V, B, C, H, W) in [0, 1]; ``held``: fixed values (V, m); ``labels``: (V, B) or (V, B, K)."""
         ...
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Return ``variables``, projected to their range after an iteration."""
+        """Return ``variables`` (V, n), projected to the source's range after an iteration."""
         return variables
 
     def following(
         self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape
     ) -> "tuple[ImageSource, Tensor, Tensor] | None":
-        """Return the next stage's source, first variables (V, n) and fixed values (V, m); ``None`` at the end."""
+        """Return the next stage: its source, first variables (V, n) and fixed values (V, m); ``None`` at the end."""
         return None
 
     @property
@@ -226,7 +227,7 @@ class ImageSource(Protocol):
         return 1
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the source's training data or ``None``; ``UserError`` unless the source makes images (C, H, W)."""
+        """Describe the source's training data, if any; ``UserError`` unless it makes images of the shape (C, H, W)."""
         return None
 
 
@@ -259,8 +260,8 @@ class Rearranging:
     """Settings of the search for the order of words during a descent on embeddings.
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
-    beginning put to the end. The best order minimizes the mismatch of gradients plus ``prior`` times the mean negative
-    log likelihood under a language model of public texts, scaled to the orders' median difference.
+    beginning put to the end. The best minimizes the mismatch of gradients plus ``prior`` times the mean negative log
+    likelihood under a language model of public texts, in units of the orders' median excess mismatch.
     """
 
     every: int = 75  # iterations between moves
@@ -286,8 +287,8 @@ class Settings:
     Attributes:
         embedding_norm: weight of the squared difference between the mean length of embeddings and that of tokens, as a
             share of the latter (LAMP, Balunovic et al. 2022).
-        evident: ``True`` lets an attacker who knows no defense infer it from zeros, few levels or empty columns, or
-            else clip guesses to the update's norm (GGL, Li et al. 2022, section 4.2).
+        evident: ``True`` lets an attacker who knows no defense infer it from zeros, few values or empty columns;
+            without these, it clips guesses' gradients to the update's norm (GGL, Li et al. 2022, section 4.2).
         enough: loss at which a descent ends, as a share of a zero gradient's loss (with ``L2``: the squared norm).
     """
 

@@ -34,7 +34,7 @@ class SurrogateModel(GroupAttack):
 
     The update u of the weights w points along the images' mean gradient at some model w + a u. Signed Adam finds images
     and a together, from the angle between that gradient and the update plus total variation (Zhu et al. 2023,
-    "Surrogate model extension"). An iteration costs one pass over the images.
+    "Surrogate model extension").
 
     If the client uses Adam, each gradient value is divided by its size plus the root mean square of its tensor.
     """
@@ -126,9 +126,10 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """Intermediate models of V victims: ``sent`` values (*shape) plus shares of the changes ``ways`` (V, *shape).
+    """Models between the one sent to V victims and those returned: ``sent`` + share * ``ways``.
 
-    ``labels``: (V, B) or (V, B, K). If ``signed``, signs of gradients count more than sizes.
+    ``sent``: (*shape) by parameter. ``ways``: changes (V, *shape). ``labels``: (V, B) or (V, B, K). If ``signed``,
+    signs of gradients count more than sizes.
     """
 
     loss: VictimLoss
@@ -170,7 +171,10 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of the updates and the negative gradients of ``images`` at shares ``between`` (V,)."""
+        """Return 1 - cosine (V,) of updates and negative gradients of ``images`` at intermediate models.
+
+        ``between`` (V,): each model's position, from 0 (sent) to 1 (returned).
+        """
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))

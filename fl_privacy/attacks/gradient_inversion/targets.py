@@ -99,7 +99,7 @@ LocalSteps = Literal["unroll", "first_order"]
 
 
 def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps) -> bool:
-    """Return whether local steps have to be replayed."""
+    """Return whether the attack has to simulate the client's local steps; ``local_steps``: the attack's setting."""
     if plan.shares == "gradient" or local_steps == "first_order":
         return False
     return plan.optimizer != "sgd" or number_of_steps(num_examples, plan) > 1
@@ -118,9 +118,9 @@ def accumulated_gradient(observation: Observation) -> Tensors:
 
 
 def as_gradient(observation: Observation) -> Tensors:
-    """Return the update as a mean gradient at the sent weights: exact for one step of SGD, first order for more.
+    """Return the update as a mean gradient at the sent weights, exact for one step of SGD.
 
-    For steps of Adam, only the signs are right.
+    For several, it is a first-order approximation in the learning rate. For Adam, only the signs are right.
     """
     plan, total = observation.plan, accumulated_gradient(observation)
     if plan.shares == "gradient" or plan.optimizer != "sgd":
@@ -131,9 +131,9 @@ def as_gradient(observation: Observation) -> Tensors:
 
 
 def matched_per_uploaded(plan: LocalPlan, num_examples: int, *, unrolls: bool) -> float:
-    """Return the positive factor from an upload to the tensors that the attack compares, 1 for an uploaded gradient.
+    """Return the positive factor by which an upload is multiplied to give the tensors that the attack compares.
 
-    ``unrolls``: ``True`` if the attack replays local steps.
+    It is 1 for an uploaded gradient. ``unrolls``: ``True`` if the attack simulates local steps.
     """
     if plan.shares == "gradient":
         return 1.0

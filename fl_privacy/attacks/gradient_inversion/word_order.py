@@ -26,7 +26,7 @@ _DISCOUNT = 0.75
 class LanguageModel:
     """Trigram language model with absolute discounting, interpolated with bigrams and words (Ney et al. 1994).
 
-    On a few hundred public ``texts``, padded with -1, such counts predict better than a transformer.
+    ``texts``: public ones, padded with -1. ``size``: number of tokens.
     """
 
     texts: Tensor
@@ -52,7 +52,7 @@ class LanguageModel:
         return counts / counts.sum()
 
     def in_context(self, text: Sequence[int]) -> Tensor:
-        """Score each of n words at each of L places of ``text``, given both neighbors, by bigrams; return (L, n)."""
+        """Return the bigram log likelihood (L, n) of n words at each of L places of ``text``, given both neighbors."""
         pairs, times, known, counts, followers = self._counts[1]
         first, second = pairs // self._base, pairs % self._base
         totals = torch.ones(self.size).index_add(0, known[known < self.size], (counts - 1.0)[known < self.size])
@@ -82,7 +82,7 @@ class LanguageModel:
 
     @cached_property
     def _counts(self) -> list[tuple[Tensor, ...]]:
-        """Return (keys, counts, prefix keys, prefix counts, numbers of followers) for each length of n-grams."""
+        """Count n-grams of each length: return keys and counts; prefixes' keys, counts and numbers of followers."""
         texts, found = self.texts.cpu().long(), list[tuple[Tensor, ...]]()
         for length in range(1, _ORDER + 1):
             keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
@@ -107,7 +107,7 @@ _BETTER = 1e-2  # least improvement by a new order, as a share of the usual diff
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """Search for the order of a text's words by ``moves``, with at most ``capacity`` guesses compared at once."""
+    """Search for the order of a text's words; ``moves``: its settings; ``capacity``: most guesses compared at once."""
 
     moves: Rearranging
     language: LanguageModel | None
@@ -167,22 +167,22 @@ class Rearranged:
                 break
         return read, self._mismatch(problem, read[:, None])[:, 0]
 
-    def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the decoded variables ``read`` as V victims' texts (V, B, L), with text number ``text`` reordered."""
+    def _best(self, problem: Problem, decoded: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
+        """Return the best order (V, B, L) of words in ``decoded`` texts (V, N); only text number ``text`` changes."""
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
-        orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
+        orders = torch.arange(longest).repeat(len(decoded), self.moves.tries, batch, 1)
         orders[:, :, text] = moved_orders(_lengths(problem)[:, text], self.moves.tries, longest, generators)
-        scores = self._mismatch(problem, _in_order(problem, read, orders))
+        scores = self._mismatch(problem, _in_order(problem, decoded, orders))
         usual = (scores - scores.amin(1, keepdim=True)).median(1, keepdim=True).values
         if self.language is not None:
-            tokens = source.read(problem.images(read)[:, text]).cpu()
+            tokens = source.read(problem.images(decoded)[:, text]).cpu()
             texts = tokens[:, None].expand(-1, self.moves.tries, -1).gather(2, orders[:, :, text])
             surprise = self.language.surprise(texts.flatten(0, 1)).reshape(scores.shape)
             scores = scores + self.moves.prior * usual * surprise.to(scores)
         least, best = scores.min(1)
         best = torch.where(least < scores[:, 0] - _BETTER * usual[:, 0], best, 0).cpu()
-        return orders[torch.arange(len(read)), best]
+        return orders[torch.arange(len(decoded)), best]
 
     def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
         def mismatch(own: Problem, some: Tensor) -> Tensor:
@@ -194,9 +194,10 @@ class Rearranged:
 def rearranged(
     moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
 ) -> Rearranged | None:
-    """Return the moves for the group of ``observation``; ``None`` if the attack makes none.
+    """Return the search for the order of words with the settings ``moves``; ``None`` without these.
 
-    For other models than text models, raise ``NotAttackableError``; if a prior lacks public texts, ``UserError``.
+    ``observation``: one of the updates of texts. ``iterations``: length of the descent. ``capacity``: most guesses
+    compared at once. ``NotAttackableError`` for other models; ``UserError`` if a prior lacks public texts.
     """
     if moves is None:
         return None
@@ -210,7 +211,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T = ``tries`` orders (V, T, L) of each victim's L words by :class:`Rearranging`; the first is unchanged."""
+    """Draw T = ``tries`` orders (V, T, L) of victims' words by random moves; the first leaves them in place."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

@@ -23,10 +23,10 @@ _WHOLE = 0.02  # largest distance of a number of examples from a whole number
 class Fishing(ServerAttack):
     """Crafts an output layer that isolates one class, then one example above a feature threshold.
 
-    For class fishing, all rows are zero except that of class c, and c has a probability near zero, so that only
-    examples of c have a gradient in the layers below. With a threshold on a feature, the gradient changes by the
-    gradients of all examples above the threshold, and the bias gradient counts these examples. From repeated replies
-    the server bisects to one example; Wen et al. use one threshold.
+    For class fishing, all rows of that layer's weight are zero except that of class c, and c has a probability near
+    zero; only examples of c then have a gradient in the layers below. With a threshold, all examples whose feature
+    exceeds it change the gradient by theirs, and the bias gradient counts them. From several replies on a batch, the
+    server bisects to one example; Wen et al. use one threshold.
 
     Attributes:
         target: class c.
@@ -54,9 +54,9 @@ class Fishing(ServerAttack):
         return self._with_threshold(model, state, math.inf)
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Bisect the threshold until one example is above it; return the last values sent and that example's gradient.
+        """Bisect the threshold until one example's feature exceeds it; return the last values sent and its gradient.
 
-        The returned ``num_examples`` is 2 if no such threshold was found.
+        ``ask``: function that sends values and returns the reply. ``num_examples`` is 2 if no such threshold was found.
         """
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))
@@ -121,7 +121,7 @@ class Fishing(ServerAttack):
         return found[0], found[1]
 
     def _with_threshold(self, model: nn.Module, state: ModelState, threshold: float) -> ModelState:
-        """Return values that isolate examples above ``threshold``; infinity for none, minus infinity for all."""
+        """Return values that isolate examples with a feature above ``threshold``, so that infinity isolates none."""
         expect_whole(model, state, "Fishing")
         weight, bias = self._layer(model, state)
         direction = self._direction(state, weight)

@@ -30,14 +30,13 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 
 
 class ImprintBlock(nn.Module):
-    """Block before a model that measures an image's brightness in bins and adds a pattern that depends on it.
+    """Block before a model that stores images in rows of a layer's gradient, one for each bin of brightness.
 
-    The pattern is scaled by the sum of the outputs of the layer ``measure``, one for each bin, so that this layer gets
-    a gradient.
+    This layer, ``measure``, gets a gradient since the sum of its outputs scales a pattern that is added to the image.
 
     Args:
         bins: number of bins of brightness.
-        activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row reacts only to images in its own bin.
+        activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row responds only to images in its own bin.
         slices: number of clients; a convolution passes each client's images to its own columns of ``measure``. ``None``
             for no convolution.
         amplitude: largest change of a pixel by an image of medium brightness.
@@ -86,8 +85,8 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
     """Return ``number`` ascending thresholds of brightness, float64, with equally many images in each bin.
 
     They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4): of a normal distribution with
-    ``mean`` and ``std``, or if one is ``None``, of ``public`` images (N, C, H, W). ``UserError`` if these are too few
-    or too similar.
+    ``mean`` and ``std``, or if one is ``None``, of ``public`` images (N, C, H, W). ``UserError`` if these do not
+    suffice.
     """
     shares = torch.arange(1, number + 1, dtype=torch.float64) / (number + 1)
     if mean is not None and std is not None:
@@ -103,11 +102,10 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
 
 
 def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
-    """Return the weight and bias, by name, of the layer that compares an image's brightness with ascending ``edges``.
+    """Return the weight and bias, by name, of neurons that compare an image's brightness with ascending ``edges``.
 
-    There is one edge for each row, and one more with ``hardtanh``. ``pixels``: number of values of an image. ``scale``:
-    factor on the layer's inputs, divided out in the weight. ``like``: weight (bins, slices * pixels) with the wanted
-    shape and dtype.
+    There is one edge for each neuron (row), and one more with ``hardtanh``. ``pixels``: number of values of an image.
+    ``scale``: factor on the layer's inputs, divided out in the weight. ``like``: weight of the wanted shape and dtype.
     """
     lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
     rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
@@ -130,8 +128,8 @@ class Imprint(ServerAttack):
         bins: number of thresholds; the paper takes two or more for each image.
         activation: ``relu`` as published; with ``hardtanh`` a row fires for one bin, so that no difference is needed.
         mean, std: normal distribution of the images' brightness, in [0, 1]; ``None`` takes quantiles of public images.
-        amplitude: strength of the layer's effect on images, in pixels.
-        scale: factor on the layer's inputs, divided out in its weights, which increases only its gradient.
+        amplitude: largest change of a pixel for an image of medium brightness.
+        scale: factor on the layer's inputs; its weights are divided by it, so that only gradients grow.
     """
 
     bins: int = 128
@@ -188,7 +186,7 @@ class Imprint(ServerAttack):
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return an image of D pixels from each bin with a gradient, ``True`` for single images, and the bins.
+        """Return, for each bin with a gradient, its image (D,), ``True`` unless that is a mixture, and the bin's index.
 
         The strongest bins come first. ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and
         ``rounding`` is the standard deviation of the upload's rounding.
@@ -212,16 +210,15 @@ class Imprint(ServerAttack):
 class Loki(ServerAttack):
     """Gives each client's images separate columns of one large layer, using a convolution (LOKI, Zhao et al. 2024).
 
-    Each row holds a bin of brightness (hard tanh from 0 to 1), so that local steps on other images do not change it.
-    Columns stay separate in the sum over clients. An image's scale is known up to a bin's width, or exactly for 8-bit
-    pixels.
+    Each row responds to one range (bin) of brightness, so that local steps on other images do not change it. Columns
+    stay separate in the sum over clients. Images are found up to a factor within the bin's width; 8-bit ones exactly.
 
     Attributes:
         bins: number of rows; the paper takes four for each of a client's images.
         mean, std: normal distribution of the images' brightness, in [0, 1] (the paper's for CIFAR-10 are 0.4734 and
             0.1253); ``None`` takes quantiles of public images.
         amplitude: strength of the layer's effect on images, in pixels.
-        scale: values of the convolution, divided out in the next layer, whose change then loses less to rounding.
+        scale: factor of the convolution; the next layer's weights are divided by it and lose less to rounding.
     """
 
     bins: int = 256

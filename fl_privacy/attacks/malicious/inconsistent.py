@@ -49,7 +49,7 @@ class Inconsistent(ServerAttack):
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return ``state`` with a layer before the last ReLU whose outputs are negative for all inputs.
+        """Return a copy of ``state`` in which the layer before the last ReLU gives only negative outputs.
 
         ``UserError`` if there is no ReLU behind a layer, or that layer has no bias.
         """
@@ -100,12 +100,12 @@ _AT_ONCE = 1024  # images times labels
 def leaves_such_a_bias(
     observation: Observation, images: Tensor, rows: Tensor, measured: Tensor, *, bias: str, error: Tensor
 ) -> Tensor:
-    """Return ``True`` (N,) for N images whose gradient, with some label, explains the measured bias gradient.
+    """Return ``True`` (N,) for N images that, with some label, would cause the measured bias gradient.
 
     Pixels are rounded to 8 bits. All images are accepted if an image's own gradient can't be computed: with batch
-    statistics, dropout, several local steps, or too many classes. ``rows`` (N,): index of each image's element of
-    ``bias``. ``measured`` (N,): gradient of that element times the image's share in the batch. ``error`` (N,): largest
-    error of ``measured``.
+    statistics, dropout, several local steps, or too many classes. ``bias``: parameter's name. ``rows`` (N,): index of
+    each image's element in it. ``measured`` (N,): gradient of that element times the image's share in the batch.
+    ``error`` (N,): largest error of ``measured``.
     """
     labels, plan = torch.arange(observation.num_classes, device=images.device), observation.plan
     mixes = needs_unrolling(plan, observation.upload.num_examples, "unroll")

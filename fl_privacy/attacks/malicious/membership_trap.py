@@ -94,7 +94,7 @@ class MembershipTrap(server_attack.ServerAttack):
         return self.public[self.first : self.first + min(traps.widths[0] // (2 * self.directions), traps.widths[1])]
 
     def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
-        """Return ``True`` for each trap that fired, and the noise: the largest change of a weight outside of traps."""
+        """Return ``True`` for candidates whose neuron fired, and noise: the largest change of other weights."""
         count = len(self.asked(traps))
         used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
         used |= {traps.weight: count, traps.bias: count}
@@ -126,7 +126,6 @@ class _Layers:
 
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
-        """Find the layers; raise ``UserError`` unless the model starts with two fully connected layers and ReLUs."""
         first = server_attack.first_layer(model, state, input_shape, "Membership traps")
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
         with torch.no_grad(), leaving(linear) as calls:

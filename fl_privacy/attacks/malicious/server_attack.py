@@ -66,13 +66,19 @@ class ServerAttack(ABC):
         """Return crafted values for ``client`` in a new object; ``UserError`` if the model has no usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Return the sent values and the reply of ``client``; ``ask`` may be called repeatedly on the same batch."""
+        """Send crafted values to ``client``; return them and its reply.
+
+        ``ask``: function that sends values and returns the reply; it may be called repeatedly on the same batch.
+        """
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return images with certainties from a reply or the mean of replies; unless ``reads_images``, an update."""
+        """Reconstruct images, with certainties, from a client's reply or the mean of all replies.
+
+        Unless ``reads_images``, return the observation that a further attack takes instead.
+        """
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
@@ -164,15 +170,13 @@ def is_one_image(
     """Return ``True`` (N,) for rows of ``pixels`` (N, D) whose values are all among the 256 levels of an 8-bit image.
 
     A row counts as a mixture if it has noise, an inexact scale, fewer than ``LEAST_LEVELS`` levels besides black and
-    white, or only every second, third, fifth or seventh level. An equal mixture of two images with even levels is
+    white, or only every second, third, fifth or seventh level. Equal mixtures of two images with even levels are
     accepted.
 
     Args:
         error: (N,) standard deviation of the pixels' rounding; an image is refused above a hundredth of a level.
-        blur: (N,) standard deviation of the pixels due to rounded weights, which allows distances from levels up to
-            ``NEARLY``.
-        rows: (N, D) update of each image; all are refused if two or more rows lie on one grid of few values, as if
-            quantized.
+        blur: (N,) the same by rounding of trained weights; pixels may then be up to ``NEARLY`` from levels.
+        rows: (N, D) gradient of each image; all are refused if they lie on one grid of few values, as if quantized.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
@@ -197,8 +201,8 @@ def images_of_brightness(
 ) -> tuple[Tensor, Tensor]:
     """Scale rows (bins, D) of an update to images with brightness between ``low`` (bins,) and ``high`` (bins,).
 
-    Return each row's D pixels, (N, D), and ``True`` (N,) for single images; the strongest rows come first. Rows with a
-    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of the rows' rounding.
+    Return N rows' pixels (N, D), and ``True`` (N,) for those of a single image; the strongest come first. Rows with a
+    norm below ``smallest`` times the largest are dropped. ``rounding``: standard deviation of rounding in the rows.
     """
     strength = rows.norm(dim=1)
     order = strength.argsort(descending=True)

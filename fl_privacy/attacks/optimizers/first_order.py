@@ -61,9 +61,9 @@ Sign = Literal["none", "hard", "soft"]  # the pixels' gradient itself, its sign,
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
-    """Return victims' ``gradient`` (V, N) with the first ``images`` entries replaced by their sign or soft sign.
+    """Return victims' ``gradient`` (V, N) with the first ``images`` columns, pixels, replaced by a sign or soft sign.
 
-    ``remaining``: factor s in the soft sign tanh(g s) / s, which falls from 1 to 0.
+    ``remaining``: share of iterations that remain, the factor s in the soft sign tanh(g s) / s.
     """
     if how == "none":
         return gradient
@@ -88,7 +88,7 @@ class FirstOrder:
         return FirstOrderRun(self, variables, iterations, images)
 
     def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
-        """Return victims' variables after step ``steps`` at learning rate ``rate``; change ``moments`` in place."""
+        """Return variables (V, N) after a step at learning rate ``rate``; change ``moments``, the state, in place."""
         raise NotImplementedError
 
 
@@ -159,8 +159,8 @@ class FirstOrderRun:
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Move V victims' ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
 
-        Return the next variables; ``True`` (V,) for victims whose iteration has ended, so that images are to be
-        projected; and ``True`` (V,) for victims without further iterations.
+        Return the next variables; ``True`` (V,) for victims whose iteration has ended, for a projection of images to
+        valid values; and ``True`` (V,) for victims without further iterations.
         """
         if self._done >= self._iterations:
             return variables, ~self._none, ~self._none

@@ -16,7 +16,7 @@ _FIRST_CAPACITY = 16
 
 
 class _Rows:
-    """Base of optimizer states; tensors, also those of inner states, have a row for each victim."""
+    """Base of optimizer states, whose tensors, also in nested states, have a row for each victim."""
 
     def select(self, rows: Tensor) -> None:
         for name, value in vars(self).items():
@@ -27,11 +27,7 @@ class _Rows:
 
 
 class History(_Rows):
-    """Each victim's latest pairs (s, y) of moves and gradient changes, for L-BFGS, the oldest pair first.
-
-    The products S'Y and Y'Y (V, limit, limit), in float64, are those of the compact representation (Byrd, Nocedal,
-    Schnabel 1994, Eq. 3.13).
-    """
+    """Each victim's latest pairs (s, y) of moves and gradient changes, for L-BFGS, the oldest pair first."""
 
     def __init__(self, variables: Tensor, limit: int) -> None:
         v, n = variables.shape
@@ -39,6 +35,7 @@ class History(_Rows):
         small = variables.new_zeros(0, dtype=torch.float64)
         self._limit = limit
         self._s, self._y = variables.new_zeros(v, capacity, n), variables.new_zeros(v, capacity, n)
+        # products of the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13)
         self._sy = _unit(small.new_zeros(v, capacity, capacity))
         self._yy = small.new_zeros(v, capacity, capacity)
         self._scale = small.new_ones(v)
@@ -118,8 +115,8 @@ class StrongWolfe(_Rows):
     """Strong Wolfe line searches (Nocedal, Wright 2006, Alg. 3.5 and 3.6), with scalars in float64.
 
     Attributes:
-        searching: (V,) rows whose next evaluation is a trial.
-        trials: (V,) evaluations of the row's last search.
+        searching: (V,) ``True`` for victims whose line search goes on.
+        trials: (V,) number of evaluations in each victim's last search.
         step, loss: (V,) values of the current trial; after the search, of the accepted one.
         gradient: (V, N) at the accepted step.
     """
@@ -158,7 +155,10 @@ class StrongWolfe(_Rows):
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Process the trials' ``loss`` and ``gradient``; return ``True`` (V,) for rows whose search has ended."""
+        """Advance line searches by their trials; return ``True`` (V,) for those that have ended.
+
+        ``loss``: (V,) at the trial steps. ``gradient``: (V, N).
+        """
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching
@@ -191,10 +191,10 @@ class StrongWolfe(_Rows):
         return over
 
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
-        """Replace one end of the bracket by the trial, and return ``True`` (V,) for ``rows`` whose trial is accepted.
+        """Replace an end of the bracket by the trial for victims ``rows``; return ``True`` (V,) for accepted trials.
 
-        ``trial``: step, loss and slope (V,) each. ``rises``: (V,) ``True`` if the trial's loss is too high. ``flat``:
-        (V,) ``True`` if its slope is small enough.
+        ``trial``: step, loss and slope (V,) each; ``gradient``: (V, N). ``rises``: (V,) ``True`` if the trial's loss is
+        too high. ``flat``: (V,) ``True`` if its slope is small enough.
         """
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)
@@ -294,7 +294,7 @@ class LBFGS:
 
 
 class _LBFGSRun(_Rows):
-    """State of L-BFGS without line search, a row for each victim; ``_moves``: moves in the current iteration."""
+    """State of L-BFGS without line search for V victims; ``_moves`` (V,): number of steps in the current iteration."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._images, self._iterations = settings, images, iterations

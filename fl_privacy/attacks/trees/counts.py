@@ -1,8 +1,4 @@
-"""Infer training settings, the first tree's row and label counts, and feature values from trees.
-
-With G and H the sums of gradients and hessians, models hold H of each node, w = -G / (H + lambda) of inner nodes and
-eta w of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7).
-"""
+"""Infer training settings, the first tree's row and label counts, and feature values from trees."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +20,7 @@ MOST_BASES = 4000  # largest number of rows tried in the search for a base score
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A client's training settings; ``residual`` is the unexplained share of the nodes' equations."""
+    """A client's training settings; ``residual``: relative error with which they reproduce nodes' weights and gains."""
 
     learning_rate: float
     reg_lambda: float
@@ -58,12 +54,12 @@ class FirstTree:
 
 
 def infer_training(own: Sequence[OwnTree]) -> Training:
-    """Infer learning rate eta and lambda from the equations of inner nodes.
+    """Infer learning rate eta and regularization lambda from the equations of inner nodes.
 
-    With sums G and H of gradients and hessians, weights w and children l and r: G_l + G_r = G, and gain = w_l^2 (H_l +
-    lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda), with eta w in leaves. ``UserError`` if no tree splits, or the
-    model lacks the sums of hessians.
+    Models hold the sum H of hessians of each node, w = -G / (H + lambda) of inner nodes (G: sum of gradients) and eta w
+    of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7). ``UserError`` if no tree splits, or the model lacks H.
     """
+    # With children l and r: G_l + G_r = G, gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda).
     parts = [_node_terms(one.tree, one.parallel) for one in own if len(one.tree.inner)]
     terms = [np.concatenate([part[k] for part in parts]) for k in range(len(parts[0]))] if parts else []
     if not terms or not (terms[1] > 0).any() or not (terms[2] > 0).any():
@@ -102,7 +98,7 @@ def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
     """Return weight w, hessian sum H and gain of n inner nodes, and four sums (n, 2) over each node's two children.
 
     The sums are of (H, 1) times, in order: w of inner children, value of leaves, w^2 of inner children, value^2 of
-    leaves.
+    leaves. ``parallel``: number of trees fitted at once, a factor on values.
     """
     nodes = tree.inner
     sums = [np.zeros((len(nodes), 2)) for _ in range(4)]
@@ -150,9 +146,9 @@ def count_first_tree(
 ) -> FirstTree:
     """Count rows and labels in the leaves of the first tree, which no other precedes.
 
-    All n rows then have the same prediction p, so that their hessians' sum is n p (1 - p), and their gradients' is n p
-    - n_1 with n_1 positives (Di Gennaro et al., TimberStrike, 2025, section 5). ``UserError`` if there is no such tree,
-    the objective is unsupported, or the tree has too many rows or leaves.
+    All rows then have the same prediction, so that sums of hessians and gradients give counts (Di Gennaro et al.,
+    TimberStrike, 2025, section 5). ``UserError`` if there is no such tree, the objective is unsupported, or the tree
+    has too many rows or leaves.
 
     Args:
         objective: XGBoost's name for logistic, squared error or softmax.
@@ -192,24 +188,24 @@ def count_first_tree(
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
-    """Return each feature's distinct thresholds, ascending, which are values from the client's rows.
+    """Return each feature's distinct thresholds, ascending; XGBoost takes them from the client's rows.
 
-    If a feature has more than ``max_bin`` values, they are from a sketch of its quantiles. With ``tree_method=exact``
-    (not the default, ``hist``), they are halfway between neighboring values.
+    They are values of rows, or if these are more than XGBoost's ``max_bin``, quantiles. With ``tree_method=exact`` (not
+    the default, ``hist``), they are halfway between neighboring values.
     """
     return list(distinct_thresholds([one.tree for one in own], features))
 
 
 def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
-    """Divide the other sites' new trees of bagging rounds, whose origin is unknown, among ``sites`` sites.
+    """Divide other clients' trees of bagging rounds, whose origin is unknown, among ``sites`` sites.
 
-    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models of
-    NVFlare since 2.7.2 lack the sums, so that only thresholds count. Similar sites of equal size are not distinguished.
-    ``rounds``: new trees of each round, from ``read_others``; a site's trees are adjacent. ``UserError`` if a round has
-    not equally many trees for each site.
+    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows; trees are
+    matched by both, or by these thresholds alone for NVFlare since 2.7.2, which omits the sums. Similar sites of equal
+    size are not distinguished. ``rounds``: new trees of each round, from ``read_others``; a site's trees are adjacent.
+    ``UserError`` if a round has not equally many trees for each site.
 
-    Return each site's rounds; sites are in the order of the first round. Each site's first round gets a base score with
-    which its counts are whole numbers, if such a score is found.
+    Return each site's rounds, in the order of sites in the first round, which gets a base score
+    (:func:`with_own_base`).
     """
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
@@ -247,7 +243,7 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
 
 
 def with_own_base(first: Exchange) -> Exchange:
-    """Return a site's first round with a base score for which its counts of rows are whole numbers, if one is found.
+    """Return a site's first round with a base score for which all row counts are whole numbers, if one is found.
 
     XGBoost's base score is the share of positives k / n, so that the first tree's hessians add up to k (n - k) / n.
     """

@@ -1,8 +1,4 @@
-"""Intervals of features between the trees' thresholds, and the trees' leaves for rows of intervals.
-
-Each feature's interval (state) allows some leaves of a tree; a row's leaf is the one that all allow (bit vectors as in
-Lucchese et al., QuickScorer, SIGIR 2015).
-"""
+"""Intervals of features between thresholds, and leaves that rows of intervals reach (Lucchese et al., SIGIR 2015)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,10 +15,10 @@ WORD = 64  # leaves in the bits of one number
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """The intervals into which thresholds cut each feature.
+    """The intervals (states) into which thresholds cut each feature's range.
 
     ``edges``: ascending thresholds of each feature; a value in interval k is at least edge k - 1 and below edge k.
-    ``missing``: ``True`` for each feature whose last state stands for a missing value.
+    ``missing``: ``True`` for each feature with an additional last interval for missing values.
     """
 
     edges: tuple[np.ndarray, ...]
@@ -38,7 +34,7 @@ class Grid:
 
 
 def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> Grid:
-    """Build the grid of all thresholds of ``trees``; ``missing``: features with a state for missing values."""
+    """Build the grid of all thresholds of ``trees``; ``missing``: ``True`` for features that may lack a value."""
     return Grid(edges=distinct_thresholds(trees, features), missing=tuple(bool(each) for each in missing))
 
 
@@ -83,7 +79,7 @@ def leaf_of(masks: np.ndarray) -> np.ndarray:
 
 
 def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
-    """Return the state of each value of ``rows``; NaN becomes the state for missing values, or 0 if there is none."""
+    """Return the interval in ``grid`` of each value of ``rows`` (N, F); NaN gets that of missing values, or 0."""
     found = np.empty(rows.shape, dtype=int)
     for feature, edges in enumerate(grid.edges):
         column = rows[:, feature].astype(np.float32).astype(np.float64)
@@ -116,10 +112,11 @@ def read_exchange(sent: bytes, reply: bytes) -> Exchange:
 
 
 def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
-    """Parse the trees that other clients added in a bagging round, which ``before`` and ``own`` lack.
+    """Parse the trees that other clients added in a bagging round: those of ``after`` that ``before`` and ``own`` lack.
 
-    With two clients, this is the other client's exchange, except for the first round's base score, which is that of the
-    client that the server counted first. ``UserError`` if a model can't be parsed, or no tree is new.
+    ``before``, ``after``: global models. ``own``: this client's reply. With two clients, this is the other's exchange,
+    except for the first round's base score, which is that of the client that the server counted first. ``UserError`` if
+    a model can't be parsed, or no tree is new.
     """
     sent, following = (read_model(model) if len(model) > 1 else None for model in (before, after))
     known = Counter(tree.digest for model in (sent, read_model(own)) if model is not None for tree in model.trees)
@@ -135,7 +132,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Return the client's fitted trees, each with those before it; ``UserError`` if rounds are of different kinds."""
+    """Return the client's fitted trees, each with those before it; ``UserError`` if objectives or features differ."""
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:
         raise UserError("Rounds of one objective and features are expected, but got several; give one client's.")

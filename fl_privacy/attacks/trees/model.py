@@ -229,8 +229,8 @@ _CONSTANTS = {"Z": None, "T": True, "F": False}
 def read_ubjson(data: bytes) -> Any:
     """Parse one UBJSON value.
 
-    Memory stays near the size of ``data``, plus some hundred bytes for each of at most ``MOST_VALUES`` values.
-    ``UserError`` if the value is damaged, nested too deeply, or of a type that XGBoost does not write.
+    Memory stays near the size of ``data``. ``UserError`` if the value is damaged, nested too deeply, or of a type that
+    XGBoost does not write.
     """
     reader = _Reader(data)
     try:

@@ -38,13 +38,13 @@ STRENGTH = 5.0  # weight of a feature's even prior, in rows
 
 
 class BoxProblem:
-    """The equations of a client's trees, with one output and logistic loss, and rows' contributions to them.
+    """Equations of a client's trees, with one output and logistic loss: leaves' sums of rows' gradients and hessians.
 
     Args:
-        first: counts of the first tree, if any, which fix rows' leaves and labels.
+        first: row and label counts of the first tree's leaves, if known, which fix each row's leaf and label.
         rows, positives: numbers of rows and positives, used without ``first``.
-        known: states and labels of rows of the same population, if any.
-        possible: (S,) ``True`` for states that the schema allows; ``None`` for all.
+        known: intervals (R, F) and labels (R,) of rows of the same population, if any.
+        possible: (S,) ``True`` for intervals that the schema allows; ``None`` for all.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class BoxProblem:
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return each row's leaf, gradient and hessian, (N, T) each, in the client's T trees.
 
-        ``masks``: (N, U, W) leaves of N rows in all U trees, as bits of W 64-bit words. Leaves are numbered across the
-        T trees.
+        ``masks``: (N, U, W) leaves of N rows in the U trees of all clients, as bits of W 64-bit words. ``labels``: (N,)
+        0 or 1. Leaves are numbered across the T trees.
         """
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
@@ -96,7 +96,7 @@ class BoxProblem:
         return self.slot_start + leaf[:, self.mine], p - labels[:, None], p * (1 - p)
 
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw rows' states (N, F) and labels (N,) that fit the first tree; also return each row's known row, or -1."""
+        """Draw rows that fit the first tree: intervals (N, F), labels (N,), indices (N,) of copied known rows or -1."""
         if self.first is None:
             labels = np.repeat([0, 1], [self.rows - self.positives, self.positives])
             place = np.full(self.rows, -1)
@@ -143,13 +143,13 @@ class BoxProblem:
 
 
 class Chain:
-    """One search's rows, which Gibbs sampling redraws to fit all trees.
+    """Rows of one search, which Gibbs sampling redraws to fit all trees.
 
     Attributes:
-        states: (N, F) intervals of the grid.
+        states: (N, F) index of each cell's interval between thresholds.
         labels: (N,) 0 or 1.
         home: (N,) index of the known row from which each row was taken, -1 for none.
-        start_misfit: ``misfit`` of the initial rows.
+        start_misfit: root mean square residual of gradient sums for the initial rows.
     """
 
     def __init__(self, problem: BoxProblem, states: np.ndarray, labels: np.ndarray, home: np.ndarray) -> None:
@@ -227,7 +227,7 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Return by how much (C,) each of C candidate rows raises the squared residuals, divided by 2 ``width``^2."""
+        """Return how much (C,) C candidates for a row raise the squared residuals of leaf sums, over 2 ``width``^2."""
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
@@ -269,8 +269,8 @@ class TreeReconstruction:
         rows: (N, F) guesses, in no order; NaN for no value.
         labels: (N,) guesses, 0 or 1.
         low, high: (N, F) bounds of each cell's guess, ``high`` excluded.
-        agreement: (N, F) share of chains with the cell in the same interval; always 1 for a single chain.
-        first: counts of the first tree; ``None`` if other trees precede the client's.
+        agreement: (N, F) share of searches (chains) with the cell in the same interval; always 1 for one search.
+        first: row and label counts of the first tree's leaves; ``None`` if other trees precede the client's.
         values: each feature's thresholds in the client's own trees, which are values of its rows.
         misfit: root mean square residual of gradient sums.
         start_misfit: misfit of rows that only fit the first tree.
@@ -310,8 +310,9 @@ def reconstruct_rows(
 
     Args:
         exchanges: the client's rounds in order; XGBoost with one output and logistic loss.
+        knowledge: the attacker's knowledge of columns and similar rows.
         training: learning rate and lambda; ``None`` infers them from the models.
-        rows, positives: numbers of rows and of positives; needed only if the client was given trees before its first.
+        rows, positives: numbers of rows and of positives; needed only if the client's first round had trees already.
         chains: number of searches, each with its own random stream.
         sweeps: number of passes of a search over all cells.
     """
@@ -366,7 +367,6 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Return the grid of the thresholds of all trees; ``UserError`` if it is too large."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
