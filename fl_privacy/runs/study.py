@@ -344,7 +344,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
 
 
 def write_sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> None:
-    """Write the table of a trade-off (``sweep_table``) next to its page; delete it if too few trainings finished."""
+    """Save the ``sweep_table`` of the trade-off ``grid`` next to its page; delete it if too few trainings finished."""
     file = plan.out / MEASURED
     try:
         write_tables(file, [sweep_table(plan, grid, overrides)])

@@ -105,7 +105,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` if ``overrides`` (of ``where``) import code not in ``trust``, or refer to other settings."""
+    """Raise ``UserError`` if ``overrides`` import code not in ``trust``, or have ``${...}``; ``where``: source."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")
