@@ -38,7 +38,10 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack captured or newly made uploads without a training; return the run's folder; ``UserError`` if no attack."""
+    """Attack captured or newly made uploads without a training; return the run's folder.
+
+    ``UserError`` if ``config`` names no attack.
+    """
     name = config.secure_aggregation["name"]
     if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")

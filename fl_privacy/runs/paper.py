@@ -140,7 +140,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
 
 
 def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
-    """Return [published, mean, low, high, number] of the figure ``of``; no low and high for several strengths."""
+    """Return [published, mean, low, high, count] of the figure named ``of``; no low and high for several strengths."""
     found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])

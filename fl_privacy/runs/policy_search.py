@@ -1,4 +1,4 @@
-"""Search transformation policies, scored on the configured data and model; an interrupted search resumes."""
+"""Search transformation policies on the configured data and model; an interrupted search resumes."""
 
 import json
 from collections.abc import Mapping, Sequence

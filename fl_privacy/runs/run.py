@@ -163,7 +163,10 @@ def train(
     privacy: Privacy,
     early: int | None = None,
 ) -> None:
-    """Train; pass intercepted updates to ``readers``, whose errors don't stop it; save the model at ``early``, too."""
+    """Run all rounds, and pass intercepted updates to ``readers``, whose errors do not stop the training.
+
+    ``early``: round after which the model is saved too.
+    """
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
     audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
     seen: Callable[[Round], Iterator[Observation]] = lambda round: chain(round, means())  # noqa: E731

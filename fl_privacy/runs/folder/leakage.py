@@ -1,4 +1,4 @@
-"""Order leakage results by how much they leak (:class:`Extent`), and describe the attacks behind them."""
+"""Order leakage results by how much they leak (:class:`Extent`), and describe the attacks."""
 
 from __future__ import annotations
 
