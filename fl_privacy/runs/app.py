@@ -102,7 +102,7 @@ def report_app(
 ) -> str:
     """Attack captured updates of an app, write the report into ``folder``, and return one line on the result.
 
-    ``attack=None`` attacks none. ``name``: attack's name. ``jobs``: processes. ``candidates``: most distractor images.
+    ``attack=None`` attacks none. ``name``: attack's name. ``candidates``: most distractor images.
     """
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, typical_rates=attack is not None)

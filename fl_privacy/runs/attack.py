@@ -38,7 +38,7 @@ from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack captured or newly made uploads without a training; return the run's folder.
+    """Attack captured or new uploads without a training; return the run's folder.
 
     ``UserError`` if ``config`` names no attack.
     """
