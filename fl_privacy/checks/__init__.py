@@ -226,7 +226,7 @@ def _of_type(hint: Any, plain: object, where: str) -> object:
 
 
 def each(make: Callable[[Any, str], _R], plain: object, where: str, *, at_least: int = 0) -> tuple[_R, ...]:
-    """Return ``make(entry, place)`` for each entry of the list ``plain``; ``ValueError`` for no list or a short one."""
+    """Return ``make(entry, where[number])`` for each list entry; ``ValueError`` on ``where`` if none or too short."""
     if not isinstance(plain, list) or len(plain) < at_least:
         raise ValueError(f"{where} is {beginning(plain)}, not a list of at least {at_least}")
     return tuple(make(entry, f"{where}[{number}]") for number, entry in enumerate(plain))
