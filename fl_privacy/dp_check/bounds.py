@@ -31,10 +31,11 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the epsilon of the Gaussian mechanism of ``mu`` at ``delta`` in (0, 1); infinite for infinite ``mu``.
+    """Return the epsilon of the Gaussian mechanism at ``delta`` in (0, 1); infinite for infinite ``mu``.
 
-    >>> round(gaussian_epsilon(1.0, 1e-5), 2)
-    4.38
+    ``mu``: sensitivity divided by the noise's standard deviation.
+
+    >>> round(gaussian_epsilon(1.0, 1e-5), 2) 4.38
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     if math.isinf(mu):
@@ -104,14 +105,14 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)  # sines of the angles to the update be
 
 
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
-    """Return a lower bound on epsilon from the angles between releases and the update, whose direction is random.
+    """Return a lower bound on epsilon from angles between a mechanism's outputs and an update of random direction.
 
-    For each array, a few angles are tested, each with an equal share of the error. Without the update, a release has an
-    angle below the tested one with a probability of at most the share of the sphere there, divided by half of the
-    test's error (Markov's inequality).
+    For each array, a few angles are tested, each with an equal share of the error. Without the update, an output has an
+    angle below the tested one with a probability of at most the share of the sphere with such angles, divided by half
+    of the test's error (Markov's inequality).
 
     Args:
-        sines: sine (n, A) of the angle between each release and the update, in each of A arrays.
+        sines: sine (n, A) of the angle between each output and the update, in each of A arrays.
         sizes: number of values of each array, at least 2.
         error: probability in (0, 1) with which the bound may be wrong.
     """
@@ -128,11 +129,11 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
 
 
 def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
-    """Return a lower bound on mu, for Gaussian noise, from a statistic's values (n,) and (m,) on two neighbors.
+    """Return a lower bound on mu of the Gaussian mechanism from a statistic's values (n,) and (m,) on two neighbors.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution. The bound is the mu for which a larger distance has probability ``error`` / 2, by a normal
-    approximation, or 0 without a significant distance. The statistic must have been chosen on other draws.
+    distribution. The bound is the mu under which a larger distance than the observed one has probability ``error`` / 2,
+    or 0 without a significant distance. The statistic must have been chosen on other draws.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -151,7 +152,10 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu whose ``measured_mu``, with ``draws`` a neighbor, exceeds ``mu`` at this ``power``."""
+    """Return the least true mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``.
+
+    ``draws``: number of draws on each neighboring data set. ``error``: see ``measured_mu``.
+    """
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size
@@ -176,7 +180,10 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
 
 
 def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
-    """Return whether the statistics (n,) and (m,) of two neighbors look Gaussian, separately and together."""
+    """Return whether a statistic's values (n,) and (m,) on two neighboring data sets pass normality tests.
+
+    Each sample is tested, and both together after standardization; constant samples fail.
+    """
     both = [np.asarray(values, dtype=np.float64) for values in (first, second)]
     if any(float(values.std()) <= 1e-9 * float(np.abs(values).max(initial=0.0)) for values in both):
         return False
@@ -185,7 +192,7 @@ def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
 
 
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
-    """Return the largest ``counted_epsilon`` that ``draws`` per neighbor can give."""
+    """Return the bound by ``counted_epsilon`` if ``draws`` on each of two neighbors are all distinguished."""
     perfect = GuessCounts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
     return float(counted_epsilon(perfect, delta=delta, error=error)[0])
 
@@ -234,13 +241,12 @@ def _expect_counts(canaries: int, guesses: int, right: int, error: float) -> Non
 
 
 def one_run_mu(*, canaries: int, guesses: int, right: int, error: float = 0.05) -> float:
-    """Return a lower bound on mu from the guesses of one run (Mahloujifar, Melis and Chaudhuri 2025).
+    """Return a lower bound on mu of Gaussian differential privacy from one run (Mahloujifar, Melis and Chaudhuri 2025).
 
-    It is the largest mu for which these guesses are too good, if a canary changes the release at most as much as in the
-    Gaussian mechanism; 0 if there is none. For the arguments see ``one_run_p_value``.
+    It is the largest mu under which ``right`` or more right guesses have a probability below ``error``; 0 if there is
+    none. For the arguments see ``one_run_p_value``.
 
-    >>> round(gaussian_epsilon(one_run_mu(canaries=1000, guesses=100, right=95), 1e-5), 2)
-    3.32
+    >>> round(gaussian_epsilon(one_run_mu(canaries=1000, guesses=100, right=95), 1e-5), 2) 3.32
     """
     _expect_counts(canaries, guesses, right, error)
 
@@ -266,7 +272,8 @@ def one_run_gaussian_epsilon(
     """Return a lower bound on epsilon by ``one_run_mu``, the number of guesses, and the number of right ones.
 
     ``taken`` (k,), ``left_out`` (m - k,): scores of canaries that participated, and of the others. The m^(3/4) / 2
-    canaries with the highest scores are guessed to have participated, and as many with the lowest not.
+    canaries with the highest scores are guessed to have participated, and as many with the lowest scores to be left
+    out. ``error``: probability that the bound is wrong.
     """
     right = _right_guesses(taken, left_out)
     each = min(max(1, round((np.size(taken) + np.size(left_out)) ** 0.75 / 2)), len(right))

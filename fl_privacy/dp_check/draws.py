@@ -95,7 +95,8 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Return ``places`` shortened to ``MOST_TENSORS`` entries: the first and the last ones."""
+    """Return the first and the last entries of ``places``, a mapping from array names, at most ``MOST_TENSORS`` in all.
+    """
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -194,7 +195,7 @@ UNCHANGED = "the number of values that leave unchanged"  # name of the statistic
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """Computes statistics of releases: projections and counts."""
+    """Statistics of a mechanism's outputs, for tests: projections, counts of special values, angles to the update."""
 
     names: Sequence[str]
     directions: Tensor  # unit vectors (P, d) onto which releases are projected
@@ -220,7 +221,10 @@ FEWEST_ON_A_LINE = 4  # least number of values of an array in which angles are c
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,) along the neighbors' difference ``known``: as a whole, and its part in each array."""
+    """Return unit vectors (d,), by description: the neighbors' difference ``known`` (d,), and its part in each array.
+
+    ``places``: slice of each array in the d values, by name.
+    """
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -232,10 +236,10 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Choose the directions onto which releases are projected, and the counts.
+    """Choose the directions onto which a mechanism's outputs are projected, and what is counted in each output.
 
-    Directions: the neighbors' difference ``known`` (d,), or that of the pilot's means; its part in each array
-    (``places``: slices); the one in which draws of the pilot ``found`` differ most; and ``also``.
+    Directions: the neighbors' difference ``known`` (d,), or that of the first draws' means; its part in each array
+    (``places``: slices); the one in which the first draws ``found`` differ most; and ``also``, by name.
     """
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}

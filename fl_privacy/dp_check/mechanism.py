@@ -122,11 +122,11 @@ def check_mechanism(
 ) -> MechanismCheck:
     """Test the claimed privacy of ``mechanism`` by many draws, and return a lower bound on its epsilon.
 
-    A pilot of a few draws chooses the neighbors: an update of the clipping norm, or far larger, and zero (or its
-    negative if a unit is replaced). Fresh draws then give the bound.
+    Its inputs are an update and zero, or an update and its negative if a unit is replaced. A few draws choose the
+    update's direction and norm (the clipping norm or far more); fresh draws give the bound.
 
     Args:
-        mechanism: function from an update (tensors like ``like``) to the release (tensors), with fresh randomness at
+        mechanism: function from an update (tensors like ``like``) to its output (tensors), with fresh randomness at
             each of about 2.5 x ``draws`` + 1,800 calls.
         claimed: claimed epsilon, or a ``Claim`` with unit, neighbors and rounds.
         like: tensors with the names and shapes of an update.
@@ -137,7 +137,7 @@ def check_mechanism(
         confidence: confidence of the bounds, in (0, 1).
 
     Raises:
-        UserError: neither ``like`` nor ``neighbors`` is given, or the releases can't be compared.
+        UserError: neither ``like`` nor ``neighbors`` is given, or the outputs can't be compared.
     """
     claim = expect_claim(claimed, delta)
     checks.whole("draws", draws, at_least=200, example=4000)
@@ -201,9 +201,10 @@ before a call without it.
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
-    """Return a mechanism that makes one call with the unit, then ``LATER`` calls without it.
+    """Return a mechanism that calls ``mechanism`` once with an example or client, then ``LATER`` times without it.
 
-    It releases the projections of all these calls onto ``known`` (d,), to test if a unit shows in later releases.
+    Its output is the projection of all these outputs onto ``known`` (d,), to test if the first call shows in later
+    ones. ``pair``: inputs with and without the example or client.
     """
     unit = known / known.norm()
 
@@ -359,7 +360,10 @@ ROUND_LIKE = 10_000_001  # number of a round that no training reaches
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise that depends only on the round's number, by repeating rounds of a :class:`ByRound` mechanism."""
+    """Detect noise that depends only on the round's number, by repeating rounds of a :class:`ByRound` mechanism.
+
+    Return what such noise fails to hide, or an empty list. ``pair``: inputs that differ in one example or client.
+    """
     if not isinstance(mechanism, ByRound):
         return []
     try:
@@ -392,7 +396,10 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise from generators with small seeds, by comparison with their first values in PyTorch and NumPy."""
+    """Detect noise from generators with small seeds, which anybody can try; return the affected array, if any.
+
+    The first values of the noise are compared with those that PyTorch and NumPy draw from such seeds.
+    """
     if isinstance(mechanism, ManyAtOnce):
         return []
     releases = [mechanism(pair.second) for _ in range(8)]
