@@ -151,7 +151,7 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the client's parameters after training, computed from its upload, by name in ``Watched``.
+    """Return the client's parameters after training, computed from its upload, by observed name.
 
     An uploaded gradient counts as one step of gradient descent with rate 0.01.
     """

@@ -77,7 +77,10 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """First reply of a client. ``ask`` repeats it on chosen examples; ``ask_later`` repeats the ``latest`` reply."""
+    """A client with its first reply, which ``ask`` makes it repeat on chosen examples.
+
+    ``ask_later``: the same from the state of its last reply, ``latest``; ``None`` if there is none.
+    """
 
     number: int
     ask: Ask
@@ -96,7 +99,10 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the scenario ``name``. Its ``leaves`` is ``False`` if it attacks gradients that never leave a client."""
+    """Return the scenario ``name``. Its ``leaves`` is ``False`` if it attacks gradients that never leave a client.
+
+    ``uploads``: description of the attacked uploads. ``examples``: number of examples behind each.
+    """
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -111,8 +117,8 @@ class Scenarios:
 
     Attributes:
         sites: number of all clients.
-        server: rule by which the server moves the model, or the reason why that is no step along the mean update.
-        evaluated: batches that clients evaluated.
+        server: how the server applies the mean update, or the reason why the model does not follow from it.
+        evaluated: batches that clients loaded for evaluation.
         attack_within: function from a number of evaluations to an attack that makes at most as many.
         tell: function that gets messages on the progress.
         defense: defense of uploads, which the attacker knows.
@@ -134,7 +140,7 @@ class Scenarios:
     _text: bool = field(default=False, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
-        """Yield answers about whole training uploads instead of single examples; call it after ``attack_all``.
+        """Yield answers on what whole training uploads reveal, such as classes; call it after ``attack_all``.
 
         ``traces``: change of the output bias and class counts of each client whose labels were observed.
         """
@@ -407,7 +413,10 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Return a client's reply on example ``number`` alone, on its repeats, or on few examples; else the first error."""
+    """Let a client train on example ``number``, else on copies of it, else on a few examples.
+
+    Return the first reply, or the first error if all fail. ``evaluation``: ``True`` for evaluation mode.
+    """
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)
@@ -433,7 +442,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that single neurons of the first layer reveal, without those that are known anyway."""
+    """Return the inputs (N, ...) that first-layer neurons active for one example reveal, except those known anyway."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.fixed_inputs if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]

@@ -58,7 +58,7 @@ def expect_strategy(strategy: object) -> None:
 
 
 def expect_rounds(rounds: object) -> None:
-    """Raise ``UserError`` if ``rounds`` is invalid for any number of trained rounds."""
+    """Raise ``UserError`` if ``rounds``, the rounds to audit, can't be right for a training of any length."""
     several = isinstance(rounds, list | tuple | set | frozenset | range)
     if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
         audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")
@@ -303,7 +303,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Metrics' names in clients' replies, and ``stated``: privacy parameter -> weakest value in the last replies."""
+    """Names of the metrics in clients' replies, and the weakest privacy parameters (``stated``) in the last replies."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
@@ -322,7 +322,7 @@ class StatedByReplies:
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
-    """Return verdicts on DP claims for ``rounds`` rounds: the strategy's, by draws of its noise, and the clients'."""
+    """Test the DP claims for ``rounds`` rounds: the strategy's by sampling its noise, and those in clients' replies."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
         name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)

@@ -71,7 +71,7 @@ def network_of(place: str) -> nn.Module:
 
 
 def _with_layers(program: nn.Module) -> nn.Module:
-    """Replace a program's operations by layers of ``torch.nn`` that compute the same."""
+    """Replace the operations in a program of ``torch.export`` by modules of ``torch.nn`` that compute the same."""
     for module in list(program.modules()):
         graph = getattr(module, "graph", None)
         for node in graph.nodes if isinstance(graph, Graph) else ():

@@ -29,7 +29,10 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model as sent: values of the file BEFORE or, if not given, of the network; ``held``: names in the file."""
+    """The model sent to the client: values of the file BEFORE, or the network's own for missing parameters.
+
+    ``held``: names of the parameters and buffers in the file.
+    """
 
     state: ModelState
     held: frozenset[str]
@@ -38,10 +41,10 @@ class SentModel:
 
 @dataclass(frozen=True, eq=False)
 class SavedUpdate:
-    """One client's update: values sent (``sent``) and uploaded, by the names in the model.
+    """One client's update, loaded from files: values sent (``sent``) and uploaded, by the names in the model.
 
     ``is_change``: ``True`` if ``upload`` is the change, ``False`` if it is the new values. ``steps``: number of local
-    steps that the file states. ``said``: notes for the page.
+    steps, if the file states it. ``said``: notes for the page.
     """
 
     name: str
@@ -86,7 +89,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
 
 
 def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
-    """Return the values in the file BEFORE, under the network's names; ``UserError`` if they do not fit."""
+    """Return the model sent to the client, from the arrays in the file BEFORE; ``UserError`` if they do not fit."""
     if before.is_change:
         raise UserError("BEFORE is expected to hold weights, but holds a change (WEIGHT_DIFF); give the model as sent.")
     values, said = named_as_in(network, before.arrays, "BEFORE")
@@ -101,7 +104,10 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Build the update from ``before`` to ``after`` under the network's names; ``UserError`` if unfit, or no change."""
+    """Return the update ``name`` from ``before`` to ``after``, keyed by the parameter names of ``network``.
+
+    ``UserError`` if shapes do not fit, or nothing changed.
+    """
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -125,7 +131,7 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
 class Inferred:
     """Facts about the training that an update reveals.
 
-    ``backwards``: ``True`` if the files seem swapped: in this order all classes but one would be in the batch.
+    ``backwards``: ``True`` if the two files seem swapped: otherwise the batch would hold all classes but one.
     """
 
     num_classes: int
@@ -137,10 +143,10 @@ class Inferred:
 
 
 def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], num_classes: int) -> Inferred:
-    """Infer facts about the training before an attack.
+    """Infer learning rate, numbers of steps and examples, and shares of classes before an attack.
 
     The change of the output layer's bias is -rate (p - c): p are the mean softmax outputs, c the shares of classes.
-    Classes that the batch lacks have c = 0, so their change gives the rate, and then c.
+    Classes that the batch lacks have c = 0, so their change gives the rate; with it, the others' give c.
     """
     counted = [int((v - update.sent.buffers[n]).max()) for n, v in update.buffers.items() if n.endswith(_COUNTER)]
     if min(counted, default=0) < 0:
@@ -180,7 +186,8 @@ def observation_of(
 ) -> Observation:
     """Build the observation of an update, assuming that it took ``steps`` steps on ``examples`` examples.
 
-    ``lr``: ``None`` takes the rate of ``found``.
+    ``lr``: learning rate; ``None`` takes the inferred one in ``found``. ``number``: the update's position. ``shape``:
+    of an example.
     """
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(

@@ -282,7 +282,10 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Count right guesses on m scores for n = 1, ..., m // 2: the n highest participated, the n lowest did not."""
+    """Count right guesses for n = 1, ..., m // 2: the n highest of m scores participated, the n lowest did not.
+
+    ``taken``, ``left_out``: scores of canaries that did and did not participate.
+    """
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf

@@ -49,9 +49,9 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Return the epsilon of all releases, if a unit moves each release's mean by ``mu`` standard deviations.
+        """Return the epsilon of all outputs, if one unit (example or client) moves each mean by ``mu`` deviations.
 
-        If sampling is not Poisson, a unit takes part in the share ``sample_rate`` of the releases.
+        If sampling is not Poisson, a unit takes part in the share ``sample_rate`` of the outputs.
         """
         rate, steps = 1.0, self.rounds
         if self.sampled is not None:
@@ -69,7 +69,7 @@ class Claim:
 
     @property
     def mu(self) -> float:
-        """Return the ``mu`` that the claim allows one release: the shift of means by a unit, in standard deviations."""
+        """Return how far the claim lets one unit (example or client) shift an output's mean, in standard deviations."""
         if self.sampled is not None and self.sampled.noise_multiplier:
             return 1 / self.sampled.noise_multiplier
         return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.rounds)

@@ -105,7 +105,7 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pilot:
-    """Statistics of a few releases (d,) on each neighbor, from which the test's projections are chosen."""
+    """Means and spread of a few outputs (d,) on each of two neighbors, from which a test's directions are chosen."""
 
     neighbors: Neighbors
     means: Tensor  # means (2, d) on the first and the second neighbor
@@ -124,9 +124,9 @@ class Pilot:
         return self.constant & (self.shift != 0) & ~whole
 
     def separation(self, directions: Sequence[Tensor]) -> float:
-        """Return the largest distance of the two means, in standard deviations, along one of ``directions`` (d,).
+        """Return how many standard deviations the neighbors' mean outputs are apart along the best of ``directions``.
 
-        Without directions, all values count together. The distance is infinite if a value without noise differs.
+        Without directions, the distance is over all values. It is infinite if a value without noise differs.
         """
         if bool(self.bare.any()):
             return math.inf

@@ -216,10 +216,10 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return whether calls without the unit depend on earlier calls with the unit, due to momentum, for example.
+    """Return whether outputs without an example or client depend on earlier calls with it, for example by momentum.
 
-    ``number``: number of compared calls after calls with the unit, and after calls without it. ``known``: direction
-    (d,) onto which releases are projected.
+    ``pair``: inputs with it and without it. ``number``: number of compared calls after either. ``known``: direction
+    (d,) onto which outputs are projected.
     """
     if isinstance(mechanism, ManyAtOnce):
         return False
@@ -277,9 +277,10 @@ def _judged(
 def _worst(
     mechanism: Mechanism, pairs: Sequence[Neighbors], places: Mapping[str, slice], *, most: int, preferred: Neighbors
 ) -> tuple[Pilot, Tensor | None]:
-    """Return pilot draws on the neighbors that are easiest to distinguish, and their difference (d,), if known.
+    """Return a few outputs on that pair of ``pairs`` that is easiest to distinguish, and its difference (d,) if known.
 
-    ``most``: most draws per neighbor.
+    ``most``: most draws per neighbor. ``preferred``: pair that is taken unless another is clearly easier. ``places``:
+    slices of arrays, by name.
     """
     kept = list(pairs)
     for draws, number in PILOT:

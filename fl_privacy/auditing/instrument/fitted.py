@@ -57,7 +57,7 @@ class Fitted:
 def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> list[Leak]:
     """List the leaks in a reply that holds nodes of scikit-learn's trees, pickled or as an array for each field.
 
-    ``arrays`` and ``values``: content of the reply by record/name.
+    ``arrays``: the reply's arrays, by record/name; ``values``: its other entries.
     """
     pickled = {key: array.tobytes() for key, array in arrays.items() if array.dtype == np.uint8 and array.ndim == 1}
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
@@ -84,7 +84,7 @@ _NODE_VALUES = {
 
 
 class FittedBy:
-    """Records the tables on which a client fits models of imported libraries."""
+    """Records the data tables that a client passes to ``fit`` of imported libraries, such as scikit-learn."""
 
     def __init__(self) -> None:
         self.fits: list[Fitted] = []
@@ -207,7 +207,7 @@ class InLayers(nn.Module):
 
 @contextmanager
 def sklearn_lent(code: str) -> Iterator[bool]:
-    """Train scikit-learn's networks using PyTorch until the block ends; yield ``True`` if ``code`` has some."""
+    """Context in which scikit-learn's neural networks train in PyTorch; yields ``True`` if ``code`` uses them."""
     if not re.search(r"\bMLP(Classifier|Regressor)\b", code) or importlib.util.find_spec("sklearn") is None:
         yield False
         return
@@ -217,7 +217,10 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Initialize an estimator's network, and mark it if the app calls ``partial_fit`` only to create the network."""
+    """Initialize an estimator by scikit-learn's own method (``original``); mark it if no training is meant.
+
+    Apps call ``partial_fit`` in this way to create a network's weights.
+    """
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)

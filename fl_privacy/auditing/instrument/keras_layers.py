@@ -34,7 +34,7 @@ def keras_on_torch() -> Any:
 
 
 def backend_blamed(errors: Iterable[str]) -> list[str]:
-    """Return a sentence on what to try, if Keras runs on PyTorch and one of the ``errors`` may come from that."""
+    """Return one sentence of advice if Keras runs on PyTorch and one of ``errors`` may come from that; else nothing."""
     blamed = keras_on_torch() is not None and any(re.search("(?i)keras|torch|backend", each) for each in errors)
     return ["Keras ran on PyTorch, which may have caused an error; KERAS_BACKEND=tensorflow avoids it."] * blamed
 
@@ -49,7 +49,7 @@ def _has_own_code(layer: Any) -> bool:
 
 
 def adds_channel(network: Any) -> bool:
-    """Return whether a Keras network takes images."""
+    """Return whether a Keras network takes images (B, H, W, C), so that gray ones need an added channel."""
     return len(getattr(network, "input_shape", None) or ()) == 4
 
 
@@ -59,9 +59,10 @@ def owner_of(kind: type, name: str) -> type:
 
 
 def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimizer:
-    """Return a PyTorch optimizer that states the settings of a Keras optimizer of ``variables``; it makes no step.
+    """Return a PyTorch optimizer with a Keras optimizer's settings, to be read only: it makes no step.
 
-    If PyTorch has no equal optimizer, the class of the result is named like ``RMSprop of Keras``.
+    ``variables``: its parameters. If PyTorch has no equal optimizer, the result's class has a name such as ``RMSprop of
+    Keras``.
     """
     settings, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
@@ -94,9 +95,9 @@ class FromKeras(nn.Module):
         self._add(network, 0)
 
     def _add(self, network: Any, entry: int) -> int:
-        """Add the layers of ``network``; return the number of the network's output.
+        """Add the layers of ``network``; return the number of its output.
 
-        ``entry``: number of the network's input. 0 is the outermost network's input, n + 1 the output of layer n.
+        ``entry``: number of its input. 0 is the outermost network's input, n + 1 the output of layer n.
         """
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
@@ -189,7 +190,7 @@ def _converted(layer: Any, shape: tuple[int, ...]) -> Iterator[tuple[nn.Module, 
 
 
 def _names(layer: Any, kind: str) -> dict[str, str]:
-    """Return the names of a layer's weights, each mapped to its name in Keras."""
+    """Map names of a PyTorch layer's weights to those in the Keras layer of the class ``kind``."""
     if kind == "BatchNormalization":
         return {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
     if kind == "LayerNormalization":

@@ -311,7 +311,7 @@ EXACT = 14  # largest number of independent groups with all sign flips; beyond, 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Result of a paired test: ``worse`` if more leaks than before, and the probability ``p`` of it by chance."""
+    """Result of a paired test against a baseline: ``worse`` if significantly more leaks; ``p``: the test's p-value."""
 
     worse: bool
     p: float

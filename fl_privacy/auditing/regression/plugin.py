@@ -64,7 +64,10 @@ class LeakageCheck:
         self._check(lambda: measure_training(**settings))
 
     def run(self, folder: str | Path, *, metric: str = "psnr") -> None:
-        """Check the result of a run, an attack or an audit of a Flower app in ``folder``."""
+        """Fail the test if an attack's result in ``folder`` leaks more than the stored baseline, by ``metric``.
+
+        ``folder``: output of a run, an attack or an audit of a Flower app.
+        """
         from fl_privacy.auditing.regression import measure_run  # noqa: PLC0415
 
         self._check(lambda: measure_run(Path(folder), metric=metric))
