@@ -51,8 +51,7 @@ class _Started(BaseException):
 class ClaimedApp:
     """The parts of an app in which its differential privacy claims are found.
 
-    ``strategy``: the strategy that the app started; ``None`` if it has Flower's legacy API or started none. ``arrays``:
-    initial model, if any.
+    ``strategy``: the started one; ``None`` for Flower's legacy API, or if none was started. ``arrays``: initial model.
     """
 
     folder: Path

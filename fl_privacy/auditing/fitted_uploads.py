@@ -72,10 +72,7 @@ class FittedUploads:
         return found
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
-        """Attack each kind of uploads of at most ``clients`` clients; a failed attack's answer has the reason.
-
-        ``seconds``: time limit for trees.
-        """
+        """Attack each kind of uploads of at most ``clients`` clients; a failed attack's answer gives the reason."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
             chosen, read = list(self.exchanges)[:clients], trees.read_exchange
@@ -202,10 +199,6 @@ def _trees(
 
 
 def _reconstructed(rounds: Sequence[trees.Exchange], fit: Sequence[Fitted], seed: int) -> trees.TreeReconstruction:
-    """Reconstruct a client's rows from the trees that it exchanged in each of ``rounds``.
-
-    ``fit``: recorded training data, whose number of rows is used if the first tree does not give it.
-    """
     own, stated = trees.own_trees(rounds), len(fit[-1].rows) if fit else 0
     different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
     if stated * rounds[0].reply.features * different > MOST_CELLS:
@@ -250,10 +243,7 @@ def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    """Reconstruct up to ``VICTIMS`` rows of each client, each from its upload and all its other rows.
-
-    The control uses the model that the server sent in place of the upload.
-    """
+    """Reconstruct rows of each client from its other rows and its upload; the control uses the sent model instead."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
     shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)
@@ -361,10 +351,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List rows that were added or removed between two rounds (``None`` if unknown), as uploaded moments reveal them.
-
-    Each comes with the table that the client was fitted on, in ``fits``, and that contained the row.
-    """
+    """List rows that came or went between rounds (``None`` if unknown), each with the table in ``fits`` that had it."""
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
         for one in rows_between(before, after) if before is not None and after is not None else ():
@@ -391,10 +378,6 @@ def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:
-    """Find a GaussianNB's means, variances and counts in ``arrays``; ``None`` if means or variances are missing.
-
-    ``fit``: the client's recorded training data, whose numbers of classes and features give the shapes.
-    """
     shape = (len(fit.classes), fit.rows.shape[1])
     tables, counts = (_finite(arrays, each) for each in (shape, shape[:1]))
     whole = [array for array in counts if (array == np.round(array)).all() and array.tolist() != list(fit.classes)]

@@ -81,10 +81,7 @@ class GraphTrial:
                 (self.near if near else self.deep).append((layer, basis))
 
     def inputs(self, layer: nn.Module, nodes: Tensor) -> Tensor | None:
-        """Return a layer's inputs (M, N, D) for features ``nodes`` (M, N, F) of M guessed graphs with the known edges.
-
-        ``None`` if the layer does not get one input for each node.
-        """
+        """Return a layer's inputs (M, N, D) for nodes (M, N, F) of M guessed graphs; ``None`` unless each has one."""
         number = len(nodes)
         given, edges = {self.variable: nodes.flatten(0, 1)}, self.constants[self.links]
         for key, value in self.constants.items():
@@ -109,7 +106,7 @@ class GraphTrial:
         return seen[0] if seen and seen[0].dim() == 2 else None
 
     def distance(self, layers: Sequence[Layer], nodes: Tensor) -> Tensor:
-        """Return the misfit (M, N) of each of N nodes, in M guessed graphs, to the gradients of ``layers``."""
+        """Return the misfit (M, N) of each node of M guessed graphs (M, N, F) to the gradients of ``layers``."""
         total = torch.zeros(nodes.shape[:2]).double()
         for layer, basis in layers:
             rows = self.inputs(layer, nodes)
@@ -487,10 +484,7 @@ def _counted(counts: Counts, guess: Tensor, truth: Tensor, colors: Sequence[int]
 
 
 def colors_of(near: Sequence[Sequence[int]], colors: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the nodes' colors after each round of color refinement (Weisfeiler and Leman), until they are stable.
-
-    ``near`` lists each node's neighbors.
-    """
+    """Yield nodes' colors after each round of color refinement (Weisfeiler and Leman); ``near``: nodes' neighbors."""
     finer = list(colors)
     while True:
         yield finer

@@ -69,8 +69,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's ``reply`` (arrays by record/name), the training observed before it, and which parameter each array is.
-    """
+    """A client's ``reply`` (arrays by record/name), the training observed before, and each array's parameter."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -85,8 +84,8 @@ class WatchedReply:
 def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
     """Return the other sites' mean reply (``again``) as one site computes it from global models and its ``own`` reply.
 
-    The site loses digits, since global models are rounded to single precision, and what the server's ``plan`` hides.
-    ``others``: number of other sites. ``NotAttackedError`` if the replies share no parameter.
+    The site loses digits, since global models are rounded, and what the server's ``plan`` hides. ``others``: number of
+    other sites. ``NotAttackedError`` if the replies share no parameter.
     """
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
@@ -119,10 +118,7 @@ class StepProblem:
     notes: tuple[str, ...] = ()
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
-        """Build the attacker's observation of victim ``number``, who uploads ``tensors`` after the training ``plan``.
-
-        ``tensors``: uploaded values by observed parameter name.
-        """
+        """Build the observation of victim ``number``, who uploads ``tensors`` (by observed name) after ``plan``."""
         found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
         own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
@@ -215,10 +211,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
 
 
 def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
-    """Return notes on inputs that the attacker knows, such as categories.
-
-    For a graph, also set ``model.kinds`` from the nodes in ``rows``, tensors of inputs.
-    """
+    """Return notes on inputs that the attacker knows; for a graph, also store the kinds of nodes in ``model.kinds``."""
     if model.output is None and connections_of(model) >= 0:
         model.kinds = kinds_in(torch.cat([each for each in rows if each.shape[1:] == model.shapes[0]]))
         return ("The attacker is given each graph's connections, labels and other inputs, but not what its nodes are.",)
@@ -227,10 +220,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the loss so that its gradient equals an observed sum of the gradients of several losses.
-
-    ``NotAttackedError`` if no factor does so.
-    """
+    """Scale the loss to the observed sum of several losses' gradients; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -300,11 +290,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], 
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the client's local training plan from the observed optimizer, for the attacker.
-
-    ``found``: meaning of the reply's arrays. ``batch``: batch size. ``NotAttackedError`` if no attack handles such
-    steps.
-    """
+    """Infer the client's local plan from the observed optimizer; ``NotAttackedError`` if no attack handles it."""
     if not seen.optimizers:
         raise NotAttackedError(
             "a step of a PyTorch optimizer is expected, but none is made on so few examples, as where the gradients of"
@@ -329,13 +315,13 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``LocalPlan`` for PyTorch's optimizer ``kind``; ``shares``: content of the upload."""
+    """Return the ``LocalPlan`` fields of PyTorch's optimizer ``kind``; ``shares``: content of the upload."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
-    """Return the local plan of a client that uploads the gradient of its observed step."""
+    """Return the local plan of a client that uploads its first gradient."""
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(shares="gradient", batch_norm=mode, probe_batch_norm=mode, mode=mode)
 
@@ -357,11 +343,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return minimum and width of each network input's values, and notes on how the attacker knows them.
-
-    ``truths``: true inputs (B, ...), one tensor for each. ``range_of``: further values. Images (``kind``) get the range
-    of normalized pixels.
-    """
+    """Return minimum and width of each input in ``truths`` and ``range_of``, and notes on the attacker's knowledge."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])
@@ -443,10 +425,7 @@ def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> 
 
 
 def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tensor]:
-    """Return the parameters, by name, that the loss uses outside of modules; ``ValueError`` if it penalizes them.
-
-    FedProx does so. ``after``: index of the last module call in ``program``. ``seen``: observed training.
-    """
+    """Return parameters that the loss uses outside of modules; ``ValueError`` if it penalizes them, as in FedProx."""
     later = program.calls[after + 1 :]
     outputs = {n: _made(program, n) for call in program.calls[: after + 1] for n in call.outputs if call.part >= 0}
     named = [leaf.name for call in later for leaf in tree_leaves((call.args, call.kwargs)) if isinstance(leaf, Own)]

@@ -100,10 +100,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """For a control, pair each truth with the guess at the next upload, cyclically, whose examples differ.
-
-    ``reads``: function that returns ``True`` if a guess matches a batch.
-    """
+    """As control, pair each truth with the guess at the next upload; ``reads`` finds uploads of equal examples."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):
@@ -151,10 +148,7 @@ def labels_right(given: Tensor, truth: Tensor) -> int:
 def count_images(
     found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
 ) -> tuple[Counts, list[Shown]]:
-    """Count how many images are reconstructed, in part or not; also return each original with its guess.
-
-    ``others``: unrelated images (distractors), which guesses may match by chance.
-    """
+    """Count images by outcome, and pair each original with its guess; ``others``: unrelated images to compare with."""
     shaped, scored, pictures = list(found), [], []
     for place, truth in enumerate(truths):
         if (batch := found[place].batch) is not None and batch.inputs.shape != truth.inputs.shape:
@@ -187,10 +181,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 
 
 def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
-    """Count rows by outcome (exact, identified, nothing, failed); also return each original with its guess.
-
-    A row is an example of a table; ``others``: rows used as distractors.
-    """
+    """Count rows of tables by outcome, and pair each original with its guess; ``others``: rows used as distractors."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:

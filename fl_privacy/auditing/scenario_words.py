@@ -70,10 +70,7 @@ def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
 
 
 def words_in_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
-    """Return the set of token ids that a client trained on, and the set inferred from its upload.
-
-    ``None`` if no attack applies.
-    """
+    """Return token ids that a client trained on, and those inferred from its upload; ``None`` if no attack applies."""
     seen = client.watched
     for name, table in sorted(_tables(seen), key=lambda pair: -pair[1].num_embeddings) if seen.batches else ():
         rows = _rows(client, name, uploaded=True) if name in seen.before else None
@@ -239,10 +236,7 @@ class SeenNetwork(TextModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """Token ids ``words`` (N, L) of training batches, -1 for padding.
-
-    ``number``: index of the transformer in the observed modules.
-    """
+    """Token ids ``words`` (N, L) of loaded batches, -1 for padding; ``number``: index of the transformer's module."""
 
     number: int
     words: Sequence[Tensor]
@@ -274,10 +268,7 @@ def network_in(part: Any) -> Any:
 
 
 def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
-    """Return the token ids in a loaded ``batch``, all below ``size``; ``None`` if no tensor looks like token ids.
-
-    Padding, by a mask or the id ``padding``, becomes -1.
-    """
+    """Return a loaded batch's token ids (N, L), all below ``size``, -1 for ``padding``; ``None`` if it has none."""
     whole = _texts_in(batch)
 
     def counts_up(numbers: Tensor) -> bool:  # as positions (N, L) do, which restart at 0 for each text
@@ -360,10 +351,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score words inferred from a transformer's first block; ``None`` for other networks.
-
-    ``found`` and ``uploaded``: see :func:`words_of`.
-    """
+    """Score words inferred from a transformer's first block, as :func:`words_of`; ``None`` for other networks."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

@@ -77,10 +77,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client with its first reply, which ``ask`` makes it repeat on chosen examples.
-
-    ``ask_later``: the same from the state of its last reply, ``latest``; ``None`` if there is none.
-    """
+    """A client's first reply; ``ask`` and ``ask_later`` repeat it, or the ``latest`` reply, on chosen examples."""
 
     number: int
     ask: Ask
@@ -99,10 +96,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the scenario ``name``. Its ``leaves`` is ``False`` if it attacks gradients that never leave a client.
-
-    ``uploads``: description of the attacked uploads. ``examples``: number of examples behind each.
-    """
+    """Return the scenario ``name`` for ``uploads`` (in words) of ``examples`` each; ``leaves``: if they are sent."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -413,10 +407,7 @@ class Scenarios:
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Let a client train on example ``number``, else on copies of it, else on a few examples.
-
-    Return the first reply, or the first error if all fail. ``evaluation``: ``True`` for evaluation mode.
-    """
+    """Return a client's reply to training on example ``number``, or copies, or a few examples; else the first error."""
     single = OnlyExamples(first=number, evaluation=evaluation)
     first = again = ask(single)
     fewest = (replace(single, first=few * number, number=few) for few in FEW)

@@ -31,7 +31,6 @@ class AuditSession:
         return (self.folder / PAGE).absolute()
 
     def record(self, going_on: str = "") -> AuditRecord:
-        """Return the record so far; ``going_on`` says what is still being done."""
         raise NotImplementedError
 
     def attack_all(self) -> None:

@@ -36,7 +36,7 @@ from fl_privacy.types.plan import Normalization
 
 
 def expect_strategy(strategy: object) -> None:
-    """Raise ``UserError`` unless ``strategy`` is a Flower strategy that trains a network."""
+    """Raise ``UserError`` unless this is a Flower strategy that trains a network."""
     kind = strategy if isinstance(strategy, type) else type(strategy)
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
         raise UserError(f"A network is expected to be trained, but {kind.__name__} trains trees; use `audit APP`.")
@@ -72,7 +72,7 @@ MOST_PARTITION, AGREED = 999_999_999, 0.5
 
 
 def partition_of(reply: Message) -> int | None:
-    """Return the partition that the client of ``reply`` claims; ``None`` if it claims none."""
+    """Return the partition that a reply's client claims, if any."""
     record = reply.content.config_records.get(CLIENT)
     number = None if record is None else record.get(PARTITION)
     return number if type(number) is int and 0 <= number <= MOST_PARTITION else None

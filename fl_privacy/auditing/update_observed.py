@@ -29,10 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """The model sent to the client: values of the file BEFORE, or the network's own for missing parameters.
-
-    ``held``: names of the parameters and buffers in the file.
-    """
+    """The model sent, from the file BEFORE or, if that lacks a value, the network; ``held``: names in the file."""
 
     state: ModelState
     held: frozenset[str]
@@ -104,10 +101,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Return the update ``name`` from ``before`` to ``after``, keyed by the parameter names of ``network``.
-
-    ``UserError`` if shapes do not fit, or nothing changed.
-    """
+    """Build the update ``name`` of two files, by ``network``'s parameter names; ``UserError`` if unfit or no change."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -186,8 +180,7 @@ def observation_of(
 ) -> Observation:
     """Build the observation of an update, assuming that it took ``steps`` steps on ``examples`` examples.
 
-    ``lr``: learning rate; ``None`` takes the inferred one in ``found``. ``number``: the update's position. ``shape``:
-    of an example.
+    ``lr``: learning rate; ``None`` takes that of ``found``. ``number``: the update's position. ``shape``: an example's.
     """
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(

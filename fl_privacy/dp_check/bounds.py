@@ -31,9 +31,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the epsilon of the Gaussian mechanism at ``delta`` in (0, 1); infinite for infinite ``mu``.
-
-    ``mu``: sensitivity divided by the noise's standard deviation.
+    """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1); ``mu``: sensitivity over noise, maybe infinite.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 2) 4.38
     """
@@ -107,9 +105,9 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)  # sines of the angles to the update be
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Return a lower bound on epsilon from angles between a mechanism's outputs and an update of random direction.
 
-    For each array, a few angles are tested, each with an equal share of the error. Without the update, an output has an
-    angle below the tested one with a probability of at most the share of the sphere with such angles, divided by half
-    of the test's error (Markov's inequality).
+    A few angles are tested for each array, each with an equal share of the error. Without the update, an output has a
+    smaller angle with a probability of at most the share of the sphere with such angles, over half of the test's error
+    (Markov's inequality).
 
     Args:
         sines: sine (n, A) of the angle between each output and the update, in each of A arrays.
@@ -152,10 +150,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
 
 
 def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> float:
-    """Return the least true mu for which ``measured_mu`` exceeds ``mu`` with probability ``power``.
-
-    ``draws``: number of draws on each neighboring data set. ``error``: see ``measured_mu``.
-    """
+    """Return the least mu whose ``measured_mu``, by ``draws`` a neighbor, exceeds ``mu`` with probability ``power``."""
     size, degrees = math.sqrt(draws / 2), 2 * draws - 2
     asked, given = scipy.stats.norm.isf(error / 2), scipy.stats.norm.isf(1 - power)
     t = mu * size
@@ -180,10 +175,7 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
 
 
 def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
-    """Return whether a statistic's values (n,) and (m,) on two neighboring data sets pass normality tests.
-
-    Each sample is tested, and both together after standardization; constant samples fail.
-    """
+    """Return whether two neighbors' statistics, (n,) and (m,), pass tests of normality, separately and pooled."""
     both = [np.asarray(values, dtype=np.float64) for values in (first, second)]
     if any(float(values.std()) <= 1e-9 * float(np.abs(values).max(initial=0.0)) for values in both):
         return False
@@ -282,10 +274,7 @@ def one_run_gaussian_epsilon(
 
 
 def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
-    """Count right guesses for n = 1, ..., m // 2: the n highest of m scores participated, the n lowest did not.
-
-    ``taken``, ``left_out``: scores of canaries that did and did not participate.
-    """
+    """Count right guesses on m scores for n = 1, ..., m // 2: the n highest participated, the n lowest did not."""
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf

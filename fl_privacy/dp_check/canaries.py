@@ -54,8 +54,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the largest lower bound on epsilon that so many canaries can give: the one if all guesses are right.
-        """
+        """Return the bound that so many canaries give if all guesses are right, the largest possible."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
@@ -105,7 +104,7 @@ def canary_test(
         taken: scores (k,) of participating canaries, higher if participation is likelier.
         left_out: scores (m - k,) of the other canaries; each canary was left out with probability 1/2.
         delta: probability in (0, 1).
-        unit: what a canary stands for: an example or a client.
+        unit: example or client, which a canary stands for.
         noise: ``gaussian`` if the claim assumes Gaussian noise, ``other`` to assume nothing. Scores that do not look
             Gaussian count as ``other``.
         confidence: confidence in (0, 1) of each lower bound, and of the estimate's lower limit.

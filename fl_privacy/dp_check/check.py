@@ -124,8 +124,7 @@ def tested(
 
 
 def recomputed_by(stated: Stated | None, asked: DpCheckRequest, claim: Claim | None) -> Recomputed | None:
-    """Recompute epsilon from ``stated`` facts at the delta of ``claim`` or, without a claim, of the settings ``asked``.
-    """
+    """Recompute epsilon from ``stated`` facts at the delta of ``claim`` or, without one, of the settings ``asked``."""
     if stated is None:
         return None
     delta = claim.delta if claim else asked.delta

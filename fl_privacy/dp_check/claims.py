@@ -29,7 +29,7 @@ class Claim:
         delta: probability in [0, 1).
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: difference of two data sets: ``add_remove`` adds or removes a unit, ``replace`` exchanges one.
-        sampled: how units are sampled and how many outputs a round has; a test then draws outputs with the unit.
+        sampled: sampling and number of outputs of a round; a test then draws outputs that hold the unit.
             ``None``: one output a round, without sampling.
     """
 
@@ -204,7 +204,7 @@ def composed_epsilons(
 
 @contextmanager
 def errors_alone(name: str) -> Iterator[None]:
-    """Suppress messages of the logger ``name`` below the level of errors."""
+    """Suppress the logger ``name`` below the level of errors."""
 
     def is_error(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR

@@ -44,10 +44,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Choose tests (statistic >= threshold) on the first fifth of ``drawn``; the bounds count on the rest only.
-
-        ``drawn``: statistics of a mechanism's outputs on each of two neighboring data sets.
-        """
+        """Choose tests (statistic >= threshold) on the first fifth of the outputs ``drawn``; bounds count the rest."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)
@@ -75,15 +72,11 @@ class Drawn:
 
     @property
     def unchanged(self) -> float:
-        """Mean number of an update's values that the mechanism leaves unchanged."""
         names = list(self.statistics.names)
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return a lower bound on epsilon for any noise, wrong with probability ``error``: the larger of two.
-
-        One tests angles to the update (with a tenth of the error), the other counts outputs above thresholds.
-        """
+        """Return a lower bound on epsilon for any noise, the larger by angles (``error`` / 10) or counted outputs."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

@@ -95,8 +95,7 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Return the first and the last entries of ``places``, a mapping from array names, at most ``MOST_TENSORS`` in all.
-    """
+    """Return the first and last entries of ``places``, by array name, at most ``MOST_TENSORS`` in all."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -221,10 +220,7 @@ FEWEST_ON_A_LINE = 4  # least number of values of an array in which angles are c
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Return unit vectors (d,), by description: the neighbors' difference ``known`` (d,), and its part in each array.
-
-    ``places``: slice of each array in the d values, by name.
-    """
+    """Return unit vectors (d,) by description: the neighbors' difference ``known``, and its part in each array."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)
@@ -275,7 +271,7 @@ def statistics_for(
 def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the S statistics (draws, S) of fresh draws on each neighbor."""
+    """Return the S statistics (draws, S) of fresh outputs on each neighbor."""
     first, second = (
         torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)])
         for given in counted("neighbor", (neighbors.first, neighbors.second))

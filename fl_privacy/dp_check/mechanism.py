@@ -46,7 +46,7 @@ SCALES = (1.0, 10.0, 1e4)
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismCheck:
-    """Result of the test of a mechanism against a claim."""
+    """Result of a mechanism's test against a claim."""
 
     claim: Claim
     epsilon: float  # lower bound on epsilon, at the claim's delta, for one release with any noise
@@ -361,10 +361,7 @@ ROUND_LIKE = 10_000_001  # number of a round that no training reaches
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise that depends only on the round's number, by repeating rounds of a :class:`ByRound` mechanism.
-
-    Return what such noise fails to hide, or an empty list. ``pair``: inputs that differ in one example or client.
-    """
+    """Detect noise that repeats with the round's number, and so hides nothing, by repeating rounds of a `ByRound`."""
     if not isinstance(mechanism, ByRound):
         return []
     try:
@@ -397,10 +394,7 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise from generators with small seeds, which anybody can try; return the affected array, if any.
-
-    The first values of the noise are compared with those that PyTorch and NumPy draw from such seeds.
-    """
+    """Detect noise of small seeds, which anybody can try, by comparison with the first values in PyTorch and NumPy."""
     if isinstance(mechanism, ManyAtOnce):
         return []
     releases = [mechanism(pair.second) for _ in range(8)]

@@ -58,8 +58,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Run the mechanism ``draws`` / 4 times on each neighbor, or less often if memory is short, and return the outputs.
-    """
+    """Run the mechanism ``draws`` / 4 times, or as memory allows, on each neighbor; return all outputs."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
@@ -212,10 +211,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield groupings of the d values of an output, to test whether the noise of a group sums to zero.
-
-    Each is a description and the group's number (d,) of each value, -1 without group.
-    """
+    """Yield groupings of an output's d values, to test sums for noise: (description, each value's group (d,) or -1)."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():

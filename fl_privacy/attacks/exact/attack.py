@@ -103,10 +103,6 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return victims' squared distances (V,) between a node's values in ``found`` and the target ``values``.
-
-    Active elements of a ReLU are compared with its input.
-    """
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -186,10 +182,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Return the layer's inputs (2, N) for a batch of two: the mean plus and minus the spread stored in ``layer``.
-
-    Their signs follow from the gradients ``weight`` and ``bias``. ``None`` if the layer has no spread.
-    """
+    """Return the inputs (2, N) of a batch of two: the layer's mean plus and minus its spread; ``None`` without one."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
@@ -198,7 +191,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight's gradient; for a :class:`NormalizedLayer`, with the bias's gradient as a column."""
+    """Append the bias's gradient to the weight's as a column, for a :class:`NormalizedLayer` only."""
     return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight
 
 
@@ -372,10 +365,7 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Estimate the elements of layer ``head``'s update that a known defense clipped or set to zero.
-
-    Only one step on one example is completed; other observations are returned unchanged.
-    """
+    """Estimate elements of layer ``head``'s update that a defense clipped or zeroed, for one step on one example."""
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay or observation.upload.num_examples > 1:
         return observation

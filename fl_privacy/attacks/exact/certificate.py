@@ -44,10 +44,7 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations. ``unique``: ``True`` if no other images solve them.
-
-    ``loss``: relative residual of the equations. ``note``: sentence for the user, or empty.
-    """
+    """Images (B, C, H, W) that solve a layer's equations up to the residual ``loss``; ``unique``: no others do."""
 
     images: Tensor
     unique: bool
@@ -65,8 +62,7 @@ class Reproduction:
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
         """Infer ``inputs``' labels, classes (B,) or soft (B, K); ``None`` if the output layer's gradient is withheld.
 
-        Labels are classes if p - y (see :meth:`errors`) is proportional to p except at one class. ``network`` computes
-        p in place of the model.
+        Labels are classes if p - y (see :meth:`errors`) is proportional to p except at one class.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):
@@ -229,7 +225,6 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
 
 
 def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
-    """Return notes if the update shows that the client may have changed its examples before training."""
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in observation.model.modules())
     if DRAWS in observation.notes or (drops and observation.plan.mode == "train"):
         return (
@@ -270,10 +265,7 @@ def is_muted(weight: Tensor, shade: Tensor) -> bool:
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Infer classes (B,) or soft labels y (B, K) from ``found``: probabilities p and errors p - y, each (B, K).
-
-    Classes are also found if all errors have a common unknown factor.
-    """
+    """Infer classes (B,), or soft labels (B, K), from ``found``: probabilities p and errors p - y, each (B, K)."""
     if found is None:
         return None
     probabilities, errors = found
@@ -299,10 +291,7 @@ Times = Callable[[int], list[int] | None]
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each of R distinct ``images`` as often as it occurs in the batch of ``victim``.
-
-    Return the images (B, C, H, W) and a sentence for the user on the repetitions, or an empty one.
-    """
+    """Repeat each of R distinct ``images`` as often as it occurs in the victim's batch; also return a note or ""."""
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
     stated = not any(note.startswith(COUNTED_BY_RANK) for note in observation.notes)
@@ -331,10 +320,7 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return a function from a batch size to how often each of ``inputs`` occurs in a batch of that size.
-
-    It returns ``None`` if no whole numbers fit the update of ``victim``. ``network`` replaces the model.
-    """
+    """Return a function: batch size -> how often each of ``inputs`` occurs, or ``None`` if no whole numbers fit."""
     rank, loss = len(inputs), victim.loss
     if rank == 1:
         return lambda size: [size]
@@ -385,10 +371,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return the observation as that of one example if its batch surely consists of copies of one; else ``None``.
-
-    The client must have made a single step.
-    """
+    """Return the observation of one example if a single step on copies of it surely made the update; else ``None``."""
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
     one_step = plan.shares == "gradient" or (is_sum_of_gradients(plan) and number_of_steps(size, plan) == 1)

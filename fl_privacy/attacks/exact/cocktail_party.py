@@ -80,7 +80,6 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Move ``directions`` (V, B, B) so that their products with ``white`` (V, B, n) are likeliest Cauchy variables."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):
@@ -220,10 +219,7 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each victim's basis R (V, B, N) of the gradient's rows, and estimated layer inputs (V, B, N).
-
-        The third result (V,) is ``True`` if the gradient has rank B, as the attack needs.
-        """
+        """Return victims' bases R (V, B, N) of gradient rows, estimated inputs (V, B, N), and if ranks are B (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -257,10 +253,7 @@ class CocktailParty(GroupAttack):
 
 
 class _Mixed:
-    """A layer whose weight gradient has rows that mix the N inputs of B examples.
-
-    ``basis`` (B, N): orthonormal basis of these rows.
-    """
+    """A layer whose weight gradient mixes its N inputs; ``basis`` (B, N): orthonormal basis of the gradient's rows."""
 
     def __init__(self, reproduction: Reproduction, layer: FirstLayer, basis: Tensor) -> None:
         self.reproduction, self.layer, self.basis = reproduction, layer, basis
@@ -286,10 +279,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only layer inputs (B, N) near ``inputs`` for which the ReLU explains the gradient's zeros.
-
-        ``None`` if zeros are few or contradict each other. ``labels``: classes (B,).
-        """
+        """Return the only inputs (B, N) that explain the gradient's zeros by inactive ReLUs; ``None`` without any."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

@@ -52,8 +52,7 @@ class Convolution:
         return self._transposed((len(deltas), *self.shape), weight, deltas)
 
     def moved(self, deltas: Tensor) -> Tensor:
-        """Shift ``deltas`` (V, O, P, Q) to the input pixels that each of T kernel elements multiplies: (V, O T, H W).
-        """
+        """Shift ``deltas`` (V, O, P, Q) to the pixels that each of T kernel elements multiplies: (V, O T, H W)."""
         module, (height, width) = self.module, self.shape[1:]
         taps = module.kernel_size[0] * module.kernel_size[1]
         alone = torch.eye(taps).to(deltas).view(1, taps, *module.kernel_size)
@@ -336,10 +335,7 @@ def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, 
 
 
 def _unmixed(sums: Tensor) -> Tensor | None:
-    """Find the matrix (B, B) that turns ``sums`` (B, N) of B images into non-negative images with many zeros.
-
-    ``None`` if no matrix does so.
-    """
+    """Find the matrix (B, B) that makes ``sums`` (B, N) of B images non-negative with many zeros, or ``None``."""
     white, mix = torch.linalg.qr(sums.T)
     size = white.norm(dim=1)
     bright = white[size > _BRIGHT * size.median()]
@@ -414,7 +410,6 @@ class Equations:
 
     @property
     def together(self) -> bool:
-        """Return whether the gradient is that of several images' batch."""
         return len(self.gradient) < len(self.slopes.full)
 
     def of(self, rows: Tensor) -> "Equations":
@@ -439,7 +434,7 @@ def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> 
 
 
 def turn_gates(own: Equations) -> None:
-    """Flip, in place, elements of the ReLU masks (V, O, P, Q) of ``own`` while this lowers its equations' residual."""
+    """Flip, in place, elements of the ReLU masks (V, O, P, Q) of ``own`` while this lowers its residual."""
     gates = own.slopes.open
     if gates is None or own.layer.module.kernel_size == (1, 1):
         return
@@ -463,10 +458,7 @@ def turn_gates(own: Equations) -> None:
 
 
 def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
-    """Solve ``equations`` for V victims' inputs (V, C, H, W) by least squares; also return the relative residual (V,).
-
-    Values known from elsewhere (``shown``) are ignored if they would need too much memory.
-    """
+    """Solve ``equations`` like :func:`gated_inputs` with fixed masks, and without ``shown`` if memory is short."""
     left = torch.cat([each.left for each in equations], 1)
     right = torch.cat([each.right for each in equations], 1)
     normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)
@@ -488,10 +480,7 @@ def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, 
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return how much the squared residual of ``own`` falls if an element of ``gates`` is flipped, for each element.
-
-    ``gates``: ReLU masks (V, O, P, Q). ``found``: present solution for the inputs (V, C, H, W).
-    """
+    """Return how much the squared residual of ``own`` falls for each element of the ReLU masks ``gates`` if flipped."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

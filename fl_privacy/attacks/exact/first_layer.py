@@ -54,10 +54,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer with parameters, and its inputs when a black, a white and a noise image enter the model.
-
-    ``mixed``: its input for the noise image ``random``.
-    """
+    """The first layer with parameters, and its inputs for a black, a white and a noise image (``random``)."""
 
     name: str
     module: nn.Module
@@ -100,10 +97,7 @@ def find_first_layer(
 def probe_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> Probed:
-    """Return the first layer with parameters, and its inputs for three test images of ``input_shape``.
-
-    ``fixed_norms``: see :func:`find_first_layer`.
-    """
+    """Return the first layer with parameters and its inputs for test images; see :func:`find_first_layer`."""
     values = next(iter(state.parameters.values()))
     frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=values.device, dtype=values.dtype).eval()
     random = torch.rand(input_shape, generator=torch.Generator().manual_seed(0)).to(values)
@@ -191,10 +185,7 @@ class HiddenFeatures:
 
 
 def first_hidden_layer(observation: Observation) -> str | None:
-    """Return the path of the first uploaded fully connected layer behind other layers; ``None`` if there is none.
-
-    The result is also ``None`` if batch norm uses batch statistics.
-    """
+    """Return the path of the first uploaded linear layer behind others; ``None`` without, or with batch statistics."""
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if normalizes and observation.plan.batch_norm != "eval":
@@ -244,10 +235,7 @@ def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torc
 
 
 def _with_labels(reproduction: certificate.Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
-    """Repeat each of R reconstructed ``features`` (R, N) as often as the batch holds it, and infer labels.
-
-    ``None`` if counts or labels are unclear. ``path``: layer that the features enter.
-    """
+    """Repeat each of R ``features`` (R, N) as often as it occurs, and infer labels; ``None`` if either is unclear."""
     rest = Rest(reproduction.model, path, reproduction.observation.input_shape)
     if len(features) < (size := reproduction.observation.upload.num_examples):
         times = certificate.times_of(reproduction, features, rest)(size)
@@ -270,11 +258,8 @@ class AnalyticInversion(GroupAttack):
 
     W and b are the gradients of weight and bias. One example is the least squares solution, exact up to rounding. In a
     batch, neurons active for a single example give that example; the ratios W_i / b_i that most rows share are taken.
-    Several local steps count as one; Adam's are refused.
-
-    Attributes:
-        smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
-        alike: ratios are the same up to this share of the longer one's length, at least 1e-6.
+    Several local steps count as one; Adam's are refused. ``smallest``: rows with b_i below this share of the largest
+    are left out, in [0, 1). ``alike``: ratios are the same up to this share of the longer one's length, at least 1e-6.
     """
 
     of_rounds = "apart"

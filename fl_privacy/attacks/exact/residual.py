@@ -36,10 +36,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 
 class OwnStatistics(nn.BatchNorm2d):
-    """Batch norm by running statistics (1, C) from :meth:`Residual.use`, or by its inputs' while ``moving``.
-
-    ``fixed``: always uses the running statistics.
-    """
+    """Batch norm by the running statistics that :meth:`Residual.use` sets or, while ``moving``, by the batch's own."""
 
     def __init__(self, norm: nn.BatchNorm2d, *, fixed: bool) -> None:
         super().__init__(norm.num_features, norm.eps)
@@ -182,10 +179,7 @@ class Residual:
             )
 
     def slopes_at(self, node: fx.Node, values: Tensor, gradients: Tensors) -> Tensor:
-        """Return the loss's gradient (V, C, H, W) with respect to the output ``values`` of ``node``.
-
-        ``gradients``: gradients of the parameters, by name.
-        """
+        """Return the loss's gradient (V, C, H, W) with respect to the ``values`` that ``node`` outputs."""
         norms, inputs = self.norms.values(), values.detach().requires_grad_(True)
         weight, slopes = (gradients[f"{self.head.target}.{kind}"] for kind in ("weight", "bias"))
         for norm in norms:
@@ -217,17 +211,14 @@ class Residual:
 
 
 def input_of(node: fx.Node) -> fx.Node:
-    """Return the only input of a node."""
+    """Return a node's only input."""
     (given,) = node.all_input_nodes
     return given
 
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return the observation's network if it is a residual network that can be solved, else ``None``.
-
-    It can't if batch norm's statistics are unknown or a layer's gradient is missing.
-    """
+    """Return the observation's residual network; ``None`` if it is none, or statistics or gradients are missing."""
     modules, count = list(observation.model.modules()), observation.upload.num_examples
     norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules)
     trains = observation.plan.batch_norm == "train" and norms > 0
@@ -278,10 +269,7 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
 
 
 def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) -> Known:
-    """Solve for activations block by block toward the image, starting from the last of the ``known`` ones.
-
-    ``own``: gradients of the parameters. ``kind``: class whose instances each solve for one block.
-    """
+    """Solve for activations toward the image from the last ``known`` ones on, one block by each step of ``kind``."""
     cuts, values, equations = list(network.cuts), dict(known.values), list(known.equations)
     at, found, left = list(values)[-1], known.found, known.left
     for before in reversed(cuts[: cuts.index(at)]):
@@ -305,10 +293,7 @@ def followed(network: Residual, own: Tensors, known: Known, kind: type["Step"]) 
 
 
 def misses(network: Residual, before: fx.Node, inputs: Tensor, at: fx.Node, values: Tensor) -> Tensor:
-    """Return how far ``values`` at a node are from those computed from ``inputs`` at an earlier node.
-
-    Relative distance (V,) for V victims; the earlier node is ``before``, the later one ``at``.
-    """
+    """Return the relative distance (V,) of ``values`` at node ``at`` from those run from ``inputs`` at ``before``."""
     apart = (network.graph.run({before: inputs}, at) - values).flatten(1).norm(dim=1)
     share = apart / values.flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
     return torch.where(share.isfinite(), share, torch.inf)
@@ -368,10 +353,7 @@ Link = tuple[fx.Node | None, fx.Node, fx.Node, fx.Node]
 
 
 def links(network: Residual) -> list[Link]:
-    """List the first places (nodes), from the image on, where the reconstruction can start.
-
-    There, the gradient of the last convolution determines its inputs up to a factor.
-    """
+    """List the first rows of nodes (:data:`Link`) whose last convolution's gradient gives its inputs up to a factor."""
     found, kind = list[Link](), network.graph.kind
     for later in network.convolutions:
         relu = input_of(later)
@@ -402,10 +384,7 @@ class Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Propagate the loss's gradient from ``at`` to ``before``, and collect equations for the values at ``before``.
-
-        ``False`` if an operation is unsupported or there are no equations.
-        """
+        """Collect equations for the values at ``before``, by backpropagation from ``at``; ``False`` without any."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):

@@ -108,11 +108,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Factor a layer's gradient as D X^T with sparse D (M, B) near the guess ``columns`` (M, B).
-
-    D is the loss's gradient at the layer's outputs for B examples. The other arguments are as in
-    :func:`sparse_factors`. ``None`` if fewer than B independent columns are found.
-    """
+    """Return factors as in :func:`sparse_factors`, near a guess ``columns`` (M, B) of D; ``None`` if there are none."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
@@ -145,8 +141,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace columns of ``chosen`` (B, B) by some of ``pool`` so that zeros of L q better match negative W X + b.
-        """
+        """Replace columns of ``chosen`` (B, B) by some of ``pool`` so that zeros match inactive ReLUs better."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 
@@ -180,8 +175,7 @@ class _Gradient:
         return signed if signed.agreement >= found.agreement else found
 
     def _behind(self, silent: Tensor) -> SparseFactors:
-        """Return the factors D X^T of the gradient with D (M, B) zero, up to rounding, where ``silent`` (M, B) is true.
-        """
+        """Return the factors D X^T of the gradient for which D (M, B) is nearly zero at true elements of ``silent``."""
         rows, zero = self._basis * len(self._basis) ** 0.5, self.zero
         directions = torch.linalg.eigh(torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows))[1][:, :, 0].T
         scales = torch.linalg.solve_ex(directions, self._bias)[0]
@@ -223,10 +217,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Repeated local searches for directions q with sparse columns L q (see the module).
-
-    Every second round searches near the complement of the directions found before.
-    """
+    """Repeated searches for directions q with sparse columns L q; every second one looks away from those found."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows

@@ -46,10 +46,7 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient G = A R, a mixture of its inputs, with the layer's parameters and the network behind it.
-
-    R: orthonormal basis of the rows of G; for the letters see the module.
-    """
+    """A layer's gradient G = A R, which mixes its inputs (see the module), with its parameters and later layers."""
 
     behind: Behind
     projected: Tensor  # P (B, M)
@@ -82,10 +79,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """Return the mixing A (B, B) whose inputs best reproduce the observed gradient, by Gauss-Newton from ``start``.
-
-    ``steps``: largest number of damped steps. ``labels``: classes (B,).
-    """
+    """Return the mixing A (B, B) that best reproduces the observed gradient, by at most ``steps`` from ``start``."""
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
         return start
@@ -107,10 +101,7 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
-    """Return the squared distance between the observed gradient and that for inputs mixed by ``mixing`` A (B, B).
-
-    ``labels``: classes (B,).
-    """
+    """Return the squared distance of the observed gradient from that for the mixing A (B, B) and classes ``labels``."""
     return _Point.at(mixture, mixing, None, labels).misfit(torch.zeros_like(mixing), mixing)
 
 

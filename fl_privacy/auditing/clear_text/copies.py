@@ -207,10 +207,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return the bits of evidence that a row equal to ``row`` is no coincidence.
-
-    Values count and, if ``ordered``, their order; evenly spaced values have 0 unless ``ramps``.
-    """
+    """Return bits of evidence that a copy of ``row`` is no chance, also by its order; 0 if even, unless ``ramps``."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
@@ -226,8 +223,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count those of the first ``rows`` that are multiples of a row of ``known``, plus an offset; 0 for likely chance.
-    """
+    """Count those of the first ``rows`` that are a scaled and shifted row of ``known``; 0 if chance explains them."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     telling = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not telling:

@@ -243,10 +243,7 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
-    """Return (statistic, column, number of examples) of the client's data that equal a number ``value``, or ``None``.
-
-    ``key``: name of the number in the reply.
-    """
+    """Return (statistic, column, number of examples) of loaded data that explain the number ``value``, or ``None``."""
     usual = type(value) in (int, float) and LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC
     if not usual or _EXAMPLE_COUNTS.search(key):
         return None

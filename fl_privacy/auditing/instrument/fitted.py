@@ -141,7 +141,6 @@ class FittedBy:
 
 
 def _table(data: Any, label: Any, kind: type = np.float32) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows (N, F) and labels (N,); ``ValueError`` for other shapes, or a sparse table above ``MOST_BYTES``."""
     if (sparse := hasattr(data, "toarray")) and np.prod(data.shape, dtype=float) * 8 > MOST_BYTES:
         raise ValueError("the sparse matrix is too large")
     rows: np.ndarray = np.array(data.toarray() if sparse else data, dtype=kind)
@@ -217,17 +216,13 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Initialize an estimator by scikit-learn's own method (``original``); mark it if no training is meant.
-
-    Apps call ``partial_fit`` in this way to create a network's weights.
-    """
+    """Initialize an estimator by ``original``; mark it if the app calls ``partial_fit`` only to create its weights."""
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)
 
 
 def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, **kwargs: Any) -> None:
-    """Train a network as scikit-learn does, with the same optimizer; ``original`` trains for unsupported options."""
     incremental = args[-1] if args else kwargs.get("incremental", False)
     made = vars(estimator).pop("_is_made", False) and incremental
     usual = estimator.solver == "adam" or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
@@ -269,7 +264,6 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
 
 
 def _optimizer(estimator: Any, network: FromSklearn, penalty: float, *, goes_on: bool) -> torch.optim.Optimizer:
-    """Return an estimator's optimizer with weight decay ``penalty``; if ``goes_on``, in its last state."""
     made: torch.optim.Optimizer
     own, rate, momentum = network.parameters(), estimator.learning_rate_init, estimator.momentum
     if estimator.solver == "adam":

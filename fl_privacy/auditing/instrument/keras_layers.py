@@ -40,7 +40,7 @@ def backend_blamed(errors: Iterable[str]) -> list[str]:
 
 
 def is_keras(module: object) -> bool:
-    """Return ``True`` for a layer of Keras on PyTorch."""
+    """Return whether this is a Keras layer on PyTorch."""
     return (keras := keras_on_torch()) is not None and isinstance(module, keras.Layer)
 
 
@@ -49,12 +49,12 @@ def _has_own_code(layer: Any) -> bool:
 
 
 def adds_channel(network: Any) -> bool:
-    """Return whether a Keras network takes images (B, H, W, C), so that gray ones need an added channel."""
+    """Return whether a Keras network takes images, so that gray ones need an added channel."""
     return len(getattr(network, "input_shape", None) or ()) == 4
 
 
 def owner_of(kind: type, name: str) -> type:
-    """Return the class of ``kind`` or its bases that defines the method ``name``."""
+    """Return the class among ``kind`` and its bases that defines the method ``name``."""
     return next(each for each in kind.__mro__ if name in vars(each))
 
 
@@ -190,7 +190,6 @@ def _converted(layer: Any, shape: tuple[int, ...]) -> Iterator[tuple[nn.Module, 
 
 
 def _names(layer: Any, kind: str) -> dict[str, str]:
-    """Map names of a PyTorch layer's weights to those in the Keras layer of the class ``kind``."""
     if kind == "BatchNormalization":
         return {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
     if kind == "LayerNormalization":
@@ -209,7 +208,6 @@ def _activation(function: Any) -> nn.Module:
 
 
 def _padding(sides: Sequence[tuple[int, int]]) -> nn.Module:
-    """Return the layer that adds zeros before and after each of one or two axes."""
     amounts = tuple(amount for side in reversed(sides) for amount in side)
     make: Any = nn.ZeroPad1d if len(sides) == 1 else nn.ZeroPad2d
     made: nn.Module = make(amounts)
@@ -332,7 +330,6 @@ class _Recurrent(nn.Module):
 
     @staticmethod
     def equals(layer: Any) -> bool:
-        """Return ``True`` if a layer of this class computes the same as the Keras layer."""
         known = type(layer).__name__ in _RECURRENT and not _has_own_code(layer)
         return known and not (layer.stateful or layer.return_state or layer.cell.recurrent_dropout)
 
@@ -371,7 +368,6 @@ class _Bidirectional(nn.Module):
 
     @staticmethod
     def equals(layer: Any) -> bool:
-        """Return ``True`` if a layer of this class computes the same as the Keras layer."""
         return layer.merge_mode == "concat" and all(_Recurrent.equals(getattr(layer, side)) for side in _SIDES)
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -37,8 +37,7 @@ MOST_TRIES = 50_000
 class Spread:
     """A parameter that was uploaded in another form than one array of its shape.
 
-    ``values``: its values; elements not uploaded are zero, or as the server sent them. ``sources``: names of the arrays
-    that hold them.
+    ``values``: its values; others than those uploaded are zero, or as sent. ``sources``: names of arrays with values.
     """
 
     name: str

@@ -196,8 +196,7 @@ class Recorder:
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
     def program(self, roots: Sequence[Tensor], names: Mapping[int, str]) -> Program:
-        """Return the recorded calls that the losses ``roots`` need, to replay; ``names``: parameters' names by ``id``.
-        """
+        """Return the recorded calls that the losses ``roots`` need, to replay; ``names``: parameter names by ``id``."""
         if len(roots) > 1:
             with streams_put_back():  # preparations of batches are computed again
                 found = attempt(lambda: _as_one_batch([self.program([root], names) for root in roots]))

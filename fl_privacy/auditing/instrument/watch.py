@@ -68,10 +68,7 @@ class Watched:
         return {name: value.detach() for name, value in self._named()}
 
     def keep_values(self) -> None:
-        """Copy parameters and buffers that have no copy in ``before`` yet.
-
-        If a parameter changed before the first step, such as by loading, copy all again.
-        """
+        """Copy parameters and buffers not yet in ``before``; all again if one changed before the first step."""
         named, kept = dict(self._named()), self.before
         known = [
             (kept[name], value) for name, value in named.items() if isinstance(value, nn.Parameter) and name in kept
@@ -118,8 +115,7 @@ class _Mode(TorchFunctionMode):
 class TrainingWatch:
     """Records what happens in a training inside a ``with`` block of ``looking``.
 
-    ``program``: ``True`` also records the computation of the first loss. ``only``: examples to which the training is
-    limited.
+    ``program``: ``True`` also records the computation of the first loss. ``only``: limit of the training's examples.
     """
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:

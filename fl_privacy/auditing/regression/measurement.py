@@ -323,8 +323,8 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
     """Test whether the same images are reconstructed better ``now`` than ``before``.
 
     It is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an upload
-    in either measurement are flipped together. It is exact for up to ``EXACT`` groups. A rise too small to change the
-    printed mean is ignored. ``UserError`` if images or metrics differ, or there are too few uploads.
+    in either measurement are flipped together. A rise too small to change the printed mean is ignored. ``UserError`` if
+    images or metrics differ, or there are too few uploads.
     """
     expect_enough(before.uploads)
     expect_enough(now.uploads)
@@ -383,7 +383,7 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
 
 
 def expect_enough(uploads: Sequence[int]) -> None:
-    """Raise ``UserError`` if images are from fewer than ``FEWEST`` different ``uploads``."""
+    """Raise ``UserError`` for fewer than ``FEWEST`` different ``uploads``."""
     if (found := len(set(uploads))) < FEWEST:
         raise UserError(
             f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no"
@@ -421,7 +421,7 @@ def read_baseline(path: Path) -> dict[str, Measurement]:
 
 
 def write_baseline(path: Path, measurements: Mapping[str, Measurement]) -> None:
-    """Write ``measurements`` by name to the file ``path``, with mean and interval for human readers."""
+    """Write ``measurements`` by name to a file, with mean and interval for human readers."""
     tests = {}
     for name, measurement in sorted(measurements.items()):
         found = measurement.statistic
