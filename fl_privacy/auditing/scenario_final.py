@@ -31,11 +31,10 @@ def of_final_model(
     *,
     server: ServerPlan | str = PLAIN_MEAN,
 ) -> Iterator[Answer]:
-    """Yield answers on what an outsider infers about clients' examples from the final model, a mean of theirs.
+    """Yield answers on what an outsider infers about ``clients``' examples from the mean of their ``latest`` models.
 
     Args:
-        clients: first observed reply of each client.
-        latest: last observed reply of each client.
+        clients, latest: first and last observed reply of each client.
         single: observed training step on one example, from which the app's loss is rebuilt.
         evaluated: batches that clients loaded but did not train on.
         seconds: time limit for computing losses.
@@ -58,8 +57,7 @@ def of_final_model(
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
     """Return the mean of the clients' models after training, by observed parameter name.
 
-    Values that were not uploaded stay as sent. ``NotAttackedError`` if a value is not finite, or the uploads have no
-    parameter in common.
+    Values that were not uploaded stay as sent. ``NotAttackedError`` unless all are finite and share a parameter.
     """
     after = [after_upload(client) for client in latest]
     shared = set.intersection(*map(set, after)) if after else set[str]()

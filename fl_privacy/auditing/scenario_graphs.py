@@ -143,8 +143,8 @@ class Balls:
 class UnknownEdges:
     """Search for a graph, nodes and edges, that explains the gradient of a network passing messages along edges.
 
-    Neighborhoods grow by an edge at a time, and are kept if their layers' inputs lie in gradients' row spaces, as in
-    GRAIN (arXiv 2503.01838, sec. 4). Least squares then count how often the largest ones occur.
+    Neighborhoods grow by an edge at a time, and are kept if their layers' inputs lie in gradients' row spaces (GRAIN,
+    arXiv 2503.01838, sec. 4). Least squares then count the largest ones.
     """
 
     def __init__(self, trial: GraphTrial, widths: Sequence[int], noise: float) -> None:
@@ -180,8 +180,7 @@ class UnknownEdges:
     def _last(self, layer: nn.Module, nodes: Tensor, edges: Tensor, number: int = 1) -> tuple[Tensor, bool] | None:
         """Return the inputs of ``layer`` at the last ``number`` nodes of a graph, and whether it comes after pooling.
 
-        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` if the layer has no input for each node
-        or graph.
+        The graph has features ``nodes`` (N, F) and ``edges`` (2, E). ``None`` unless each node or graph has one input.
         """
         ids = torch.cat([torch.full((len(nodes) - number,), number), torch.arange(number)])
         given = {self.trial.variable: nodes, self.trial.links: edges, self.trial.graphs: ids}
@@ -270,7 +269,7 @@ def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[i
     """Return edges of a graph, in both directions, in which each node has the neighbors that it needs.
 
     ``cores``: type of each node. ``slots``: types of neighbors that each node needs. A connected graph is preferred;
-    ``None`` if none, connected or not, is found within ``MOST_STEPS`` steps.
+    ``None`` if none is found within ``MOST_STEPS`` steps.
     """
     begun = sorted(range(len(slots)), key=lambda v: len(slots[v]) > 0)[: 1 + sum(not each for each in slots)]
     free, near = [Counter(each) for each in slots], [set[int]() for _ in slots]
@@ -306,8 +305,8 @@ def joined(cores: Sequence[int], slots: Sequence[Sequence[int]]) -> list[tuple[i
 def graph_of(observation: Observation, widths: Sequence[int]) -> Graph | Failure:
     """Reconstruct a graph, nodes and edges, if it reproduces the observed gradient; else return why not.
 
-    ``widths``: number of columns of each one-hot feature. The result may be another graph with as many neighborhoods of
-    each kind, up to the radius that the network sees, since their gradients are equal.
+    ``widths``: number of columns of each one-hot feature. Graphs with as many neighborhoods of each kind, up to the
+    radius that the network sees, can't be distinguished.
     """
 
     def fitting() -> Graph:
@@ -396,7 +395,7 @@ def linked(nodes: Tensor, edges: Tensor) -> list[list[int]]:
 def nodes_of(observation: Observation, widths: Sequence[int]) -> Reconstruction | None:
     """Reconstruct a graph's one-hot nodes: those whose layer inputs lie in the row spaces of the layers' gradients.
 
-    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if nothing is found.
+    See GRAIN (arXiv 2503.01838). ``widths``: number of columns of each one-hot feature. ``None`` if there are none.
     """
     made = attempt(lambda: _nearest(GraphTrial(observation), widths))
     if isinstance(made, Failure) or made is None:

@@ -35,8 +35,7 @@ def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
 def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
     """Return up to ``MOST_POOL`` examples (N, ...) that the client loaded, in the scale of the attacker's guesses.
 
-    ``inputs``: tensors of loaded examples. ``None`` if the network has several inputs, or the app changes the examples
-    before they enter it.
+    ``inputs``: loaded tensors. ``None`` if the network has other inputs, or the app changes examples before they enter.
     """
     model, whole = problem.model, problem.whole or bool(problem.model.fixed_inputs)
     alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]
@@ -79,8 +78,7 @@ def sampled(
     """Replace the true examples of ``problem`` by ``number`` of ``pool``: first those that ``guess`` has exactly.
 
     The rest are drawn at random. An exact guess counts only if it equals one example of ``pool`` and none of other
-    clients (``others``). No guess counts if chance may explain it: ``others`` are fewer than ``pool``, or few features
-    vary.
+    clients (``others``), and never if these are fewer than ``pool``, or few features vary.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -83,9 +83,9 @@ def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
     """Return lower bounds (T,) on epsilon, one for each threshold, for any noise (Nasr et al. 2021, section 3).
 
-    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold. Each of
-    these four rates has a Clopper-Pearson bound with a quarter of the error. ``counts``: at T thresholds that were
-    chosen on other draws. ``error``: probability with which each single bound may be wrong.
+    Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta, above and below a threshold;
+    Clopper-Pearson bounds of the four rates share the error. ``counts``: at T thresholds that were chosen on other
+    draws. ``error``: probability with which each single bound may be wrong.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -130,8 +130,8 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Return a lower bound on mu of the Gaussian mechanism from a statistic's values (n,) and (m,) on two neighbors.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution. The bound is the mu under which a larger distance than the observed one has probability ``error`` / 2,
-    or 0 without a significant distance. The statistic must have been chosen on other draws.
+    distribution. The bound is the mu under which a larger distance has probability ``error`` / 2, or 0 if none is
+    significant. The statistic must have been chosen on other draws.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))

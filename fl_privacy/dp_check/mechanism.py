@@ -203,8 +203,7 @@ before a call without it.
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
     """Return a mechanism that calls ``mechanism`` once with an example or client, then ``LATER`` times without it.
 
-    Its output is the projection of all these outputs onto ``known`` (d,), to test if the first call shows in later
-    ones. ``pair``: inputs with and without the example or client.
+    It returns the projections of all outputs onto ``known`` (d,), to test if the first call shows in later ones.
     """
     unit = known / known.norm()
 
@@ -219,7 +218,7 @@ def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: i
     """Return whether outputs without an example or client depend on earlier calls with it, for example by momentum.
 
     ``pair``: inputs with it and without it. ``number``: number of compared calls after either. ``known``: direction
-    (d,) onto which outputs are projected.
+    (d,) of the compared projections.
     """
     if isinstance(mechanism, ManyAtOnce):
         return False
@@ -279,8 +278,7 @@ def _worst(
 ) -> tuple[Pilot, Tensor | None]:
     """Return a few outputs on that pair of ``pairs`` that is easiest to distinguish, and its difference (d,) if known.
 
-    ``most``: most draws per neighbor. ``preferred``: pair that is taken unless another is clearly easier. ``places``:
-    slices of arrays, by name.
+    ``most``: most draws per neighbor. ``preferred``: pair that is taken unless another is clearly easier.
     """
     kept = list(pairs)
     for draws, number in PILOT:

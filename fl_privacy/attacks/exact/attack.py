@@ -312,10 +312,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's N inputs (B, N), and ``True`` if no other inputs have the same gradient.
-
-        ``explains``: function that returns ``True`` for inputs that reproduce the whole update.
-        """
+        """Return the layer's inputs (B, N), and ``True`` if no others reproduce the update; ``explains`` tests it."""
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:

@@ -258,8 +258,8 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
     """Return whether columns of a layer's gradient are zero, probably because a defense mutes them.
 
-    A column is also zero if its pixel has the value that enters the layer as zero (``shade``) in all images. Only
-    columns with a shade inside of (0, 1) count, since images seldom share such a value.
+    They are also zero if all images have the pixel value that enters the layer as zero (``shade``). Columns with a
+    shade outside of (0, 1) do not count, since images often share such values.
     """
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 

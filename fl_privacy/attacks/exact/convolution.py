@@ -211,8 +211,8 @@ class BlindInputs:
     """Inputs and slopes of a layer that best solve the equations of :func:`inputs_up_to_a_factor`.
 
     ``values`` (B, C, H, W) of each image have a mean absolute value of 1; the sign of a single image's is unknown.
-    ``slopes``: (B, O, P, Q) loss's gradient at the outputs. ``left``: squared residual, relative to that of a random
-    guess. ``next``: residual of the second-best solution, much larger if the solution is unique.
+    ``slopes``: (B, O, P, Q) loss's gradient at the outputs. ``left``: squared residual over that of a random guess.
+    ``next``: that of the second-best solution.
     """
 
     values: Tensor
@@ -249,10 +249,9 @@ _PAIR = tuple(itertools.product((0, 1), repeat=2))
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor, count: int = 1) -> BlindInputs | None:
     """Return the inputs of ``count`` images to a convolution from its weight's ``gradient`` alone, each up to a factor.
 
-    The gradient (in float64) is the convolution of the inputs with unknown slopes, the loss's gradient at the outputs.
-    Its elements at neighboring kernel positions form a block matrix: slopes shifted by up to a pixel, times shifted
-    inputs. The matrix's columns span the shifted slopes (as in ESPRIT, Roy and Kailath 1989), which gives the slopes;
-    zeros of the inputs separate several images. ``None`` if its rank is too low.
+    The gradient (float64) is the convolution of the inputs with unknown slopes, the loss's gradient at the outputs.
+    Slopes follow from a block matrix of neighboring kernel elements (as in ESPRIT, Roy and Kailath 1989); zeros of the
+    inputs separate several images. ``None`` if the matrix's rank is too low.
     """
     height, width = _grid(layer)
     length, taps, most = gradient.norm(), len(gradient[0, 0]) - 1, count * height * width
@@ -284,8 +283,7 @@ def _shifted(basis: Tensor, size: tuple[int, int], count: int) -> tuple[Tensor, 
     """Find the ``count`` slopes (count, O, P, Q) whose four shifted copies lie nearest to the columns of ``basis``.
 
     Copies are shifted by 0 or 1 pixel each way, with zeros around. ``basis`` (4, O, R): R orthonormal columns, a part
-    for each shift. ``size``: (P + 1, Q + 1). Also return the ``count`` + 1 smallest squared distances; they are near 0
-    for a solution.
+    for each shift. ``size``: (P + 1, Q + 1). Also return the ``count`` + 1 smallest squared distances.
     """
     (height, width), rank = size, basis.shape[2]
     products, n = torch.einsum("aor,bos->abrs", basis, basis), width * rank

@@ -35,8 +35,7 @@ class NotFullyConnectedError(NotAttackableError):
 class FirstLayer:
     """A fully connected layer on pixels that were at most shifted and scaled individually.
 
-    ``weight`` and ``bias`` name the parameters, (M, N) and (M,) for N inputs and M outputs. The input is ``shift +
-    scale * pixels``.
+    ``weight`` and ``bias`` name the parameters, (M, N) and (M,). The layer's N inputs are ``shift + scale * pixels``.
     """
 
     weight: str
@@ -209,9 +208,8 @@ def first_hidden_layer(observation: Observation) -> str | None:
 def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """Reconstruct a batch's inputs to the layer at ``path`` by SPEAR (:mod:`fl_privacy.attacks.exact.spear`).
 
-    ``None`` unless the result is certain. A single image also gives ``None``: its features are a row of the weight's
-    gradient over the bias's (Gu et al. 2021, Lemma 1), but descents that match them reconstruct less (LeNet with tanh,
-    600 evaluations: 47, not 54 dB).
+    ``None`` if the result is not certain, and for a single image: its features are known (Gu et al. 2021, Lemma 1), but
+    descents that also match them reconstruct less.
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples

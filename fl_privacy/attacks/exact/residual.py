@@ -147,8 +147,8 @@ class Known:
 class Residual:
     """A network of convolutions, batch norms, ReLUs and shortcuts, with a final fully connected layer.
 
-    ``graph``: traced network, in float64. ``head``: node of the last layer. ``shapes``: shape of each node's output,
-    (C, H, W) or (N,), without the batch. ``count``: number of an update's images.
+    ``graph``: traced network, in float64. ``head``: last layer. ``shapes``: shape of each node's output, (C, H, W) or
+    (N,), without the batch. ``count``: number of an update's images.
     """
 
     graph: FxGraph
@@ -368,8 +368,8 @@ def links(network: Residual) -> list[Link]:
 class Step:
     """One step of the reconstruction toward the image: solves for the values at ``before`` from those at ``at``.
 
-    Both are nodes of the network's graph. ``outputs``, ``slopes``: V images' values (V, C, H, W) at the node ``at``,
-    and the loss's gradient by these.
+    Both are graph nodes. ``outputs``, ``slopes``: V images' values (V, C, H, W) at ``at``, and the loss's gradient
+    there.
     """
 
     network: Residual

@@ -47,7 +47,7 @@ _SPARE = 8  # combinations of columns beyond the expected rank, to notice a high
 
 @dataclass(frozen=True, eq=False)
 class SparseFactors:
-    """Result of factoring G = D X^T with a sparse D: ``inputs`` X^T (B, N), float64, in any order.
+    """Factors G = D X^T with a sparse D: ``inputs`` X^T (B, N), float64, in any order.
 
     ``agreement``: share of elements of D that are zero if and only if W X + b is negative, for the worst example.
     """
@@ -85,12 +85,12 @@ def sparse_factors(
 
     D is the loss's gradient at the layer's outputs, X its inputs. Due to a ReLU, the columns of D are sparse
     combinations of the columns of L; their scales follow from g. ``None`` is yielded while fewer than B independent
-    columns are found. The iterator ends if a few rounds find nothing sparse, which suggests that there is no ReLU.
+    columns are found. The iterator ends if a few rounds find nothing sparse, as without a ReLU.
 
     Args:
         weight: weight's gradient G (M, N).
         bias: bias's gradient g (M,).
-        layer: weight W (M, N) and bias b (M,) that the client had.
+        layer: weight W (M, N) and bias b (M,) as sent.
         basis: basis L (M, B) of the columns of G, see :func:`columns_of`.
     """
     own = _Gradient(weight, bias, layer, basis)

@@ -78,8 +78,7 @@ def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int
     """Return how many columns ``array``, (N,) or (N, f), has, and how many the table has that contains all of them.
 
     Values of a column may be repeated and in any order. Columns with too few different values are skipped, but at least
-    half must be compared. ``None`` if no table of ``tables`` (N, F) fits, or N is not one of ``counts`` or a table's
-    length.
+    half must be compared. ``None`` if no table of ``tables`` (N, F) fits. ``counts``: possible numbers N of examples.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None

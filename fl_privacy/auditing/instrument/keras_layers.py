@@ -61,8 +61,7 @@ def owner_of(kind: type, name: str) -> type:
 def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimizer:
     """Return a PyTorch optimizer with a Keras optimizer's settings, to be read only: it makes no step.
 
-    ``variables``: its parameters. If PyTorch has no equal optimizer, the result's class has a name such as ``RMSprop of
-    Keras``.
+    If PyTorch has no equal optimizer, the class of the result has a name such as ``RMSprop of Keras``.
     """
     settings, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")

@@ -262,8 +262,8 @@ class _Search:
     ) -> _Placed | None:
         """Find the parameters whose values an uploaded array holds: the first of ``targets``, or ``None``.
 
-        Its values at the indices in another array equal ``numbers``. ``key``: name of the array with ``numbers``.
-        ``targets``: lists of parameters, which are joined. Those in ``whole`` may be sent without indices.
+        The values are ``numbers``, in the array ``key``; another array may hold their indices. ``targets``: lists of
+        parameters, which are joined. Those in ``whole`` may be sent without indices.
         """
         at = {other: place for place, other in enumerate(self.order)}
         free = (other for other in self.places if other != key and other not in self.used)
