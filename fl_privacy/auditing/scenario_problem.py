@@ -220,7 +220,7 @@ def _given(model: ReplayModel, rows: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
-    """Scale the loss to the observed sum of several losses' gradients; ``NotAttackedError`` if no factor fits."""
+    """Scale the loss so that its gradient is an observed sum of several; ``NotAttackedError`` if no factor fits."""
     still, sent = detached_copy(problem.model).train(seen.training), problem.sent
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
@@ -343,7 +343,7 @@ def _leaves(program: Program, call: Call) -> list[int]:
 def _ranges(
     kind: Kind, truths: Sequence[Tensor], range_of: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...]]:
-    """Return minimum and width of each input in ``truths`` and ``range_of``, and notes on the attacker's knowledge."""
+    """Return minimum and width of each input's range, from ``truths`` and ``range_of``, and notes for the report."""
     if kind == "image":
         every = next((r for r in range_of if r.shape[1:] == truths[0].shape[1:]), truths[0]).float()
         found = find_normalization([(image, 0) for image in every[:256]])

@@ -100,7 +100,7 @@ def compared(
 def _turned(
     found: Sequence[Reconstruction], truths: Sequence[Batch], reads: Callable[[Reconstruction, Batch], bool]
 ) -> tuple[list[Reconstruction], list[Batch]]:
-    """As control, pair each truth with the guess at the next upload; ``reads`` finds uploads of equal examples."""
+    """For a control, pair each truth with the guess at the next upload that ``reads`` says has other examples."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for other in (*range(place + 1, len(found)), *range(place)):

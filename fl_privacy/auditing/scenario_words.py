@@ -286,7 +286,7 @@ def _tokens(batch: Any, size: int, padding: int | None) -> Tensor | None:
 
 
 def template_of(clients: Sequence[Watched]) -> set[int]:
-    """Return the token ids in all texts, presumably of a public template, and -1 (padding); -1 alone for two texts."""
+    """Return the token ids in all texts, presumably a template's, and -1 (padding); -1 alone for up to two texts."""
     rows = [set(row.tolist()) for seen in clients if (own := texts_seen(seen)) for t in own.words for row in t]
     return (set.intersection(*rows) if len(rows) > 2 else set()) | {-1}
 
@@ -351,7 +351,7 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Score words inferred from a transformer's first block, as :func:`words_of`; ``None`` for other networks."""
+    """Score words inferred from a transformer's first block, like :func:`words_of`; ``None`` for other networks."""
     read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
     seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])

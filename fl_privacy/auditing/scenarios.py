@@ -96,7 +96,7 @@ class AskedClient(WatchedReply):
 
 
 def scenario_of(name: str, *, uploads: str = "", examples: int = 1) -> Scenario:
-    """Return the scenario ``name`` for ``uploads`` (in words) of ``examples`` each; ``leaves``: if they are sent."""
+    """Return the scenario ``name`` for ``uploads`` (a phrase), each of so many ``examples``."""
     leaves = name not in ("evaluation", "gradient")
     return Scenario(name=name, title=SCENARIOS[name], uploads=uploads, leaves=leaves, examples=examples)
 
@@ -111,7 +111,7 @@ class Scenarios:
 
     Attributes:
         sites: number of all clients.
-        server: how the server applies the mean update, or the reason why the model does not follow from it.
+        server: rule by which the server applies the mean update, or the reason why it does not.
         evaluated: batches that clients loaded for evaluation.
         attack_within: function from a number of evaluations to an attack that makes at most as many.
         tell: function that gets messages on the progress.

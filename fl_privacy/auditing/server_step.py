@@ -27,7 +27,7 @@ OTHER_RULES: Mapping[str, str] = {
 
 
 def server_plan_of(strategy: object) -> ServerPlan | str:
-    """Return how a server applies the clients' mean update in round 1, or a sentence why the mean does not follow.
+    """Return how a server applies the clients' mean update in round 1, or a sentence on why it does not.
 
     A ``strategy`` of another package counts as the Flower strategy that it extends; without one, as a plain mean.
     """

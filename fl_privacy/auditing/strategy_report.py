@@ -115,7 +115,7 @@ class AuditReport(AuditSession):
         partitions: client number -> partition that the client claims.
         identified: numbers of clients that claimed a partition in any round so far.
         nodes: largest number of nodes connected at once; ``None`` before the training.
-        server: rule by which the strategy moves the model along the mean update, or the reason why it does not.
+        server: rule by which the strategy applies the mean update, or the reason why it does not.
     """
 
     out: Path

@@ -33,7 +33,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1); ``mu``: sensitivity over noise, maybe infinite.
 
-    >>> round(gaussian_epsilon(1.0, 1e-5), 2) 4.38
+    >>> round(gaussian_epsilon(1.0, 1e-5), 2)
+    4.38
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
     if math.isinf(mu):
@@ -106,8 +107,8 @@ def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error:
     """Return a lower bound on epsilon from angles between a mechanism's outputs and an update of random direction.
 
     A few angles are tested for each array, each with an equal share of the error. Without the update, an output has a
-    smaller angle with a probability of at most the share of the sphere with such angles, over half of the test's error
-    (Markov's inequality).
+    smaller angle with a probability of at most the share of the sphere with such angles, divided by half of the test's
+    error (Markov's inequality).
 
     Args:
         sines: sine (n, A) of the angle between each output and the update, in each of A arrays.
@@ -238,7 +239,8 @@ def one_run_mu(*, canaries: int, guesses: int, right: int, error: float = 0.05) 
     It is the largest mu under which ``right`` or more right guesses have a probability below ``error``; 0 if there is
     none. For the arguments see ``one_run_p_value``.
 
-    >>> round(gaussian_epsilon(one_run_mu(canaries=1000, guesses=100, right=95), 1e-5), 2) 3.32
+    >>> round(gaussian_epsilon(one_run_mu(canaries=1000, guesses=100, right=95), 1e-5), 2)
+    3.32
     """
     _expect_counts(canaries, guesses, right, error)
 
@@ -264,8 +266,7 @@ def one_run_gaussian_epsilon(
     """Return a lower bound on epsilon by ``one_run_mu``, the number of guesses, and the number of right ones.
 
     ``taken`` (k,), ``left_out`` (m - k,): scores of canaries that participated, and of the others. The m^(3/4) / 2
-    canaries with the highest scores are guessed to have participated, and as many with the lowest scores to be left
-    out. ``error``: probability that the bound is wrong.
+    canaries with the highest scores are guessed to have participated, and as many with the lowest not.
     """
     right = _right_guesses(taken, left_out)
     each = min(max(1, round((np.size(taken) + np.size(left_out)) ** 0.75 / 2)), len(right))

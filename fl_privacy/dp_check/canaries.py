@@ -143,10 +143,7 @@ UNEQUAL = "the scores of participants vary differently from the others'"
 def _estimated(
     there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
 ) -> tuple[float | None, float | None, str]:
-    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026).
-
-    ``there``, ``absent``: scores with and without participation. ``error``: probability that the limit is too high.
-    """
+    """Return an estimate of epsilon, its lower limit, and the reason for a missing limit (Agrawal et al. 2026)."""
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt
     variances = float(there.var(ddof=1)), float(absent.var(ddof=1))

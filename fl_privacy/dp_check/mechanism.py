@@ -359,7 +359,7 @@ ROUND_LIKE = 10_000_001  # number of a round that no training reaches
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise that repeats with the round's number, and so hides nothing, by repeating rounds of a `ByRound`."""
+    """Detect noise that a round's number fixes, and so hides nothing, by repeating a :class:`ByRound`'s rounds."""
     if not isinstance(mechanism, ByRound):
         return []
     try:

@@ -58,7 +58,7 @@ class HeldDraws:
 
 
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
-    """Run the mechanism ``draws`` / 4 times, or as memory allows, on each neighbor; return all outputs."""
+    """Run the mechanism ``draws`` / 4 times (fewer if memory is short) on each neighbor; return all outputs."""
     size = sum(shape.numel() for shape in shapes.values())
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}

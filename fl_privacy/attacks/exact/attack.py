@@ -222,7 +222,7 @@ class ExactInversion(GroupAttack):
     inputs, which a defense may have changed.
 
     Attributes:
-        rounds: largest number of rounds of SPEAR's search for sparse columns, for each victim.
+        rounds: largest number of rounds of SPEAR's search for sparse columns.
         starts: number of random starts in each of these rounds.
         smallest: rows whose bias gradient is below this share of the largest are left out.
         alike: relative distance below which quotients belong to the same image.
@@ -312,7 +312,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and ``True`` if no others reproduce the update; ``explains`` tests it."""
+        """Return the layer's inputs (B, N), and ``True`` if no others reproduce the update (tested by ``explains``)."""
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:

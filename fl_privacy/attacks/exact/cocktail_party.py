@@ -219,7 +219,7 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return victims' bases R (V, B, N) of gradient rows, estimated inputs (V, B, N), and if ranks are B (V,)."""
+        """Return V victims' bases R (V, B, N) of gradient rows, layer inputs (V, B, N), and if each rank is B (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
@@ -279,7 +279,7 @@ class _Mixed:
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Return the only inputs (B, N) that explain the gradient's zeros by inactive ReLUs; ``None`` without any."""
+        """Return the only inputs (B, N) that explain the gradient's zeros by inactive ReLUs, or ``None``."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None

@@ -159,10 +159,7 @@ def _multiplies(layer: Convolution) -> bool:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` (V, ...) for the x of least norm, preconditioned by a positive ``diagonal``.
-
-    ``normal`` is symmetric and positive semidefinite.
-    """
+    """Solve a semidefinite ``normal(x) = right`` (V, ...) for the x of least norm; ``diagonal`` > 0 preconditions."""
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
     scaled = rest / diagonal
@@ -478,7 +475,7 @@ def solve(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, 
 
 
 def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
-    """Return how much the squared residual of ``own`` falls for each element of the ReLU masks ``gates`` if flipped."""
+    """Return by how much flipping each element of the ReLU masks ``gates`` lowers the squared residual of ``own``."""
     left = own.left
     outputs = own.slopes.full.shape[1]
     step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)

@@ -53,7 +53,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer with parameters, and its inputs for a black, a white and a noise image (``random``)."""
+    """The first layer with parameters, and its inputs for a ``black``, a ``white`` and the noise image ``random``."""
 
     name: str
     module: nn.Module
@@ -184,7 +184,7 @@ class HiddenFeatures:
 
 
 def first_hidden_layer(observation: Observation) -> str | None:
-    """Return the path of the first uploaded linear layer behind others; ``None`` without, or with batch statistics."""
+    """Return the path of the first uploaded hidden linear layer, if any; ``None`` if batch norm mixes examples."""
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
     if normalizes and observation.plan.batch_norm != "eval":

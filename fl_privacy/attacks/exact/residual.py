@@ -321,10 +321,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
 
 
 def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
-    """Scale one image's ``values`` at node ``at`` so that the last layer's inputs come nearest to ``features``.
-
-    Also return the relative error that remains.
-    """
+    """Scale ``values`` at node ``at`` to bring the last layer's inputs near ``features``; return the error, too."""
     pooled = input_of(network.head)
 
     def missed(factors: Tensor) -> Tensor:
@@ -384,7 +381,7 @@ class Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Collect equations for the values at ``before``, by backpropagation from ``at``; ``False`` without any."""
+        """Collect equations for the values at ``before`` by backpropagation from ``at``; return if there are any."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):

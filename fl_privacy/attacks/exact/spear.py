@@ -217,7 +217,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Repeated searches for directions q with sparse columns L q; every second one looks away from those found."""
+    """Repeated searches for directions q with sparse columns L q; every second one searches outside those found."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows

@@ -79,7 +79,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 
 
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
-    """Return the mixing A (B, B) that best reproduces the observed gradient, by at most ``steps`` from ``start``."""
+    """Return the mixing A (B, B) that best reproduces the observed gradient, at most ``steps`` steps from ``start``."""
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
         return start

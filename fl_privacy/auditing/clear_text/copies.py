@@ -206,7 +206,7 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return bits of evidence that a copy of ``row`` is no chance, also by its order; 0 if even, unless ``ramps``."""
+    """Return bits of evidence that ``row`` matches by no chance, also by its order; 0 if even, unless ``ramps``."""
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
