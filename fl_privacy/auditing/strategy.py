@@ -124,8 +124,8 @@ def audit(
     """Wrap ``strategy`` so that its clients' uploads are captured, attacked and shown on a page at the end.
 
     Use it as ``strategy = audit(FedAvg(...), model=Net, data="cifar10")``; clients need not change. Clients that use
-    the mod ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst case of the
-    literature. Without it, training updates of few images and steps are attacked; if there are none, undefended uploads
+    the mod ``probe_mod`` are asked, after each audited round, for uploads of single images, the worst
+    case. Without it, training updates of few images and steps are attacked; if there are none, undefended uploads
     of one image that the server itself computes. Strategy, random streams and the training's result stay unchanged,
     even if the audit fails. ``UserError`` if an argument does not fit.
 

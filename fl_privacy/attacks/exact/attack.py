@@ -103,6 +103,7 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
+    """Return victims' squared distances (V,) of ``values`` from those of ``node`` or, after a ReLU, active inputs."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes

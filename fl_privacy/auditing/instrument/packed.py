@@ -178,7 +178,7 @@ def spread(
     trained: Collection[str],
     base: Mapping[str, np.ndarray] | None,
 ) -> list[Spread]:
-    """Find parameters that were sent sparsely (values with indices or a mask) or joined to one array, under any names.
+    """Find parameters that were sent sparsely (values with indices or a mask) or joined to one array.
 
     Indices count within one parameter, or within all parameters joined. ``arrays``: arrays of the reply, except those
     that hold one whole parameter. ``values``: parameter -> values after the observed training. ``trained``: names of

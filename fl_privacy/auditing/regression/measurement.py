@@ -170,7 +170,7 @@ def measure_training(
 ) -> Measurement:
     """Measure how well an honest-but-curious server reconstructs the first ``images`` of ``data``.
 
-    Each batch is an upload: ``train`` trains on it once, on a copy of the model (the literature's worst case). The
+    Each batch is an upload: ``train`` trains on it once, on a copy of the model. The
     server sees the parameters' change, defended by ``defense``. The attacker tries without and with knowledge of the
     defense, and the better result counts. ``UserError`` for an unfit argument, or a failed attack.
 
