@@ -351,7 +351,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
 def _rows_between(
     rounds: Sequence[Moments | None], fits: Sequence[Fitted]
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
-    """List rows that came or went between rounds (``None`` if unknown), each with the table in ``fits`` that had it."""
+    """List rows added or removed between rounds (``None`` if unknown), each with the table in ``fits`` that had it."""
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
     for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
         for one in rows_between(before, after) if before is not None and after is not None else ():

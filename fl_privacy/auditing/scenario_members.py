@@ -148,7 +148,7 @@ def _alike(
 
 
 def after_upload(client: WatchedReply) -> dict[str, Tensor]:
-    """Return the client's parameters after training, computed from its upload, by observed name.
+    """Map each observed parameter name to its value after the client's training, computed from the upload.
 
     An uploaded gradient counts as one step of gradient descent with rate 0.01.
     """

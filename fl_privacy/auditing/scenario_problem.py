@@ -70,7 +70,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's ``reply`` (arrays by record/name), the training observed before, and each array's parameter."""
+    """A client's ``reply`` (arrays by record/name), the training observed before, and what each array holds."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -157,9 +157,9 @@ class StepProblem:
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
-    """Build the problem that attacks solve from the first observed step; ``NotAttackedError`` if none applies.
+    """Build the problem that attacks solve from the first observed step; ``NotAttackedError`` if no attack applies.
 
-    ``range_of``: loaded inputs, (N, ...) each, from which only the range of values is taken.
+    ``range_of``: loaded inputs, (N, ...) each, of which only the range of values is taken.
     """
     program = seen.program
     if program is None:
@@ -323,7 +323,7 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``LocalPlan`` fields of PyTorch's optimizer ``kind``; ``shares``: content of the upload."""
+    """Return the ``LocalPlan`` fields of PyTorch's optimizer ``kind``."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 

@@ -58,7 +58,7 @@ def expect_strategy(strategy: object) -> None:
 
 
 def expect_rounds(rounds: object) -> None:
-    """Raise ``UserError`` if ``rounds``, the rounds to audit, can't be right for a training of any length."""
+    """Raise ``UserError`` if ``rounds`` can't be right for a training of any length."""
     several = isinstance(rounds, list | tuple | set | frozenset | range)
     if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
         audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")

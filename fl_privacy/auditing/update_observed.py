@@ -140,7 +140,7 @@ def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], nu
     """Infer learning rate, numbers of steps and examples, and shares of classes before an attack.
 
     The change of the output layer's bias is -rate (p - c): p are the mean softmax outputs, c the shares of classes.
-    Classes that the batch lacks have c = 0, so their change gives the rate; with it, the others' give c.
+    Classes that the batch lacks have c = 0, so their change gives the rate, and then c.
     """
     counted = [int((v - update.sent.buffers[n]).max()) for n, v in update.buffers.items() if n.endswith(_COUNTER)]
     if min(counted, default=0) < 0:

@@ -31,7 +31,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1); ``mu``: sensitivity over noise, maybe infinite.
+    """Return the Gaussian mechanism's epsilon at ``delta`` in (0, 1), for sensitivity over standard deviation ``mu``.
 
     >>> round(gaussian_epsilon(1.0, 1e-5), 2)
     4.38

@@ -54,7 +54,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the bound that so many canaries give if all guesses are right, the largest possible."""
+        """Return the largest possible bound from so many canaries, the one if all guesses are right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 

@@ -87,7 +87,7 @@ def tested(
     """Test by sampling whether ``mechanism`` keeps its claim or, if it has none, the epsilon of its stated noise.
 
     ``mechanism``: function from an update, or an input of ``pair``, to its output. ``pair``: two inputs of the
-    mechanism, if it does not take an update. ``name``: subject of the verdict.
+    mechanism, if it does not take an update.
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)

@@ -392,7 +392,7 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Detect noise of small seeds, which anybody can try, by comparison with the first values in PyTorch and NumPy."""
+    """Detect noise from generators with small seeds, by comparison with their first values in PyTorch and NumPy."""
     if isinstance(mechanism, ManyAtOnce):
         return []
     releases = [mechanism(pair.second) for _ in range(8)]

@@ -211,7 +211,7 @@ def _sums(held: HeldDraws) -> list[Found]:
 
 
 def _labels(held: HeldDraws) -> Iterator[tuple[str, Tensor]]:
-    """Yield groupings of an output's d values, to test sums for noise: (description, each value's group (d,) or -1)."""
+    """Yield (description, group (d,) of each value, -1 for none), to test whether sums of groups have noise."""
     size = held.first.shape[1]
     yield "all arrays together", torch.zeros(size, dtype=torch.long)
     for name, shape in held.shapes.items():

@@ -365,8 +365,8 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 class Slopes:
     """Gradient of the loss (V, C, H, W) with respect to a layer's outputs: ``full`` times ``open``, minus ``rest``.
 
-    ``open``: mask of the active elements of the ReLU that follows. ``full``: gradient without it. ``rest``: part that
-    flows through a batch norm's statistics.
+    ``open``: mask of the active elements of the ReLU that follows. ``full``: gradient without that mask. ``rest``: part
+    that flows through a batch norm's statistics.
     """
 
     full: Tensor

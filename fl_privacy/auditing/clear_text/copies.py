@@ -206,7 +206,10 @@ def _codes(rows: np.ndarray, *, ordered: bool) -> np.ndarray:
 
 
 def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> float:
-    """Return bits of evidence that ``row`` matches by no chance, also by its order; 0 if even, unless ``ramps``."""
+    """Return the bits of evidence that a match of ``row`` is no coincidence.
+
+    Values count and, if ``ordered``, their order; evenly spaced values have 0 unless ``ramps``.
+    """
     values = np.asarray(row, dtype=np.float64)
     numbers, counts = np.unique(values[np.isfinite(values)], return_counts=True)
     if len(numbers) < 2 or (not ramps and len(values) > 2 and np.allclose(np.diff(values, 2), 0, atol=1e-9)):
@@ -222,7 +225,7 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
-    """Count those of the first ``rows`` that are a scaled and shifted row of ``known``; 0 if chance explains them."""
+    """Count how many of the first ``rows`` equal a row of ``known`` up to scale and offset; 0 if it may be chance."""
     first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
     telling = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not telling:

@@ -383,7 +383,7 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
 
 
 def expect_enough(uploads: Sequence[int]) -> None:
-    """Raise ``UserError`` for fewer than ``FEWEST`` different ``uploads``."""
+    """Raise ``UserError`` unless ``uploads`` has at least ``FEWEST`` different ones."""
     if (found := len(set(uploads))) < FEWEST:
         raise UserError(
             f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no"
