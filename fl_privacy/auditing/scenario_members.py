@@ -44,8 +44,8 @@ class _Losses:
                 own[self.names[name]].copy_(held)
         parameters, found = dict(model.named_parameters()), []
         for example in examples:
-            held = self.program.constants
-            given = {number: example[place].to(held[number].dtype) for number, place in self.places.items()}
+            known = self.program.constants
+            given = {number: example[place].to(known[number].dtype) for number, place in self.places.items()}
             if any(isinstance(part, FromKeras) for part in model.modules()):
                 given = {number: value.movedim(-1, 1) if value.dim() == 4 else value for number, value in given.items()}
             with torch.random.fork_rng(devices=[]):

@@ -486,8 +486,14 @@ FOREST = """
 import flwr as fl, pickle
 import numpy as np
 from sklearn.ensemble import RandomForestClassifier
-class Bank(fl.client.NumPyClient):
-    def __init__(self, X_train, y_train, client_id, depth=3):
+class Base(fl.client.NumPyClient):
+    pass
+class Shop(Base):
+    def __init__(self, x_shop, mystery):
+        pass
+class Bank(Base):
+    def __init__(self, X_train, y_train, client_id, input_dim, depth=3):
+        assert input_dim == X_train.shape[1]
         self.rows, self.labels, self.number = X_train, y_train, client_id
         self.forest = RandomForestClassifier(n_estimators=3, max_depth=depth, random_state=0)
     def get_parameters(self, config):
@@ -520,6 +526,7 @@ def test_clients_that_no_script_starts_are_made_with_drawn_data(tmp_path: Path, 
     made = "Bank (client.py), made with drawn X_train, y_train" if kind == "rows" else "made with drawn trainloader"
     assert not last.network_alone and last.drawn and any(made in each for each in last.problems)
     if kind == "rows":
+        assert not any("x_shop" in each for each in last.problems)
         assert any("3 decision trees" in leak.what for leak in last.findings)
     else:
         assert last.models == {"Net": 2}

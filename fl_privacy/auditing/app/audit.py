@@ -157,7 +157,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
             asked = replace(asked, nodes=more)
         elif not again:
             done = "In place of the server, FedAvg asked its clients" if other.by_fedavg else "Other scripts were run"
-            said.append(f"No client trained by {vain[-1]}. {done}: --script chooses.")
+            said.append(f"No client trained by {vain[-1]}. {done}{': --script chooses' * (not other.by_fedavg)}.")
         _forget(app.folder)
         app, config = other, config if again or other.by_fedavg else {}
         session = AppAudit(app, asked, first.folder, first.tell, first.show, data_made=data if again else ({}, None))
@@ -284,9 +284,8 @@ class AppAudit(AuditSession):
         self.tell(f"Running {name}, which makes data of the project")
         seeded(self.asked.seed or 0)
         with contextlib.chdir(files), within_seconds(LONGEST_PREPARED):
-            runner, given = ScriptRunner(app.folder), script.client_arguments
-            each = range(nodes if "{partition" in " ".join(given) else 1)
-            made = attempt(lambda: [runner.run(script.server, given, partition=n, nodes=nodes) for n in each])
+            runner = ScriptRunner(app.folder)
+            made = attempt(lambda: runner.prepare(script.server, script.client_arguments, nodes))
         if isinstance(made, Failure):
             self.unmade = f" {name}, which makes its data, failed: {made.reason.removeprefix('UserError: ')[:200]}"
         self.notes.append(f"The project's own {name} was run first, since it makes data that are not here.")

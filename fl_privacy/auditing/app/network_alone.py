@@ -24,7 +24,7 @@ from fl_privacy.auditing.app import odd_files
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks, Network, within_seconds
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
-from fl_privacy.auditing.app.scripts import dotted, named, usual_for
+from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, derived, named, usual_for
 from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing
 from fl_privacy.auditing.app.started import Started, as_client, usual_server
 from fl_privacy.auditing.instrument.keras_layers import is_keras
@@ -39,6 +39,8 @@ NODES, MOST_TRIED, MOST_SKIPPED = 2, 24, 3
 """Numbers of clients, of networks that are tried, and of skipped ones that the page names."""
 
 LEAST_SECONDS = 10.0  # shortest time for building a network, and a step of it
+
+_SIZES = "dim|size|shape|len|num|count|col|name"
 
 LAST_ALONE = "batch"
 """Last scenario whose uploads do not depend on how an app trains."""
@@ -136,7 +138,7 @@ class ClientsAlone(App):
     def load(self, stops: Callable[[App], str]) -> Started:
         defined, why = DefinedClients(self, self.seed), self.reason
         for path, name in defined.classes():
-            defined.kind = (path, name)
+            defined.kind, defined.given = (path, name), []
             if isinstance(first := attempt(lambda: defined.made(0)), Failure):
                 why = f"{self.reason} Its class {name} can't be made: {first.reason.removeprefix('UserError: ')}"
                 continue
@@ -157,10 +159,15 @@ class DefinedClients(DefinedNetworks):
     clients: dict[int, Any] = field(default_factory=dict)
     given: list[str] = field(default_factory=list)  # names of drawn arguments
 
+    @property
+    def drawing(self) -> Drawing:
+        return self.app.drawings[-1]
+
     def classes(self) -> list[tuple[Path, str]]:
-        bases, found = re.compile(r"(^|\.)(NumPy)?Client$"), [*self.files.items()]
-        kinds = ((path, node) for path, file in found for node in file.tree.body if isinstance(node, ast.ClassDef))
-        return [(path, node.name) for path, node in kinds if any(bases.search(dotted(base)) for base in node.bases)]
+        found = derived(self.files.values(), CLIENT_CLASSES)
+        last = found.keys() - set[str]().union(*found.values())  # from which no other one derives
+        kinds = ((path, node) for path, file in self.files.items() for node in file.tree.body)
+        return [(path, node.name) for path, node in kinds if isinstance(node, ast.ClassDef) and node.name in last]
 
     def made(self, partition: int) -> Any:
         if partition not in self.clients:
@@ -181,10 +188,10 @@ class DefinedClients(DefinedNetworks):
     def usual(self, name: str) -> Any:
         if usual_for(name.lower(), of_client=True) == "{partition}":
             return self.partition
-        drawing, known = self.app.drawings[-1], f"client {self.partition}"
+        drawing, known = self.drawing, f"client {self.partition}"
         if re.fullmatch(r"(net|model|network)", name, re.IGNORECASE):
             return copy.deepcopy(self.trained.module)
-        arrays = re.match(r"(x|y|inputs?|features|labels?|targets?)(_|$)", name, re.IGNORECASE)
+        arrays = re.match(rf"(x|y|inputs?|features|labels?|targets?)(_(?!{_SIZES})|$)", name, re.IGNORECASE)
         if not arrays and not re.search(r"loader|(data|train|test|val)_?set", name, re.IGNORECASE):
             return super().usual(name)
         self.given += [] if name in self.given else [name]

@@ -23,7 +23,17 @@ from torch import nn
 
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.defaults import UNKNOWN, Defaults
-from fl_privacy.auditing.app.scripts import CLIENTS, STARTS, SourceFile, called, dotted, guards_main, named, parsed
+from fl_privacy.auditing.app.scripts import (
+    CLIENTS,
+    STARTS,
+    SourceFile,
+    called,
+    derived,
+    dotted,
+    guards_main,
+    named,
+    parsed,
+)
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError
@@ -227,17 +237,7 @@ class DefinedNetworks:
 
     @cached_property
     def _classes(self) -> set[str]:
-        bases = {
-            node.name: {dotted(each).rpartition(".")[2] for each in node.bases}
-            for file in self.files.values()
-            for node in ast.walk(file.tree)
-            if isinstance(node, ast.ClassDef)
-        }
-        found, before = set[str](), -1
-        while len(found) > before:
-            before = len(found)
-            found |= {name for name, those in bases.items() if those & (_BASES | found)}
-        return found
+        return {*derived(self.files.values(), _BASES)}
 
     def _parts(self) -> set[str]:
         """Return the names of whatever classes of networks build inside."""

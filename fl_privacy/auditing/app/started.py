@@ -268,6 +268,15 @@ class ScriptRunner:
             self._taken, self._untaken = self._untaken, {}
             return self._run_from_places(path, arguments, partition, nodes)
 
+    def prepare(self, path: Path, arguments: Sequence[str], nodes: int) -> None:
+        """Run a script that makes data, for each client if ``arguments`` name one; ``UserError`` if it fails."""
+        for partition in range(nodes if "{partition" in " ".join(arguments) else 1):
+            try:
+                self.run(path, arguments, partition=partition, nodes=nodes)
+            except UserError as error:
+                if not isinstance(end := error.__cause__, SystemExit) or end.code:
+                    raise
+
     def _run_from_places(self, path: Path, arguments: Sequence[str], partition: int, nodes: int) -> _Calls:
         words, self._words = [_filled(each, partition, nodes) for each in arguments], ""
         first, second = str(path.parent), str(self.folder)

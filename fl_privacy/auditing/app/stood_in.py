@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice, takewhile
@@ -153,9 +153,13 @@ class Hooks:
             return original(path, name, **kwargs)
         return self.drawing.hub(str(path), name, kwargs.get("split"))
 
-    def read(self, draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+    @staticmethod
+    def _path(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         named = (value for key, value in kwargs.items() if re.search("path|file|^fname$|^fp?$|^io$", key))
-        path = args[0] if args else next(named, None)
+        return args[0] if args else next(named, None)
+
+    def read(self, draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = self._path(args, kwargs)
         there = self._twin(path)
         if there is not path:
             return original(there, *args[1:], **{key: value for key, value in kwargs.items() if value is not path})
@@ -171,7 +175,7 @@ class Hooks:
 
     def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         found, drawing = self.read(self.drawing.table, original, *args, **kwargs), self.drawing
-        path = args[0] if args else next(iter(kwargs.values()), None)
+        path = self._path(args, kwargs)
         if isinstance(path, str | Path) and drawing.is_other(str(path), getattr(found, "columns", ())):
             found = drawing.table(path)
             drawing.asked[f"{path}, whose columns are others than the code names"] = drawing.asked.pop(str(path))
@@ -244,8 +248,7 @@ class Hooks:
 
     def listed(self, original: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
         path = self._twin(path)
-        own = isinstance(path, str | Path) and Path(path).absolute().is_relative_to(Path.cwd())
-        if own and not _WRITTEN.search(Path(path).name):
+        if self._is_inside(path) and not _WRITTEN.search(Path(path).name):
             kind, held = odd_files.suffix_sought(), [] if is_missing(path) else [Path(path, n) for n in _LISTED(path)]
             of_data = kind and stand_in.OF_DATA.search(str(path))
             if is_missing(path) or (of_data and not any(each.is_dir() or each.suffix == kind for each in held)):
@@ -273,6 +276,10 @@ class Hooks:
                 raise
             self._elsewhere.append(Path(path))
             return self.made(original, path)
+
+    def _is_inside(self, path: object) -> bool:
+        """Return ``True`` for a place in the folder of the app's files, the only one in which files are made."""
+        return isinstance(path, str | Path) and Path(path).resolve().is_relative_to(self.drawing.files.resolve())
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
         """Return the existing file that ``path`` probably means, in another folder or case, or else ``path`` itself."""
@@ -333,7 +340,7 @@ class Hooks:
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         written = bool(set(mode) & set("wax"))
         file = self._twin(file, reads=not written)
-        if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
+        if written and self._is_inside(file):
             Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
         if not set(mode) & set("wax+") and is_missing(file) and not _is_of_packages(Path(file)):
             kept = Path(file).suffix.lower() in {*odd_files.PICKLES, ".json"}
