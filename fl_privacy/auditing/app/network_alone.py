@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -26,11 +25,11 @@ from fl_privacy.auditing.app.network_found import BuiltNetworks, DefinedNetworks
 from fl_privacy.auditing.app.network_inputs import EXAMPLES, CodeSizes, Task, first_tensor, task_for
 from fl_privacy.auditing.app.scripts import CLIENT_CLASSES, derived, named, usual_for
 from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing
-from fl_privacy.auditing.app.started import Started, as_client, usual_server
+from fl_privacy.auditing.app.started import Started, as_client, server_of, usual_server
 from fl_privacy.auditing.instrument.keras_layers import is_keras
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
+from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient
 from fl_privacy.measure.answer import Answer
 from fl_privacy.report.audit_page import NOT_TESTED, AuditRecord
 from fl_privacy.rng import streams_put_back
@@ -79,7 +78,7 @@ class NetworkAlone(App):
             made.skipped += list(dict.fromkeys(defined.skipped))[:MOST_SKIPPED]
             self.found.append(made)
             client = ClientApp(client_fn=made.client)
-            return Started(ServerApp(server_fn=made.server), client, NODES)
+            return Started(server_of({"strategy": LegacyFedAvg(fraction_evaluate=0.0)}, []), client, NODES)
         said = "; ".join(list(dict.fromkeys(defined.skipped))[:MOST_SKIPPED]) or "no file defines one"
         raise UserError(
             f"{self.name} is expected to have a network that can be trained alone, but has none ({said}): name another"
@@ -237,10 +236,6 @@ class TrainedAlone:
 
     def client(self, context: Context) -> LegacyClient:
         return _Client(self, int(context.node_config["partition-id"])).to_client()
-
-    def server(self, context: Context) -> ServerAppComponents:
-        strategy = LegacyFedAvg(fraction_evaluate=0.0, min_fit_clients=NODES, min_available_clients=NODES)
-        return ServerAppComponents(config=ServerConfig(num_rounds=1), strategy=strategy)
 
 
 class _Client(NumPyClient):

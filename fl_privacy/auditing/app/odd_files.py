@@ -260,12 +260,9 @@ def lines(drawing: Drawing, path: object) -> np.ndarray:
 
 def written(drawing: Drawing, path: Path) -> Path:
     """Write a made-up file in place of the missing table or text ``path``, and return its path."""
-    made = drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+    made = drawing.place(path)
     if not made.exists():
-        made.parent.mkdir(parents=True, exist_ok=True)
-        frame = caller(r"\bpathlib\b")
-        code = [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
-        split = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(code))  # where the code reads the lines
+        split = re.search(r"""\.split\((["'])([,;| ]+|\\t)\1\)""", "".join(_next_lines()))  # of the lines it reads
         if path.suffix == ".txt" and split and re.search("label|annot|list", path.stem, re.IGNORECASE):
             drawing.note(str(path), f"{TRAIN} drawn lines with a file and its label")
             classes, separator = labels(TRAIN, max(drawing.classes, 2)), split[2].replace(r"\t", "\t")
@@ -338,12 +335,11 @@ def records(drawing: Drawing, path: Path) -> Path | None:
     held = (attempt(partial(lambda place: json.loads(place.read_text(encoding="utf-8")), each)) for each in near)
     firsts = (each[0] for each in held if isinstance(each, list) and each)
     keys = next(([*each] for each in firsts if isinstance(each, dict)), [])
-    classes, made = max(drawing.classes, 2), drawing.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+    classes, made = max(drawing.classes, 2), drawing.place(path)
     drawn = [drawing.column_of(key, TRAIN, classes, drawing.rng(f"{path} {key}")) for key in keys]
     rows = zip(*(np.asarray(each).tolist() for each in drawn), strict=True)
     if not keys:
         return None
-    made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]), encoding="utf-8")
     drawing.note(str(path), f"{TRAIN} drawn records with {', '.join(keys)}")
     return made
@@ -367,10 +363,13 @@ def unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> An
 
 def suffix_sought() -> str:
     """Return the suffix of tables for which the app's code lists a folder, or ""."""
-    frame = caller(r"\bpathlib\b")
-    lines = [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
-    found = _SUFFIX.search("".join(lines[:_NEAR]))
+    found = _SUFFIX.search("".join(_next_lines()[:_NEAR]))
     return found[0] if found and found[0] in DRAWN else ""
+
+
+def _next_lines() -> list[str]:
+    frame = caller(r"\bpathlib\b")
+    return [] if frame is None else linecache.getlines(frame.f_code.co_filename)[frame.f_lineno - 1 :]
 
 
 _SUFFIX, _NEAR = re.compile(r"\.(csv|tsv|xlsx?|parquet|feather|np[yz]|png|jpe?g|bmp)\b"), 8

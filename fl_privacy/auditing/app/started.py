@@ -106,7 +106,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         clients = _Clients(scripts, runner, of_clients, nodes)
         client: Any = ClientApp(client_fn=clients.client)
         client.unchanged = clients.unchanged  # its clients live as long as a process of each would
-        return Started(_server_of(given, runner.failed), client, nodes, runner.failed)
+        return Started(server_of(given, runner.failed), client, nodes, runner.failed)
     given = calls["simulations"][0]
     server, client = given.get("server_app"), given.get("client_app")
     if isinstance(server, ServerApp) and isinstance(client, ClientApp):
@@ -118,13 +118,13 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         )
     many = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
     return Started(
-        _server_of(given, runner.failed), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed
+        server_of(given, runner.failed), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed
     )
 
 
 def usual_server(folder: Path) -> ServerApp:
     """Return a FedAvg server with usual settings for the project in ``folder``."""
-    return _server_of({"strategy": _usual_strategy(folder)}, [])
+    return server_of({"strategy": _usual_strategy(folder)}, [])
 
 
 def _usual_strategy(folder: Path) -> LegacyFedAvg:
@@ -144,7 +144,8 @@ def _count(number: Any) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
-def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
+def server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
+    """Return the server app of a starting function's arguments; ``failed`` collects reasons of failed evaluations."""
     config = given.get("config")
     if not isinstance(config, ServerConfig):  # a dictionary or an object of earlier versions of Flower
         plain = config if isinstance(config, dict) else getattr(config, "__dict__", {})

@@ -399,7 +399,7 @@ class Hooks:
         if root.is_dir():
             with suppress(FileNotFoundError):  # there is no folder of a class, or one without pictures
                 return original(*args, **kwargs)
-        given.arguments[name] = str(made := self.drawing.files / "stand-in" / re.sub(r"\W+", "_", str(root)))
+        given.arguments[name] = str(made := self.drawing.place(root))
         self.drawing.fill(made, str(root), by_class=True)
         return original(*given.args, **given.kwargs)
 

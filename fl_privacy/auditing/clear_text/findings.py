@@ -158,19 +158,10 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
         yield Leak(severity="facts" if value == seen else "look", what=what, where=where, why=why)
 
 
-def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]:
-    if (copies := copies_in(array, loaded.rows, unknown=True)) is not None:
-        yield leak_of("rows", where, copies)
-    elif _is_labels(array, where, loaded):
-        yield leak_of("labels", where, array.size)
-    elif (column := _equal_column(array, loaded, {loaded.examples})) is not None:
-        yield leak_of("column", where, column, len(array))
-    elif _is_class_count(array, loaded):
-        yield leak_of("classes", where)
-    elif _is_histogram(array, loaded):
-        yield leak_of("histogram", where, int(array.sum()))
-    elif len(array) > 1 and len(array) == loaded.examples:
-        yield leak_of("scores", where, len(array))
+def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> list[Leak]:
+    found = list(_of_array(array, where, loaded, {loaded.examples}, unknown=True))
+    scores = not found and 1 < len(array) == loaded.examples
+    return [leak_of("scores", where, len(array))] if scores else found
 
 
 def stated_privacy(sent: Sent) -> dict[str, float]:
