@@ -85,7 +85,7 @@ class Hooks:
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
         drawing, drawn, fetched = self.drawing, partial(partial, self.read), partial(partial, self.fetched)
-        kept, learn = partial(_in_made_folder, 1), attempt(lambda: importlib.import_module("sklearn.datasets"))
+        learn = attempt(lambda: importlib.import_module("sklearn.datasets"))
         yield from (
             ("datasets", "load_dataset", self.hub),
             ("datasets", "load_from_disk", self.saved),
@@ -95,7 +95,7 @@ class Hooks:
             *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(partial(odd_files.saved_by_torch, drawing))),
             ("sqlite3", "connect", lambda original, path, *args, **kw: original(self._twin(path), *args, **kw)),
-            *((*to, kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
+            *((*to, self.kept) for to in (("torch", "save"), ("pandas.core.generic", "NDFrame.to_csv"))),
             *((at, "load_state_dict_from_url", fetched(NoWeights)) for at in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", odd_files.unless_missing),
             ("torch.nn", "Module.__call__", partial(hub_models.called, drawing)),
@@ -127,7 +127,7 @@ class Hooks:
                 yield f"keras.{place}", "image_dataset_from_directory", self.folder
             yield "keras.src.legacy.preprocessing.image", "DirectoryIterator.__init__", self.folder
             yield "keras", "Model.load_weights", odd_files.unless_missing
-            yield "keras", "Model.save", kept
+            yield "keras", "Model.save", self.kept
             yield "keras", "Layer.__call__", partial(hub_models.called, drawing)
         yield from ((module, name, hook) for package, module, name, hook in (
             ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
@@ -340,8 +340,8 @@ class Hooks:
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         written = bool(set(mode) & set("wax"))
         file = self._twin(file, reads=not written)
-        if written and self._is_inside(file):
-            Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
+        if written:
+            self._make_parent(file)
         if not set(mode) & set("wax+") and is_missing(file) and not _is_of_packages(Path(file)):
             kept = Path(file).suffix.lower() in {*odd_files.PICKLES, ".json"}
             if kept and ends_without() is False:
@@ -351,6 +351,14 @@ class Hooks:
             write = odd_files.written if Path(file).suffix in {".csv", ".tsv", ".txt"} else odd_files.records
             file = write(self.drawing, Path(file)) or file
         return original(file, mode, *args, **kwargs)
+
+    def kept(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._make_parent(self._path(args[1:], kwargs))
+        return original(*args, **kwargs)
+
+    def _make_parent(self, path: object) -> None:  # as on the machine of the app's author
+        if self._is_inside(path):
+            Path(str(path)).parent.mkdir(parents=True, exist_ok=True)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
         def part(number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -465,10 +473,3 @@ def _is_of_packages(path: Path) -> bool:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
-
-
-def _in_made_folder(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-    named = args[place] if len(args) > place else next(iter(kwargs.values()), None)
-    if isinstance(named, str | Path) and not Path(named).is_absolute():
-        Path(named).parent.mkdir(parents=True, exist_ok=True)
-    return original(*args, **kwargs)
